@@ -146,9 +146,13 @@ _DROP = sa.text("DELETE FROM allocations WHERE node_id = ANY(:nodes)")
 
 
 def hello(
-    connection: sa.Connection, cluster: str, agent: str, incarnation: str,
-    specs: Sequence[NodeSpec], silence_s: float,
-) -> None:  # fmt: skip
+    connection: sa.Connection,
+    cluster: str,
+    agent: str,
+    incarnation: str,
+    specs: Sequence[NodeSpec],
+    silence_s: float,
+) -> None:
     """Register an agent and its nodes; nodes taken over from a dead agent lose what ran there.
 
     Nodes that were deleted since this incarnation started are left out: ``desired`` tells it which.
@@ -193,11 +197,14 @@ def heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int
     """
     rows = [
         {
-            "place": place, "cluster": beat.cluster, "agent": beat.agent,
-            "incarnation": beat.incarnation, "remarks": beat.network_remarks,
+            "place": place,
+            "cluster": beat.cluster,
+            "agent": beat.agent,
+            "incarnation": beat.incarnation,
+            "remarks": beat.network_remarks,
         }
         for place, beat in enumerate(beats)
-    ]  # fmt: skip
+    ]
     return set(connection.execute(_HEAR, {"beats": dumps(rows)}).scalars())
 
 
@@ -237,16 +244,21 @@ def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
             raise AssertionError(f"{row['name']} holds GPUs but has no Cell")
         gangs.append(
             DesiredGang(
-                spec=job_spec(row), generation=row["generation"], allocation=allocation,
-                iterations_done=row["iterations_done"], network=network.get(row["id"]),
+                spec=job_spec(row),
+                generation=row["generation"],
+                allocation=allocation,
+                iterations_done=row["iterations_done"],
+                network=network.get(row["id"]),
                 job_number=row["id"],
             )
-        )  # fmt: skip
+        )
     levels = connection.execute(_LEVELS, {"cluster": me.cluster_id}).scalar()
     return Desired(
-        revision=me.revision, gangs=tuple(gangs), network_levels=levels or 0,
+        revision=me.revision,
+        gangs=tuple(gangs),
+        network_levels=levels or 0,
         deleted_nodes=tuple(me.deleted_nodes),
-    )  # fmt: skip
+    )
 
 
 def give_back(turn: Turn, names: Sequence[str]) -> None:

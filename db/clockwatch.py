@@ -45,6 +45,8 @@ class ClockWatch:
                 self._until_s = now_s + self._grace_s
                 log.warning(
                     "the database's clock was set forward by %.0f s; no node counts as silent for %.0f s",
-                    gained_s, self._grace_s, extra={"action": "clock_set"},
-                )  # fmt: skip
+                    gained_s,
+                    self._grace_s,
+                    extra={"action": "clock_set"},
+                )
             return now_s >= self._until_s

@@ -66,9 +66,12 @@ WHERE d.cluster_id = :cluster AND d.job = ANY(:names) AND d.reason IS NOT NULL
 
 
 def write_decisions(
-    connection: sa.Connection, cluster: int, number: int, records: Sequence[DecisionRecord],
+    connection: sa.Connection,
+    cluster: int,
+    number: int,
+    records: Sequence[DecisionRecord],
     job_ids: Mapping[str, int],
-) -> None:  # fmt: skip
+) -> None:
     """Store a round's decisions. ``job_ids``: the keys of the jobs that still exist, by name."""
     keyed = sorted((job_ids.get(record.job, 0), i) for i, record in enumerate(records))
     if not keyed:
@@ -132,17 +135,27 @@ def _unpack(page: bytes | memoryview) -> Iterator[dict[str, Any]]:
 
 def _plain(ordinal: int, record: DecisionRecord) -> dict[str, Any]:
     return {
-        "ordinal": ordinal, "job": record.job, "kind": record.kind,
-        "allocation": allocation_plain(record.allocation), "reason": reason_plain(record.reason),
-        "restart_price": finite_or_text(record.restart_price), "skipped": record.skipped,
-        "admitted": record.admitted, "opportunistic": record.opportunistic,
-    }  # fmt: skip
+        "ordinal": ordinal,
+        "job": record.job,
+        "kind": record.kind,
+        "allocation": allocation_plain(record.allocation),
+        "reason": reason_plain(record.reason),
+        "restart_price": finite_or_text(record.restart_price),
+        "skipped": record.skipped,
+        "admitted": record.admitted,
+        "opportunistic": record.opportunistic,
+    }
 
 
 def _record(row: Mapping[str, Any]) -> DecisionRecord:
     return DecisionRecord(
-        job=row["job"], kind=row["kind"], allocation=allocation_from(row["allocation"]),
-        reason=reason_from(row["reason"]), restart_price=float(row["restart_price"]),
-        applied=not row["skipped"], skipped=row["skipped"], admitted=row["admitted"],
+        job=row["job"],
+        kind=row["kind"],
+        allocation=allocation_from(row["allocation"]),
+        reason=reason_from(row["reason"]),
+        restart_price=float(row["restart_price"]),
+        applied=not row["skipped"],
+        skipped=row["skipped"],
+        admitted=row["admitted"],
         opportunistic=row["opportunistic"],
-    )  # fmt: skip
+    )

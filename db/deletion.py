@@ -227,8 +227,9 @@ def delete_cluster(
     require_version(f"cluster {name}", version, row.version)
     values = {"cluster": row.id, "silence_s": silence_s}
     jobs = [
-        *LIVE_JOBS.find(connection, values), *ENDED_JOBS_WITH_GPUS.find(connection, values),
-    ]  # fmt: skip
+        *LIVE_JOBS.find(connection, values),
+        *ENDED_JOBS_WITH_GPUS.find(connection, values),
+    ]
     if jobs:
         advice = (
             "cancel live jobs with `tessera cancel`, wait until all GPUs are free, and try again"
@@ -269,9 +270,10 @@ def delete_nodes(
         occupied = run(_OCCUPIED, nodes).scalars().all()
         more = f" (and {len(occupied) - 1:,} more)" if len(occupied) > 1 else ""
         raise InUse(
-            f"clusters/{turn.name}/nodes/{occupied[0]}{more}", uses,
+            f"clusters/{turn.name}/nodes/{occupied[0]}{more}",
+            uses,
             "drain first and wait until the jobs have left: `tessera drain NODE --wait`",
-        )  # fmt: skip
+        )
     highest = max(row.version for row in stored.values())
     run(_KEEP_VERSION, {"cluster": turn.cluster, "version": highest})
     run(_TELL_AGENTS, nodes)
@@ -294,10 +296,13 @@ def delete_cells(connection: sa.Connection, cluster: str, cells: CellFilter) -> 
         workloads.require_types(connection, key, [cells.gpu_type])
     wanted = cells.workload
     values = {
-        "cluster": key, "model": wanted.model if wanted else "",
-        "params": wanted.params if wanted else "", "batch": wanted.global_batch if wanted else 0,
-        "gpu_type": cells.gpu_type, "gpus": cells.gpus,
-    }  # fmt: skip
+        "cluster": key,
+        "model": wanted.model if wanted else "",
+        "params": wanted.params if wanted else "",
+        "batch": wanted.global_batch if wanted else 0,
+        "gpu_type": cells.gpu_type,
+        "gpus": cells.gpus,
+    }
     ids = list(connection.execute(_MATCHING_WORKLOADS, values).scalars())
     workloads.lock(connection, ids)
     if uses := JOBS_ON_CELLS.find(connection, values):
@@ -310,9 +315,12 @@ def delete_cells(connection: sa.Connection, cluster: str, cells: CellFilter) -> 
 
 
 def delete_models(
-    connection: sa.Connection, cluster: str, models: Collection[tuple[str, str]], *,
+    connection: sa.Connection,
+    cluster: str,
+    models: Collection[tuple[str, str]],
+    *,
     allow_missing: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Delete models of users, by (model, params), and the estimates that were computed from them.
 
     Raises:

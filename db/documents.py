@@ -80,9 +80,11 @@ def reason_plain(reason: Reason | None) -> dict[str, Any] | None:
     if reason is None:
         return None
     return {  # by hand: asdict copies deeply, and a round has a reason for every job that waits
-        "code": reason.code, "message": reason.message, "next_step": reason.next_step,
+        "code": reason.code,
+        "message": reason.message,
+        "next_step": reason.next_step,
         "evidence": reason.evidence,
-    }  # fmt: skip
+    }
 
 
 def reason_from(plain: dict[str, Any] | None) -> Reason | None:
@@ -90,9 +92,11 @@ def reason_from(plain: dict[str, Any] | None) -> Reason | None:
     if plain is None:
         return None
     return Reason(
-        code=ReasonCode(plain["code"]), message=plain["message"], next_step=plain["next_step"],
+        code=ReasonCode(plain["code"]),
+        message=plain["message"],
+        next_step=plain["next_step"],
         evidence=tuple((key, value) for key, value in plain["evidence"]),
-    )  # fmt: skip
+    )
 
 
 def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | None:
@@ -100,9 +104,11 @@ def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | No
     if allocation is None:
         return None
     return {  # by hand, as reasons are
-        **cell_plain(allocation.cell), "rate": allocation.rate, "generation": allocation.generation,
+        **cell_plain(allocation.cell),
+        "rate": allocation.rate,
+        "generation": allocation.generation,
         "shares": allocation.shares,
-    }  # fmt: skip
+    }
 
 
 def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
@@ -118,11 +124,12 @@ def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
     """Return a job's schedule as JSON's plain values."""
     return [
         {
-            "start_s": finite_or_text(leg.start_s), "end_s": finite_or_text(leg.end_s),
+            "start_s": finite_or_text(leg.start_s),
+            "end_s": finite_or_text(leg.end_s),
             **cell_plain(leg.cell),
         }
         for leg in legs
-    ]  # fmt: skip
+    ]
 
 
 def finite_or_text(value: float) -> float | str:

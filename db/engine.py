@@ -29,8 +29,11 @@ _NO_CONNECTION = ("too many clients already", "remaining connection slots", "too
 """What PostgreSQL says; the driver has no code for errors of connecting."""
 
 KEEPALIVES: Final[dict[str, Any]] = {
-    "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000,
-}  # fmt: skip
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 """A database that vanishes without a word is given up after half a minute, not after hours."""
 
 _WRONG_VALUE_CLASSES = ("22", "23")  # data exception, integrity constraint violation

@@ -31,8 +31,17 @@ CHANNEL = "tessera_estimating"
 LATEST = 200
 """Measurements that are learned from."""
 
-_READING = ("sequence", "dtype", "flash", "micro_batches", "state_bytes", "checkpointing", "zero", "step",
-            "step_arguments")  # fmt: skip
+_READING = (
+    "sequence",
+    "dtype",
+    "flash",
+    "micro_batches",
+    "state_bytes",
+    "checkpointing",
+    "zero",
+    "step",
+    "step_arguments",
+)
 
 _PUT_MODELS = sa.text("""
 INSERT INTO models (cluster_id, model, params, architecture, reading)
@@ -134,36 +143,43 @@ def estimation(connection: sa.Connection, cluster: str) -> Estimation:
     return Estimation(
         kinds=tuple(
             Kind(
-                gpu_type=GpuType(name=r.name, memory_bytes=r.memory_bytes,
-                                 dollars_per_hour=r.dollars_per_hour, watts=r.watts),
-                node_gpus=r.node_gpus, gpus=r.gpus,
+                gpu_type=GpuType(
+                    name=r.name,
+                    memory_bytes=r.memory_bytes,
+                    dollars_per_hour=r.dollars_per_hour,
+                    watts=r.watts,
+                ),
+                node_gpus=r.node_gpus,
+                gpus=r.gpus,
             )
             for r in connection.execute(_KINDS, of)
         ),
         models=tuple(_models(connection, of["cluster"])),
         measurements=tuple(
-            MeasurementRecord(
-                workload=_workload(r), cell=cell_on(r), iter_time_s=r.iter_time_s
-            )
+            MeasurementRecord(workload=_workload(r), cell=cell_on(r), iter_time_s=r.iter_time_s)
             for r in reversed(connection.execute(_MEASUREMENTS, of | {"latest": LATEST}).all())
         ),
         wanted=tuple(
             Wanted(
-                workload=_workload(r), requests=tuple(r.requests),
+                workload=_workload(r),
+                requests=tuple(r.requests),
                 counts=tuple(sorted({*r.counts, *r.bounds})),
-                derived_from=r.derived_from, profile=r.profile,
+                derived_from=r.derived_from,
+                profile=r.profile,
             )
             for r in connection.execute(_WANTED, of)
         ),
         profiles=profiling.profiles(connection, of["cluster"]),
         profiling=profiling.tasks(connection, of["cluster"]),
-    )  # fmt: skip
+    )
 
 
 def derive(
-    connection: sa.Connection, cluster: str, estimates: Sequence[EstimateRecord],
+    connection: sa.Connection,
+    cluster: str,
+    estimates: Sequence[EstimateRecord],
     derived_from: Mapping[Workload, str],
-) -> int:  # fmt: skip
+) -> int:
     """Keep estimates that the service made; return how many were new or took another's place.
 
     What users wrote stays: no row of theirs is changed, and where they have a row for a count of GPUs of a
@@ -191,10 +207,14 @@ def say_waiting(
 ) -> None:
     """Say why workloads have no estimates, to whoever reads their jobs; None: nothing is to be said."""
     rows = [
-        {"model": w.model, "params": w.params, "global_batch": w.global_batch,
-         "reason": reason_plain(reason)}
+        {
+            "model": w.model,
+            "params": w.params,
+            "global_batch": w.global_batch,
+            "reason": reason_plain(reason),
+        }
         for w, reason in sorted(reasons.items(), key=lambda item: item[0].key)
-    ]  # fmt: skip
+    ]
     connection.execute(_SAY, {"cluster": enter_cluster(connection, cluster), "rows": dumps(rows)})
 
 

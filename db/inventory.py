@@ -32,31 +32,53 @@ WHERE cluster_id = :cluster ORDER BY ordinal
 _TYPES_NAMED = "t.cluster_id = :cluster AND t.name = ANY(:names)"
 
 TYPE_USERS = (
-    Users("nodes", "node", "nodes", f"""
+    Users(
+        "nodes",
+        "node",
+        "nodes",
+        f"""
 SELECT n.name, n.id AS at FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id
 WHERE {_TYPES_NAMED}
-"""),  # noqa: S608 - a constant of this module
-    Users("workloads", "workload with Cells on it", "workloads with Cells on it", f"""
+""",  # noqa: S608 - a constant of this module
+    ),
+    Users(
+        "workloads",
+        "workload with Cells on it",
+        "workloads with Cells on it",
+        f"""
 SELECT DISTINCT concat_ws('/', w.model, nullif(w.params, '')) || ' at batch ' || w.global_batch AS name,
     w.id AS at
 FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN workloads w ON w.id = e.workload_id
 WHERE {_TYPES_NAMED} AND NOT e.derived
-"""),  # noqa: S608 - a constant of this module
-    Users("tenants", "tenant with a quota of it", "tenants with a quota of it", f"""
+""",  # noqa: S608 - a constant of this module
+    ),
+    Users(
+        "tenants",
+        "tenant with a quota of it",
+        "tenants with a quota of it",
+        f"""
 SELECT DISTINCT n.name, n.id AS at FROM quotas q JOIN gpu_types t ON t.id = q.gpu_type_id
 JOIN tenants n ON n.id = q.tenant_id WHERE {_TYPES_NAMED}
-"""),  # noqa: S608 - a constant of this module
-    Users("jobs", "live job that asks for it", "live jobs that ask for it", f"""
+""",  # noqa: S608 - a constant of this module
+    ),
+    Users(
+        "jobs",
+        "live job that asks for it",
+        "live jobs that ask for it",
+        f"""
 SELECT j.name, j.id AS at FROM jobs j WHERE j.cluster_id = :cluster
     AND j.requested_type = ANY(:names) AND j.{LIVE}
-"""),  # noqa: S608 - a constant of this module
-)  # fmt: skip
+""",  # noqa: S608 - a constant of this module
+    ),
+)
 """Users of GPU types. Cells of the service's own and measurements go with the type."""
 
 _ADVICE = {
-    "nodes": "`tessera nodes delete`", "workloads": "`tessera cells delete --gpu-type {name}`",
-    "tenants": "`tessera tenants apply` without the quota", "jobs": "`tessera cancel`",
-}  # fmt: skip
+    "nodes": "`tessera nodes delete`",
+    "workloads": "`tessera cells delete --gpu-type {name}`",
+    "tenants": "`tessera tenants apply` without the quota",
+    "jobs": "`tessera cancel`",
+}
 """The command that removes each kind of users of a type."""
 
 _DROP_OWN = tuple(
@@ -159,9 +181,13 @@ def upsert_cluster(
 
 
 def delete_types(
-    connection: sa.Connection, cluster: str, names: Sequence[str], version: int | None, *,
+    connection: sa.Connection,
+    cluster: str,
+    names: Sequence[str],
+    version: int | None,
+    *,
     allow_missing: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Delete GPU types of a cluster, all or none; the cluster's version rises.
 
     Raises:
@@ -215,8 +241,10 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
         old = stored.get(node.name)
         _require_node(turn.name, node, old)
         if old is None or (old.gpu_type, old.gpus, old.rack) != (
-            node.gpu_type, node.gpus, node.rack,
-        ):  # fmt: skip
+            node.gpu_type,
+            node.gpus,
+            node.rack,
+        ):
             changed.append(node)
     if not changed:
         return

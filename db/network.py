@@ -120,9 +120,12 @@ def set_topology(
 
 
 def drop_topology(
-    connection: sa.Connection, cluster: str, version: int | None = None, *,
+    connection: sa.Connection,
+    cluster: str,
+    version: int | None = None,
+    *,
     allow_missing: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Forget the network and its plans; jobs go on as they are.
 
     Raises:
@@ -201,9 +204,16 @@ def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> i
     number = connection.execute(_NUMBER, {"cluster": turn.cluster}).scalar_one()
     connection.execute(
         _PUT_PLAN,
-        {"cluster": turn.cluster, "number": number, "cause": cause, "levels": outcome.levels,
-         "changed": len(rows), "seconds": seconds, "notes": dumps(list(outcome.notes))},
-    )  # fmt: skip
+        {
+            "cluster": turn.cluster,
+            "number": number,
+            "cause": cause,
+            "levels": outcome.levels,
+            "changed": len(rows),
+            "seconds": seconds,
+            "notes": dumps(list(outcome.notes)),
+        },
+    )
     turn.changed = True
     return int(number)
 
@@ -237,17 +247,23 @@ def in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkP
 def _plain(decision: NetworkDecision, levels: int) -> dict[str, Any]:
     """Return a decision as columns of ``standings``; in a plan of other levels every job's differ."""
     document = {
-        "priority": _number(decision.priority), "intensity": _number(decision.intensity),
-        "meets": list(decision.meets), "note": decision.note, "levels": levels,
+        "priority": _number(decision.priority),
+        "intensity": _number(decision.intensity),
+        "meets": list(decision.meets),
+        "note": decision.note,
+        "levels": levels,
         "routes": [
             {"source": r.source, "target": r.target, "via": list(r.via), "sent_bytes": r.sent_bytes}
             for r in decision.routes
         ],
-    }  # fmt: skip
+    }
     return {
-        "generation": decision.generation, "rank": decision.rank, "level": decision.level,
-        "tag": decision.tag, "document": document,
-    }  # fmt: skip
+        "generation": decision.generation,
+        "rank": decision.rank,
+        "level": decision.level,
+        "tag": decision.tag,
+        "document": document,
+    }
 
 
 def _number(value: float) -> float | str:
@@ -258,13 +274,22 @@ def decision_from(row: sa.RowMapping) -> NetworkDecision:
     """Return the decision of a row of ``standings`` with its job's name."""
     document = row["document"]
     return NetworkDecision(
-        job=row["name"], generation=row["generation"], rank=row["rank"], level=row["level"],
-        tag=row["tag"], priority=float(document["priority"]),
-        intensity=float(document["intensity"]), meets=tuple(document["meets"]),
+        job=row["name"],
+        generation=row["generation"],
+        rank=row["rank"],
+        level=row["level"],
+        tag=row["tag"],
+        priority=float(document["priority"]),
+        intensity=float(document["intensity"]),
+        meets=tuple(document["meets"]),
         note=document["note"],
         routes=tuple(
-            Route(source=r["source"], target=r["target"], via=tuple(r["via"]),
-                  sent_bytes=r["sent_bytes"])
+            Route(
+                source=r["source"],
+                target=r["target"],
+                via=tuple(r["via"]),
+                sent_bytes=r["sent_bytes"],
+            )
             for r in document["routes"]
         ),
-    )  # fmt: skip
+    )

@@ -86,8 +86,9 @@ class Listener:
                 if not retry_s:
                     log.warning(
                         "the database cannot be heard: %s; connecting again until it can be",
-                        " ".join(str(error).split()), extra={"action": "listen_lost"},
-                    )  # fmt: skip
+                        " ".join(str(error).split()),
+                        extra={"action": "listen_lost"},
+                    )
                 retry_s = min(2 * retry_s or RETRY_S, MAX_RETRY_S)
                 self._closed.wait(retry_s)
 

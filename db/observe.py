@@ -114,9 +114,13 @@ class Findings:
 
 
 def observe(
-    connection: sa.Connection, cluster: str, agent: str, incarnation: str,
-    gangs: Sequence[ObservedGang], revision: int,
-) -> bool:  # fmt: skip
+    connection: sa.Connection,
+    cluster: str,
+    agent: str,
+    incarnation: str,
+    gangs: Sequence[ObservedGang],
+    revision: int,
+) -> bool:
     """Take in a report; return whether the desired state changed. See ``tessera.service.ports.Store``.
 
     A report of nothing but progress takes no turn: it waits for nobody and nobody waits for it. Nor does
@@ -175,9 +179,14 @@ def compare(
             members[row.job_id].append((row, gang))
             if row.traffic_of != row.generation and _means_something(gang):
                 found.traffic.append(
-                    {"job": row.job_id, "node": row.node_id, "generation": row.generation,
-                     "period_s": gang.period_s, "sent_bytes": gang.sent_bytes}
-                )  # fmt: skip
+                    {
+                        "job": row.job_id,
+                        "node": row.node_id,
+                        "generation": row.generation,
+                        "period_s": gang.period_s,
+                        "sent_bytes": gang.sent_bytes,
+                    }
+                )
     for job in sorted(members):
         leading = [gang for row, gang in members[job] if row.node_id == row.leader_id]
         row, leader = members[job][0][0], leading[0] if leading else None

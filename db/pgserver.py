@@ -80,9 +80,18 @@ def ensure_running(place: Path) -> str:
         _run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(place))
     sockets = shlex.quote(str(_socket_folder(place, account)))
     _run(
-        "pg_ctl", "-w", "-t", f"{SETTLE_S:.0f}", "-D", str(place), "-l", str(place / "log"),
-        "-o", f"-h '' -p {PORT} -k {sockets} -c unix_socket_permissions=0700", "start",
-    )  # fmt: skip
+        "pg_ctl",
+        "-w",
+        "-t",
+        f"{SETTLE_S:.0f}",
+        "-D",
+        str(place),
+        "-l",
+        str(place / "log"),
+        "-o",
+        f"-h '' -p {PORT} -k {sockets} -c unix_socket_permissions=0700",
+        "start",
+    )
     if url := settled_url(place):
         return url
     raise Unavailable(f"PostgreSQL ended as soon as it had started; {place / 'log'} says why")

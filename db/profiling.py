@@ -55,14 +55,26 @@ def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> 
     ids = ensure(connection, key, {r.workload for r in rows})
     plain = [
         {
-            "workload_id": ids[r.workload], "gpu_type_id": types[r.gpu_type].id, "task": r.task,
-            "source": r.source, "kind": r.kind, "layers": r.layers, "samples": r.samples, "tp": r.tp,
-            "dtype": r.dtype, "forward_s": r.forward_s, "backward_s": r.backward_s,
-            "method": r.method, "repeats": r.repeats, "device_s": r.device_s, "device": r.device,
-            "versions": dict(r.versions), "date": r.date,
+            "workload_id": ids[r.workload],
+            "gpu_type_id": types[r.gpu_type].id,
+            "task": r.task,
+            "source": r.source,
+            "kind": r.kind,
+            "layers": r.layers,
+            "samples": r.samples,
+            "tp": r.tp,
+            "dtype": r.dtype,
+            "forward_s": r.forward_s,
+            "backward_s": r.backward_s,
+            "method": r.method,
+            "repeats": r.repeats,
+            "device_s": r.device_s,
+            "device": r.device,
+            "versions": dict(r.versions),
+            "date": r.date,
         }
         for r in rows
-    ]  # fmt: skip
+    ]
     return connection.execute(_ADD, {"rows": dumps(plain)}).rowcount if plain else 0
 
 
@@ -70,13 +82,26 @@ def profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, ...]:
     """Return the measured layers of models with live jobs, oldest first."""
     return tuple(
         ProfileRow(
-            workload=_workload(r), gpu_type=r.gpu_type, task=r.task, source=r.source, kind=r.kind,
-            layers=r.layers, samples=r.samples, tp=r.tp, dtype=r.dtype, forward_s=r.forward_s,
-            backward_s=r.backward_s, method=r.method, repeats=r.repeats, device_s=r.device_s,
-            device=r.device, versions=tuple(sorted(r.versions.items())), date=r.date,
+            workload=_workload(r),
+            gpu_type=r.gpu_type,
+            task=r.task,
+            source=r.source,
+            kind=r.kind,
+            layers=r.layers,
+            samples=r.samples,
+            tp=r.tp,
+            dtype=r.dtype,
+            forward_s=r.forward_s,
+            backward_s=r.backward_s,
+            method=r.method,
+            repeats=r.repeats,
+            device_s=r.device_s,
+            device=r.device,
+            versions=tuple(sorted(r.versions.items())),
+            date=r.date,
         )
         for r in connection.execute(_PROFILES, {"cluster": cluster})
-    )  # fmt: skip
+    )
 
 
 def tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:

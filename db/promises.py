@@ -39,13 +39,16 @@ def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> N
     """Write the promises in one statement; no job gets a new version by it."""
     rows = [
         {
-            "id": p.job, "admitted": p.admitted, "opportunistic": p.opportunistic,
+            "id": p.job,
+            "admitted": p.admitted,
+            "opportunistic": p.opportunistic,
             "certificate": certificate_plain(p.certificate),
             "rejection": {"round": p.round, "reason": reason_plain(p.rejected)}
-            if p.rejected is not None else None,
+            if p.rejected is not None
+            else None,
         }
         for p in promises
-    ]  # fmt: skip
+    ]
     if rows:
         connection.execute(_RECORD, {"rows": dumps(rows)})
 

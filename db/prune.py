@@ -134,13 +134,16 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _OLD_REQUESTS, ("DELETE FROM request_ids WHERE id = ANY(:keys)",), of_cluster=False
     ),
     "rounds": _Kind(
-        _OLD_ROUNDS, ("DELETE FROM rounds WHERE cluster_id = :cluster AND number = ANY(:keys)",),
+        _OLD_ROUNDS,
+        ("DELETE FROM rounds WHERE cluster_id = :cluster AND number = ANY(:keys)",),
         waits_for_rounds=True,
     ),
     "snapshots": _Kind(
         _OLD_SNAPSHOTS,
-        ("UPDATE rounds SET snapshot = NULL, base = NULL"
-         " WHERE cluster_id = :cluster AND number = ANY(:keys)",),
+        (
+            "UPDATE rounds SET snapshot = NULL, base = NULL"
+            " WHERE cluster_id = :cluster AND number = ANY(:keys)",
+        ),
         waits_for_rounds=True,
     ),
     "jobs": _Kind(_OLD_JOBS, ("DELETE FROM jobs WHERE id = ANY(:keys)",)),
@@ -152,11 +155,13 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "measurements": _Kind(_OLD_MEASUREMENTS, ("DELETE FROM measurements WHERE id = ANY(:keys)",)),
     "workloads": _Kind(
         _UNUSED_WORKLOADS,
-        ("DELETE FROM estimates WHERE derived AND workload_id = ANY(:keys)",
-         "DELETE FROM workloads WHERE id = ANY(:keys)"),
+        (
+            "DELETE FROM estimates WHERE derived AND workload_id = ANY(:keys)",
+            "DELETE FROM workloads WHERE id = ANY(:keys)",
+        ),
         locks="FOR UPDATE OF w SKIP LOCKED",  # a job that is being submitted has locked its own
     ),
-}  # fmt: skip
+}
 
 
 def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[str, int]:

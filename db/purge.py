@@ -41,14 +41,15 @@ _STATEMENTS = (
     _delete("models", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
     _delete("tenants", "x.cluster_id = :cluster", JOBS_PER_BATCH),
     _delete(
-        "gpus", "x.node_id IN (SELECT n.id FROM nodes n WHERE n.cluster_id = :cluster)",
+        "gpus",
+        "x.node_id IN (SELECT n.id FROM nodes n WHERE n.cluster_id = :cluster)",
         ROWS_PER_BATCH,
     ),
     _delete("nodes", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("agents", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("gpu_types", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("leases", "x.cluster_id = :cluster", ROWS_PER_BATCH),
-)  # fmt: skip
+)
 """In the order of foreign keys: what refers comes before what is referred to."""
 
 _DROP_CLUSTER = sa.text("DELETE FROM clusters WHERE id = :cluster")

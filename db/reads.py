@@ -88,9 +88,11 @@ def list_jobs(
 ) -> tuple[list[JobRecord], int]:
     """Return the jobs after a cursor in order of submission, and the next cursor (0: no more)."""
     values = {
-        "cluster": cluster_id(connection, cluster), "states": list(states or JobState),
-        "after": after, "limit": limit + 1,
-    }  # fmt: skip
+        "cluster": cluster_id(connection, cluster),
+        "states": list(states or JobState),
+        "after": after,
+        "limit": limit + 1,
+    }
     found = job_records(connection, JOBS_AFTER, values)
     following = found[limit - 1][0] if len(found) > limit else 0
     return [record for _, record in found[:limit]], following
@@ -112,17 +114,24 @@ def list_estimates(
 ) -> tuple[list[EstimateRecord], int]:
     """Return estimates after a cursor, and the next cursor (0: no more). An empty model: of all."""
     values = {
-        "cluster": cluster_id(connection, cluster), "model": workload.model,
-        "params": workload.params, "batch": workload.global_batch, "after": after,
+        "cluster": cluster_id(connection, cluster),
+        "model": workload.model,
+        "params": workload.params,
+        "batch": workload.global_batch,
+        "after": after,
         "limit": limit + 1,
-    }  # fmt: skip
+    }
     rows = connection.execute(_ESTIMATES, values).all()
     records = [
         EstimateRecord(
             workload=Workload(model=r.model, params=r.params, global_batch=r.global_batch),
-            cell=cell_on(r), iter_time_s=r.iter_time_s, source=Source(r.source),
-            provenance=r.provenance, sd=r.sd, traffic=cell_traffic(r.traffic) if r.traffic else None,
+            cell=cell_on(r),
+            iter_time_s=r.iter_time_s,
+            source=Source(r.source),
+            provenance=r.provenance,
+            sd=r.sd,
+            traffic=cell_traffic(r.traffic) if r.traffic else None,
         )
         for r in rows[:limit]
-    ]  # fmt: skip
+    ]
     return records, rows[limit - 1].id if len(rows) > limit else 0

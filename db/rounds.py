@@ -107,9 +107,11 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRe
     """Take the turn, or return the round that this very request committed meanwhile."""
     name, request = commit.snapshot.cluster, commit.request
     values = {
-        "name": name, "epoch": commit.snapshot.epoch, "decided": commit.summary.outcome != "refused",
+        "name": name,
+        "epoch": commit.snapshot.epoch,
+        "decided": commit.summary.outcome != "refused",
         "request": None if request is None else request.id,
-    }  # fmt: skip
+    }
     row = connection.execute(_ADVANCE_EPOCH, values).one_or_none()
     if row is None:
         if request is not None and (done := replayed(connection, request)) is not None:
@@ -150,9 +152,13 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
     if not has_base(connection, turn.cluster, stored):
         stored = pack_whole(commit.encoded)
     values = {
-        "cluster": turn.cluster, "number": turn.number, "epoch": turn.epoch,
-        "summary": summary_json(summary), "snapshot": stored.document, "base": stored.base,
-    }  # fmt: skip
+        "cluster": turn.cluster,
+        "number": turn.number,
+        "epoch": turn.epoch,
+        "summary": summary_json(summary),
+        "snapshot": stored.document,
+        "base": stored.base,
+    }
     connection.execute(_INSERT_ROUND, values)
     job_ids = {name: job.key for name, job in world.jobs.items()}
     write_decisions(connection, turn.cluster, turn.number, records, job_ids)
@@ -170,8 +176,9 @@ def _world(turn: Turn, names: Sequence[str]) -> World:
         },
         nodes={name: NodeNow(key=key, version=at) for name, key, at in found.nodes},
         owner={(node, gpu): job for node, gpu, job in found.owners},
-        types=dict(found.types), plans=dict(found.plans),
-    )  # fmt: skip
+        types=dict(found.types),
+        plans=dict(found.plans),
+    )
 
 
 def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | None:
@@ -188,15 +195,24 @@ def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | No
         members = zip(keys, (gpus for _, gpus in gang.members), strict=True)
         named = snapshot.cell(decision.cell)
         cell = NewCell(
-            type_id=world.types[named.gpu_type], gpus=named.gpus, degree=named.pipeline_degree,
-            plan_id=world.plans[named.plan], rate=decision.rate, leader_id=keys[0], members=tuple(members),
-        )  # fmt: skip
+            type_id=world.types[named.gpu_type],
+            gpus=named.gpus,
+            degree=named.pipeline_degree,
+            plan_id=world.plans[named.plan],
+            rate=decision.rate,
+            leader_id=keys[0],
+            members=tuple(members),
+        )
     why = decision.reason.message if decision.reason else ""
     return Change(
-        job=job.key, state=job.state, event=event, detail=f"{decision.kind}: {why}" if why else
-        decision.kind, error=why if decision.kind is DecisionKind.REJECT else None,
-        generation=job.generation + 1, cell=cell,
-    )  # fmt: skip
+        job=job.key,
+        state=job.state,
+        event=event,
+        detail=f"{decision.kind}: {why}" if why else decision.kind,
+        error=why if decision.kind is DecisionKind.REJECT else None,
+        generation=job.generation + 1,
+        cell=cell,
+    )
 
 
 def _promises(
@@ -220,11 +236,14 @@ def _promises(
             continue
         found.append(
             Promise(
-                job=world.jobs[snapshot.jobs.name[d.job]].key, admitted=admitted,
-                opportunistic=passed, certificate=legs, round=turn.number,
+                job=world.jobs[snapshot.jobs.name[d.job]].key,
+                admitted=admitted,
+                opportunistic=passed,
+                certificate=legs,
+                round=turn.number,
                 rejected=d.reason if rejected else None,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -244,12 +263,16 @@ def _summary(
     """Return the summary as committed: numbered, and counting only what was applied."""
     kinds = [DecisionKind(r.kind) for r in records if r.applied]
     return replace(
-        planned, number=turn.number, epoch=turn.epoch, outcome=planned.outcome or "committed",
+        planned,
+        number=turn.number,
+        epoch=turn.epoch,
+        outcome=planned.outcome or "committed",
         running=sum(s in ACTIVE for s in states),
         waiting=sum(s not in ACTIVE and s not in TERMINAL for s in states),
-        started=kinds.count(DecisionKind.START), suspended=kinds.count(DecisionKind.SUSPEND),
+        started=kinds.count(DecisionKind.START),
+        suspended=kinds.count(DecisionKind.SUSPEND),
         changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
-    )  # fmt: skip
+    )
 
 
 def replayed(connection: sa.Connection, request: Request) -> RoundRecord | None:

@@ -80,11 +80,16 @@ def cluster_record(row: Row) -> ClusterRecord:
             GpuType(name=n, memory_bytes=m, dollars_per_hour=dollars, watts=watts)
             for n, m, dollars, watts, _ in row["types"]
         ),
-        version=row["version"], created_s=row["created_s"], nodes=row["node_count"],
-        gpus=row["gpu_count"], last_round=row["last_round"], epoch=row["epoch"],
-        last_round_s=row["last_round_s"], node_gpus=tuple(kind[-1] for kind in row["types"]),
+        version=row["version"],
+        created_s=row["created_s"],
+        nodes=row["node_count"],
+        gpus=row["gpu_count"],
+        last_round=row["last_round"],
+        epoch=row["epoch"],
+        last_round_s=row["last_round_s"],
+        node_gpus=tuple(kind[-1] for kind in row["types"]),
         idle=row["idle"],
-    )  # fmt: skip
+    )
 
 
 def cluster_id(connection: sa.Connection, name: str) -> int:
@@ -131,17 +136,25 @@ NODES_AFTER = sa.text(
 def node_record(row: Row) -> NodeRecord:
     """Map a row of ``NODES_NAMED``."""
     spec = NodeSpec(
-        name=row["name"], gpu_type=row["gpu_type"], gpus=row["gpus"], rack=row["rack"],
+        name=row["name"],
+        gpu_type=row["gpu_type"],
+        gpus=row["gpus"],
+        rack=row["rack"],
         version=row["version"],
-    )  # fmt: skip
+    )
     silent_s = row["silent_s"]
     return NodeRecord(
-        spec=spec, draining=row["draining"], version=row["version"], free_gpus=row["free_gpus"],
+        spec=spec,
+        draining=row["draining"],
+        version=row["version"],
+        free_gpus=row["free_gpus"],
         jobs=tuple(row["job_names"]),
         silent_s=float("inf") if silent_s is None else max(0.0, silent_s),
-        network_remarks=tuple(row["network_remarks"] or ()), drain_reason=row["drain_reason"],
-        drained_by=row["drained_by"], drained_s=row["drained_s"],
-    )  # fmt: skip
+        network_remarks=tuple(row["network_remarks"] or ()),
+        drain_reason=row["drain_reason"],
+        drained_by=row["drained_by"],
+        drained_s=row["drained_s"],
+    )
 
 
 _JOBS = f"""
@@ -217,17 +230,27 @@ def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:
 def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: int) -> JobRecord:
     """Map a row of ``JOBS_NAMED``."""
     return JobRecord(
-        cluster=row["cluster"], spec=job_spec(row), version=row["version"],
+        cluster=row["cluster"],
+        spec=job_spec(row),
+        version=row["version"],
         state=JobState(row["state"]),
-        created_s=row["created_s"], started_s=row["started_s"], ended_s=row["ended_s"],
-        iterations_done=row["iterations_done"], generation=row["generation"],
-        retries=row["retries"], last_error=row["last_error"],
-        allocation=allocation_record(row, shares), reason=reason,
+        created_s=row["created_s"],
+        started_s=row["started_s"],
+        ended_s=row["ended_s"],
+        iterations_done=row["iterations_done"],
+        generation=row["generation"],
+        retries=row["retries"],
+        last_error=row["last_error"],
+        allocation=allocation_record(row, shares),
+        reason=reason,
         reason_round=reason_round,
-        admitted=row["admitted"], certificate=certificate_from(row["certificate"]),
-        opportunistic=row["opportunistic"], service_gpu_s=row["held_gpu_s"],
-        queued_s=row["queued_s"], retry_s=row["retry_s"] or 0.0,
-    )  # fmt: skip
+        admitted=row["admitted"],
+        certificate=certificate_from(row["certificate"]),
+        opportunistic=row["opportunistic"],
+        service_gpu_s=row["held_gpu_s"],
+        queued_s=row["queued_s"],
+        retry_s=row["retry_s"] or 0.0,
+    )
 
 
 def job_records(

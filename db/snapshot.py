@@ -184,13 +184,20 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     tenants, quotas = _tenants(cluster.tenants, cluster.quotas, type_at)
     avoiding, avoided = np.array(cluster.avoids, np.int64).reshape(-1, 2).T
     legs = read_columns(connection, _LEGS.format(cluster=cluster.id), wire_types(Legs))
-    legs |= {"job": job_at.of(legs["job"]), "gpu_type": type_at.of(legs["gpu_type"]),
-             "plan": plan_at.of(legs["plan"])}  # fmt: skip
+    legs |= {
+        "job": job_at.of(legs["job"]),
+        "gpu_type": type_at.of(legs["gpu_type"]),
+        "plan": plan_at.of(legs["plan"]),
+    }
     return Snapshot(
-        cluster=name, epoch=cluster.epoch, round_number=cluster.last_round + 1,
+        cluster=name,
+        epoch=cluster.epoch,
+        round_number=cluster.last_round + 1,
         now_s=cluster.now_s,
         gpu_types=tuple(
-            GpuType(name=name, memory_bytes=memory, dollars_per_hour=float(dollars), watts=float(watts))
+            GpuType(
+                name=name, memory_bytes=memory, dollars_per_hour=float(dollars), watts=float(watts)
+            )
             for _, name, memory, dollars, watts in cluster.gpu_types
         ),
         nodes=_nodes(cluster.nodes, type_at),
@@ -202,10 +209,14 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
         estimates=_estimates(connection, cluster.id, type_at, workload_at, plan_at),
         jobs=jobs,
         allocations=Allocations(
-            job=job_at.of(a["job"]), node=node_at.of(a["node"]), gpu=a["gpu"], hold=a["hold"],
+            job=job_at.of(a["job"]),
+            node=node_at.of(a["node"]),
+            gpu=a["gpu"],
+            hold=a["hold"],
             generation=a["generation"],
         ),
-        tenants=tenants, quotas=quotas,
+        tenants=tenants,
+        quotas=quotas,
         avoids=Avoids(job=job_at.of(avoiding), node=node_at.of(avoided)),
         legs=Legs(**legs),
         prices=Prices(
@@ -213,7 +224,7 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
             price=np.array([price for _, price in cluster.prices], np.float64),
         ),
         **_network(connection, cluster, (job_at, workload_at, type_at, plan_at, node_at)),
-    )  # fmt: skip
+    )
 
 
 class _Network(TypedDict, total=False):
@@ -224,9 +235,10 @@ class _Network(TypedDict, total=False):
 
 
 def _network(
-    connection: sa.Connection, row: sa.Row[Any],
+    connection: sa.Connection,
+    row: sa.Row[Any],
     at: tuple[_Index, _Index, _Index, _Index, _Index],
-) -> _Network:  # fmt: skip
+) -> _Network:
     """Return what a snapshot holds of the network; nothing where none is described."""
     if row.topology is None:
         return {}
@@ -246,15 +258,23 @@ def _network(
     return {
         "topology": decode_topology(row.topology),
         "traffic": Traffics(
-            workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=nodes, pipeline_degree=degree,
-            plan=plan, document=tuple(intern_traffic(columns[-1][k]) for k in order.tolist()),
+            workload=workload,
+            gpu_type=gpu_type,
+            gpus=gpus,
+            nodes=nodes,
+            pipeline_degree=degree,
+            plan=plan,
+            document=tuple(intern_traffic(columns[-1][k]) for k in order.tolist()),
         ),
         "standing": Standing(
-            job=job_at.of(s["job"]), generation=s["generation"], rank=s["rank"], level=s["level"],
+            job=job_at.of(s["job"]),
+            generation=s["generation"],
+            rank=s["rank"],
+            level=s["level"],
             tag=s["tag"],
         ),
         "measured": Measured(**m),
-    }  # fmt: skip
+    }
 
 
 class _Index:
@@ -276,10 +296,13 @@ class _Index:
 def _nodes(rows: Sequence[Sequence[Any]], type_at: _Index) -> Nodes:
     _, names, types, gpus, racks, versions, schedulable = list(zip(*rows, strict=True)) or [()] * 7
     return Nodes(
-        name=tuple(names), gpu_type=type_at.of(np.array(types, np.int64)),
-        gpus=np.array(gpus, np.int64), rack=tuple(racks),
-        schedulable=np.array(schedulable, np.bool_), version=np.array(versions, np.int64),
-    )  # fmt: skip
+        name=tuple(names),
+        gpu_type=type_at.of(np.array(types, np.int64)),
+        gpus=np.array(gpus, np.int64),
+        rack=tuple(racks),
+        schedulable=np.array(schedulable, np.bool_),
+        version=np.array(versions, np.int64),
+    )
 
 
 def _jobs(
@@ -305,12 +328,15 @@ def _tenants(
     keys, names, weights, borrow_gpus, lends = list(zip(*tenants, strict=True)) or [()] * 5
     of_tenants, of_types, gpus = np.array(quotas, np.int64).reshape(-1, 3).T
     return Tenants(
-        name=tuple(names), weight=np.array(weights, np.float64),
-        borrow_gpus=np.array(borrow_gpus, np.int64), lends=np.array(lends, np.bool_),
+        name=tuple(names),
+        weight=np.array(weights, np.float64),
+        borrow_gpus=np.array(borrow_gpus, np.int64),
+        lends=np.array(lends, np.bool_),
     ), Quotas(
-        tenant=_Index(keys).of(of_tenants), gpu_type=type_at.of(of_types),
+        tenant=_Index(keys).of(of_tenants),
+        gpu_type=type_at.of(of_types),
         gpus=np.ascontiguousarray(gpus),
-    )  # fmt: skip
+    )
 
 
 def _estimates(

@@ -85,9 +85,13 @@ class PostgresStore:
     """
 
     def __init__(
-        self, database: Database, lease_s: float = 30.0, margin_s: float = 15.0,
-        limits: Limits = DEFAULT_LIMITS, monotonic_s: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        database: Database,
+        lease_s: float = 30.0,
+        margin_s: float = 15.0,
+        limits: Limits = DEFAULT_LIMITS,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._database = migrate.MigratedDatabase(database.engine)
         self._silence_s = lease_s + margin_s
         self._limits = limits
@@ -330,6 +334,8 @@ class PostgresStore:
 
 def _retention(older_than_s: float, keep_rounds: int) -> Retention:
     return Retention(
-        requests_s=older_than_s, rounds_s=older_than_s, jobs_s=older_than_s,
+        requests_s=older_than_s,
+        rounds_s=older_than_s,
+        jobs_s=older_than_s,
         least_rounds=keep_rounds,
-    )  # fmt: skip
+    )

@@ -28,8 +28,14 @@ def _key() -> sa.Column[int]:
     return sa.Column("id", sa.BigInteger, sa.Identity(always=True), primary_key=True)
 
 
-def _ref(name: str, target: str, *, nullable: bool = False, ondelete: str | None = None,
-         primary_key: bool = False) -> sa.Column[int]:  # fmt: skip
+def _ref(
+    name: str,
+    target: str,
+    *,
+    nullable: bool = False,
+    ondelete: str | None = None,
+    primary_key: bool = False,
+) -> sa.Column[int]:
     key = sa.ForeignKey(target, ondelete=ondelete)
     return sa.Column(name, sa.BigInteger, key, nullable=nullable, primary_key=primary_key)
 
@@ -67,7 +73,8 @@ def one_of(values: list[str]) -> str:
 
 
 clusters = sa.Table(
-    "clusters", metadata,
+    "clusters",
+    metadata,
     _key(),
     _text("name"),
     _count("version", 1),
@@ -76,23 +83,27 @@ clusters = sa.Table(
     _count("last_round", 0),
     _count("decided_round", 0),  # the last that was not refused
     _moment("created_at"),
-    _moment("deleted_at", nullable=True),  # deleted, and its rows are being removed (tessera.db.purge)
+    _moment(
+        "deleted_at", nullable=True
+    ),  # deleted, and its rows are being removed (tessera.db.purge)
     _count("node_version", 0),  # the highest version of a deleted node
     sa.UniqueConstraint("name"),
     sa.CheckConstraint("decided_round BETWEEN 0 AND last_round", name="rounds"),
-)  # fmt: skip
+)
 
 high_water = sa.Table(  # above what any deleted cluster had reached; at most one row
-    "high_water", metadata,
+    "high_water",
+    metadata,
     sa.Column("one", sa.Boolean, primary_key=True, server_default=sa.true()),
     _count("version", None),
     _count("epoch", None),
     _count("revision", None),
     sa.CheckConstraint("one", name="one"),
-)  # fmt: skip
+)
 
 gpu_types = sa.Table(
-    "gpu_types", metadata,
+    "gpu_types",
+    metadata,
     _key(),
     _ref("cluster_id", "clusters.id"),
     _text("name"),
@@ -104,10 +115,11 @@ gpu_types = sa.Table(
     sa.CheckConstraint("memory_bytes > 0", name="memory"),
     sa.CheckConstraint("dollars_per_hour >= 0 AND dollars_per_hour < 'Infinity'", name="dollars"),
     sa.CheckConstraint("watts >= 0 AND watts < 'Infinity'", name="watts"),
-)  # fmt: skip
+)
 
 agents = sa.Table(
-    "agents", metadata,
+    "agents",
+    metadata,
     _key(),
     _ref("cluster_id", "clusters.id"),
     _text("name"),
@@ -117,10 +129,11 @@ agents = sa.Table(
     # names of its nodes that were deleted since this incarnation started
     sa.Column("deleted_nodes", JSONB, server_default=sa.text("'[]'"), nullable=False),
     sa.UniqueConstraint("cluster_id", "name"),
-)  # fmt: skip
+)
 
 nodes = sa.Table(
-    "nodes", metadata,
+    "nodes",
+    metadata,
     _key(),
     _ref("cluster_id", "clusters.id"),
     _text("name"),
@@ -136,21 +149,24 @@ nodes = sa.Table(
     _moment("drained_at", nullable=True),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
-    sa.CheckConstraint("draining OR (drained_at IS NULL AND drain_reason = '' AND drained_by = '')",
-                       name="drain"),
+    sa.CheckConstraint(
+        "draining OR (drained_at IS NULL AND drain_reason = '' AND drained_by = '')", name="drain"
+    ),
     sa.Index(None, "agent_id"),
     sa.Index(None, "gpu_type_id"),
-)  # fmt: skip
+)
 
 gpus = sa.Table(
-    "gpus", metadata,
+    "gpus",
+    metadata,
     _ref("node_id", "nodes.id", primary_key=True),
     sa.Column("gpu", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.CheckConstraint("gpu >= 0", name="gpu"),
-)  # fmt: skip
+)
 
 workloads = sa.Table(
-    "workloads", metadata,
+    "workloads",
+    metadata,
     _key(),
     _ref("cluster_id", "clusters.id"),
     _text("model"),
@@ -160,18 +176,20 @@ workloads = sa.Table(
     sa.Column("waits_for", JSONB),  # why the service has derived none: a reason
     sa.UniqueConstraint("cluster_id", "model", "params", "global_batch"),
     sa.CheckConstraint("global_batch > 0", name="global_batch"),
-)  # fmt: skip
+)
 
 plans = sa.Table(
-    "plans", metadata,
+    "plans",
+    metadata,
     _key(),
     _ref("cluster_id", "clusters.id"),
     _text("name"),
     sa.UniqueConstraint("cluster_id", "name"),
-)  # fmt: skip
+)
 
 estimates = sa.Table(
-    "estimates", metadata,
+    "estimates",
+    metadata,
     _key(),
     _ref("workload_id", "workloads.id"),
     _ref("gpu_type_id", "gpu_types.id"),
@@ -184,9 +202,18 @@ estimates = sa.Table(
     _text("provenance", default=""),
     _real("sd", nullable=True),  # of the logarithm of iter_time_s; NULL: not known
     _flag("derived"),  # the service's own, which it may replace; what users wrote it never does
-    _text("traffic", default=""),  # what its plan sends (tessera.formulation.network.traffic); "": not known
-    sa.UniqueConstraint("workload_id", "gpu_type_id", "gpus", "nodes", "pipeline_degree", "plan_id",
-                        name="uq_estimates_shape"),
+    _text(
+        "traffic", default=""
+    ),  # what its plan sends (tessera.formulation.network.traffic); "": not known
+    sa.UniqueConstraint(
+        "workload_id",
+        "gpu_type_id",
+        "gpus",
+        "nodes",
+        "pipeline_degree",
+        "plan_id",
+        name="uq_estimates_shape",
+    ),
     sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
     sa.CheckConstraint("pipeline_degree >= 0", name="pipeline_degree"),
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s <= 'Infinity'", name="iter_time"),
@@ -194,10 +221,11 @@ estimates = sa.Table(
     sa.CheckConstraint("sd >= 0 AND sd < 'Infinity'", name="sd"),
     sa.Index(None, "gpu_type_id"),
     sa.Index(None, "plan_id"),
-)  # fmt: skip
+)
 
 models = sa.Table(
-    "models", metadata,
+    "models",
+    metadata,
     _key(),
     _ref("cluster_id", "clusters.id"),
     _text("model"),
@@ -205,10 +233,11 @@ models = sa.Table(
     _text("architecture"),  # YAML or JSON, as its user wrote it
     sa.Column("reading", JSONB, nullable=False),  # how the architecture is read, and its training
     sa.UniqueConstraint("cluster_id", "model", "params"),
-)  # fmt: skip
+)
 
 jobs = sa.Table(
-    "jobs", metadata,
+    "jobs",
+    metadata,
     _key(),  # rises in order of submission
     _ref("cluster_id", "clusters.id"),
     _text("name"),
@@ -259,8 +288,10 @@ jobs = sa.Table(
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("state IN " + one_of([s.value for s in JobState]), name="state"),
     sa.CheckConstraint("iterations > 0 AND requested_gpus > 0 AND queue > 0", name="positive"),
-    sa.CheckConstraint("min_gpus BETWEEN 0 AND requested_gpus"
-                       " AND (max_gpus = 0 OR max_gpus >= requested_gpus)", name="gpu_bounds"),
+    sa.CheckConstraint(
+        "min_gpus BETWEEN 0 AND requested_gpus AND (max_gpus = 0 OR max_gpus >= requested_gpus)",
+        name="gpu_bounds",
+    ),
     sa.CheckConstraint("generation >= 0 AND retries >= 0 AND max_retries >= 0", name="counts"),
     sa.CheckConstraint("iterations_done >= 0 AND iterations_done < 'Infinity'", name="progress"),
     sa.CheckConstraint("weight > 0 AND weight < 'Infinity'", name="weight"),
@@ -273,16 +304,20 @@ jobs = sa.Table(
         name="cell",
     ),
     sa.CheckConstraint("NOT pinned_type OR requested_type <> ''", name="pinned_type"),
-    sa.CheckConstraint("(since_at IS NOT NULL) = (state IN " + one_of(sorted(ACTIVE)) + ")",
-                       name="since"),
+    sa.CheckConstraint(
+        "(since_at IS NOT NULL) = (state IN " + one_of(sorted(ACTIVE)) + ")", name="since"
+    ),
     sa.CheckConstraint("service_gpu_s >= 0 AND service_gpu_s < 'Infinity'", name="service"),
-    sa.CheckConstraint("jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
-                       name="certificate"),
+    sa.CheckConstraint(
+        "jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
+        name="certificate",
+    ),
     sa.CheckConstraint("rejection IS NULL OR state = 'rejected'", name="rejection"),
     sa.CheckConstraint("failures >= 0", name="back_off"),
-    sa.CheckConstraint("NOT opportunistic OR state IN " + one_of(sorted(ACTIVE)),
-                       name="opportunistic"),
-)  # fmt: skip
+    sa.CheckConstraint(
+        "NOT opportunistic OR state IN " + one_of(sorted(ACTIVE)), name="opportunistic"
+    ),
+)
 
 LIVE = "state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')"
 ENDED = "ended_at IS NOT NULL"
@@ -293,15 +328,21 @@ sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(
 
 # Foreign keys that a deletion checks: without an index each deleted row reads all jobs.
 sa.Index("ix_jobs_workload_id", jobs.c.workload_id)
-sa.Index("ix_jobs_cell_type_id", jobs.c.cell_type_id,
-         postgresql_where=sa.text("cell_type_id IS NOT NULL"))  # fmt: skip
-sa.Index("ix_jobs_cell_plan_id", jobs.c.cell_plan_id,
-         postgresql_where=sa.text("cell_plan_id IS NOT NULL"))  # fmt: skip
-sa.Index("ix_jobs_leader_id", jobs.c.leader_id,
-         postgresql_where=sa.text("leader_id IS NOT NULL"))  # fmt: skip
+sa.Index(
+    "ix_jobs_cell_type_id",
+    jobs.c.cell_type_id,
+    postgresql_where=sa.text("cell_type_id IS NOT NULL"),
+)
+sa.Index(
+    "ix_jobs_cell_plan_id",
+    jobs.c.cell_plan_id,
+    postgresql_where=sa.text("cell_plan_id IS NOT NULL"),
+)
+sa.Index("ix_jobs_leader_id", jobs.c.leader_id, postgresql_where=sa.text("leader_id IS NOT NULL"))
 
 measurements = sa.Table(
-    "measurements", metadata,
+    "measurements",
+    metadata,
     _key(),
     _ref("workload_id", "workloads.id"),
     _ref("gpu_type_id", "gpu_types.id"),
@@ -321,10 +362,11 @@ measurements = sa.Table(
     sa.Index(None, "workload_id"),
     sa.Index(None, "gpu_type_id"),
     sa.Index(None, "plan_id"),
-)  # fmt: skip
+)
 
 profiles = sa.Table(  # measured layers; rows are added and never changed
-    "profiles", metadata,
+    "profiles",
+    metadata,
     _key(),
     _ref("workload_id", "workloads.id"),
     _ref("gpu_type_id", "gpu_types.id"),
@@ -344,25 +386,37 @@ profiles = sa.Table(  # measured layers; rows are added and never changed
     sa.Column("versions", JSONB, nullable=False),
     _text("date"),
     _moment("added_at"),
-    sa.UniqueConstraint("workload_id", "gpu_type_id", "task", "source", "kind", "samples", "tp",
-                        name="uq_profiles_layer"),
+    sa.UniqueConstraint(
+        "workload_id",
+        "gpu_type_id",
+        "task",
+        "source",
+        "kind",
+        "samples",
+        "tp",
+        name="uq_profiles_layer",
+    ),
     sa.CheckConstraint("layers > 0 AND tp > 0 AND repeats > 0", name="counts"),
     sa.CheckConstraint("samples > 0 AND samples < 'Infinity'", name="samples"),
-    sa.CheckConstraint("forward_s > 0 AND forward_s < 'Infinity' AND backward_s >= 0"
-                       " AND backward_s < 'Infinity'", name="times"),
+    sa.CheckConstraint(
+        "forward_s > 0 AND forward_s < 'Infinity' AND backward_s >= 0 AND backward_s < 'Infinity'",
+        name="times",
+    ),
     sa.CheckConstraint("device_s >= 0 AND device_s < 'Infinity'", name="device"),
     sa.Index(None, "gpu_type_id"),
-)  # fmt: skip
+)
 
 job_avoids = sa.Table(
-    "job_avoids", metadata,
+    "job_avoids",
+    metadata,
     _ref("job_id", "jobs.id", ondelete="CASCADE", primary_key=True),
     _ref("node_id", "nodes.id", primary_key=True),
     sa.Index(None, "node_id"),
-)  # fmt: skip
+)
 
 tenants = sa.Table(
-    "tenants", metadata,
+    "tenants",
+    metadata,
     _key(),
     _ref("cluster_id", "clusters.id"),
     _text("name"),
@@ -372,10 +426,11 @@ tenants = sa.Table(
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("weight >= 0 AND weight < 'Infinity'", name="weight"),
     sa.CheckConstraint("borrow_gpus >= -1", name="borrow"),
-)  # fmt: skip
+)
 
 quotas = sa.Table(
-    "quotas", metadata,
+    "quotas",
+    metadata,
     _key(),
     _ref("tenant_id", "tenants.id", ondelete="CASCADE"),
     _ref("gpu_type_id", "gpu_types.id", nullable=True),  # NULL: of any type
@@ -383,10 +438,11 @@ quotas = sa.Table(
     sa.Index("uq_quotas_tenant_id", "tenant_id", sa.text("coalesce(gpu_type_id, 0)"), unique=True),
     sa.Index(None, "gpu_type_id"),
     sa.CheckConstraint("gpus >= 0", name="gpus"),
-)  # fmt: skip
+)
 
 job_history = sa.Table(
-    "job_history", metadata,
+    "job_history",
+    metadata,
     _key(),
     _ref("job_id", "jobs.id", ondelete="CASCADE"),
     _moment("at"),
@@ -394,10 +450,11 @@ job_history = sa.Table(
     _text("state"),
     _text("detail", default=""),
     sa.Index(None, "job_id"),
-)  # fmt: skip
+)
 
 allocations = sa.Table(
-    "allocations", metadata,
+    "allocations",
+    metadata,
     sa.Column("node_id", sa.BigInteger, primary_key=True),
     sa.Column("gpu", sa.BigInteger, primary_key=True),
     _ref("job_id", "jobs.id", primary_key=True),
@@ -408,29 +465,43 @@ allocations = sa.Table(
     sa.CheckConstraint("generation > 0", name="generation"),
     sa.CheckConstraint("hold IN " + one_of([h.name.lower() for h in Hold]), name="hold"),
     sa.CheckConstraint("(hold = 'releasing') = (release_revision IS NOT NULL)", name="release"),
-    sa.Index("uq_allocations_holder", "node_id", "gpu", unique=True,
-             postgresql_where=sa.text("hold IN ('held', 'releasing')")),
-    sa.Index("uq_allocations_successor", "node_id", "gpu", unique=True,
-             postgresql_where=sa.text("hold = 'reserved'")),
+    sa.Index(
+        "uq_allocations_holder",
+        "node_id",
+        "gpu",
+        unique=True,
+        postgresql_where=sa.text("hold IN ('held', 'releasing')"),
+    ),
+    sa.Index(
+        "uq_allocations_successor",
+        "node_id",
+        "gpu",
+        unique=True,
+        postgresql_where=sa.text("hold = 'reserved'"),
+    ),
     sa.Index(None, "job_id"),
-)  # fmt: skip
+)
 
 rounds = sa.Table(
-    "rounds", metadata,
+    "rounds",
+    metadata,
     _ref("cluster_id", "clusters.id", primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     _count("epoch", None),
     _moment("created_at"),
     sa.Column("summary", JSONB, nullable=False),
     sa.Column("snapshot", BYTEA),  # as tessera.db.snapshots packs it; NULL: no longer kept
-    sa.Column("base", sa.BigInteger),  # round whose snapshot this one is a difference from; NULL: whole
+    sa.Column(
+        "base", sa.BigInteger
+    ),  # round whose snapshot this one is a difference from; NULL: whole
     sa.UniqueConstraint("cluster_id", "epoch"),
     sa.CheckConstraint("number > 0", name="number"),
     sa.CheckConstraint("base < number", name="base"),
-)  # fmt: skip
+)
 
 decisions = sa.Table(  # of rounds up to revision 0005; later ones have decision_pages
-    "decisions", metadata,
+    "decisions",
+    metadata,
     sa.Column("cluster_id", sa.BigInteger, primary_key=True),
     sa.Column("round", sa.BigInteger, primary_key=True),
     _text("job", primary_key=True),  # by name: outlives the job
@@ -442,31 +513,36 @@ decisions = sa.Table(  # of rounds up to revision 0005; later ones have decision
     _text("skipped", default=""),
     _flag("admitted"),
     _flag("opportunistic"),
-    sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
-                            ondelete="CASCADE"),
-)  # fmt: skip
+    sa.ForeignKeyConstraint(
+        ["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"], ondelete="CASCADE"
+    ),
+)
 
 decision_pages = sa.Table(  # decisions of a round on jobs submitted one after another
-    "decision_pages", metadata,
+    "decision_pages",
+    metadata,
     sa.Column("cluster_id", sa.BigInteger, primary_key=True),
     sa.Column("round", sa.BigInteger, primary_key=True),
     sa.Column("page", sa.BigInteger, primary_key=True),
     _count("first_job_id", None),  # of a job that may be gone; 0: all on the page are gone
     sa.Column("document", BYTEA, nullable=False),  # as tessera.db.decisions packs it
-    sa.ForeignKeyConstraint(["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
-                            ondelete="CASCADE"),
-)  # fmt: skip
+    sa.ForeignKeyConstraint(
+        ["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"], ondelete="CASCADE"
+    ),
+)
 
 networks = sa.Table(  # of clusters whose network is described
-    "networks", metadata,
+    "networks",
+    metadata,
     _ref("cluster_id", "clusters.id", primary_key=True),
     _text("topology"),  # tessera.formulation.topologies.document as canonical JSON
     _count("version", 1),
     _count("last_plan"),
-)  # fmt: skip
+)
 
 network_plans = sa.Table(
-    "network_plans", metadata,
+    "network_plans",
+    metadata,
     _ref("cluster_id", "clusters.id", primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     _moment("planned_at"),
@@ -478,10 +554,11 @@ network_plans = sa.Table(
     sa.Column("notes", JSONB, nullable=False, server_default=sa.text("'[]'")),
     sa.CheckConstraint("number > 0 AND levels > 0 AND changed >= 0", name="counts"),
     sa.CheckConstraint("seconds >= 0 AND seconds < 'Infinity'", name="seconds"),
-)  # fmt: skip
+)
 
 standings = sa.Table(  # the network plan in force, by job
-    "standings", metadata,
+    "standings",
+    metadata,
     _ref("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
     _count("generation", None),  # of the allocation that it was made for
     _count("rank", None),
@@ -489,10 +566,11 @@ standings = sa.Table(  # the network plan in force, by job
     _count("tag", -1),
     sa.Column("document", JSONB, nullable=False),  # the rest of the decision of a network plan
     sa.CheckConstraint("rank >= 0 AND level >= 0 AND tag BETWEEN -1 AND 63", name="numbers"),
-)  # fmt: skip
+)
 
 measured_traffic = sa.Table(  # by agents, of the newest allocation that was measured there
-    "measured_traffic", metadata,
+    "measured_traffic",
+    metadata,
     _ref("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
     _ref("node_id", "nodes.id", primary_key=True),
     _count("generation", None),
@@ -502,24 +580,26 @@ measured_traffic = sa.Table(  # by agents, of the newest allocation that was mea
     sa.CheckConstraint("period_s > 0 AND period_s < 'Infinity'", name="period"),
     sa.CheckConstraint("sent_bytes > 0 AND sent_bytes < 'Infinity'", name="sent_bytes"),
     sa.Index(None, "node_id"),
-)  # fmt: skip
+)
 
 request_ids = sa.Table(
-    "request_ids", metadata,
+    "request_ids",
+    metadata,
     _text("id", primary_key=True),
     _text("method"),
     _text("digest"),
     sa.Column("response", BYTEA),  # NULL only inside the transaction that answers it
     _moment("created_at"),
     sa.Index(None, "created_at"),
-)  # fmt: skip
+)
 
 leases = sa.Table(
-    "leases", metadata,
+    "leases",
+    metadata,
     _ref("cluster_id", "clusters.id", primary_key=True),
     _text("holder"),
     _moment("expires_at"),
-)  # fmt: skip
+)
 
 
 def _transitions() -> str:

@@ -56,11 +56,14 @@ def list_tenants(connection: sa.Connection, cluster: str) -> list[TenantSpec]:
 def _stored(connection: sa.Connection, cluster: int) -> list[TenantSpec]:
     return [
         TenantSpec(
-            name=row.name, weight=row.weight, borrow_gpus=row.borrow_gpus, lends=row.lends,
+            name=row.name,
+            weight=row.weight,
+            borrow_gpus=row.borrow_gpus,
+            lends=row.lends,
             quotas=row.quotas,
         )
         for row in connection.execute(_TENANTS, {"cluster": cluster})
-    ]  # fmt: skip
+    ]
 
 
 def upsert(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:

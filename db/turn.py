@@ -208,9 +208,11 @@ class Turn:
         self.settle()
         if self.changed:
             values = {
-                "revision": self.revision, "cluster": self.cluster, "channel": CHANNEL,
+                "revision": self.revision,
+                "cluster": self.cluster,
+                "channel": CHANNEL,
                 "name": self.name,
-            }  # fmt: skip
+            }
             self.connection.execute(_REVISE, values)
         if self.needs_round:
             self.connection.execute(_NOTIFY, {"channel": ROUNDS_CHANNEL, "name": self.name})
@@ -248,8 +250,13 @@ def _row(change: Change) -> dict[str, object]:
         cell = asdict(change.cell)
         del cell["members"]
     return {
-        "id": change.job, "event": change.event, "state": change.after,
-        "quiet": change.event in QUIET, "active": change.after in ACTIVE,
-        "terminal": change.after in TERMINAL, "error": change.error,
-        "generation": change.generation, **cell,
-    }  # fmt: skip
+        "id": change.job,
+        "event": change.event,
+        "state": change.after,
+        "quiet": change.event in QUIET,
+        "active": change.after in ACTIVE,
+        "terminal": change.after in TERMINAL,
+        "error": change.error,
+        "generation": change.generation,
+        **cell,
+    }

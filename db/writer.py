@@ -102,9 +102,14 @@ class PostgresWriter:
         return nodes_named(self._connection, turn.cluster, names)
 
     def drain_nodes(
-        self, cluster: str, names: Sequence[str], *, draining: bool, reason: str = "",
+        self,
+        cluster: str,
+        names: Sequence[str],
+        *,
+        draining: bool,
+        reason: str = "",
         drained_by: str = "",
-    ) -> list[NodeRecord]:  # fmt: skip
+    ) -> list[NodeRecord]:
         """Mark nodes as draining, or not. A reason replaces that of a node that drains already."""
         turn = Turn.take(self._connection, cluster)
         values = {"cluster": turn.cluster, "names": list(names)}
@@ -118,9 +123,13 @@ class PostgresWriter:
         return found
 
     def delete_nodes(
-        self, cluster: str, names: Sequence[str], versions: Mapping[str, int], *,
+        self,
+        cluster: str,
+        names: Sequence[str],
+        versions: Mapping[str, int],
+        *,
         allow_missing: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Delete nodes that no job uses, all or none."""
         turn = Turn.take(self._connection, cluster)
         deletion.delete_nodes(turn, names, versions, allow_missing=allow_missing)

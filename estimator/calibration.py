@@ -245,10 +245,14 @@ class Calibration:
         at = self.log_values(subjects)
         values, gradients = self.model.log_times(subjects, at)
         asked = _features(subjects)
-        own = np.array([
-            _covariance(self._prior, one, g, one, g)[0, 0]
-            for one, g in ((_features([s]), gradients[i : i + 1]) for i, s in enumerate(subjects))
-        ])  # fmt: skip
+        own = np.array(
+            [
+                _covariance(self._prior, one, g, one, g)[0, 0]
+                for one, g in (
+                    (_features([s]), gradients[i : i + 1]) for i, s in enumerate(subjects)
+                )
+            ]
+        )
         if len(self._weights):
             cross = _covariance(self._prior, asked, gradients, self._known, self._gradients)
             linear = (gradients * (at - self._prior.log_values)).sum(axis=1)

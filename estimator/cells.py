@@ -93,9 +93,16 @@ class Setting:
     def costs(self, candidates: Candidates) -> StageCosts:
         """Return what candidate stages cost here."""
         return stage_costs(
-            self.graph, self.training, self.hardware, self.shape, candidates,
-            self.compute, self.network, states=self.runtime.states, copies=self.runtime.copies,
-        )  # fmt: skip
+            self.graph,
+            self.training,
+            self.hardware,
+            self.shape,
+            candidates,
+            self.compute,
+            self.network,
+            states=self.runtime.states,
+            copies=self.runtime.copies,
+        )
 
     def depths(self, costs: StageCosts) -> Ints:
         """Return where candidate stages fit here (:func:`tessera.estimator.planning.options.depths`)."""
@@ -114,10 +121,14 @@ def on_sheets(
 ) -> Setting:
     """Return a job on GPUs of which data sheets alone are known."""
     return Setting(
-        graph=graph, training=training, hardware=hardware, shape=shape,
+        graph=graph,
+        training=training,
+        hardware=hardware,
+        shape=shape,
         compute=RooflineCompute(hardware=hardware),
-        network=LinkNetwork(hardware=hardware, shape=shape), runtime=Runtime(states=states),
-    )  # fmt: skip
+        network=LinkNetwork(hardware=hardware, shape=shape),
+        runtime=Runtime(states=states),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -219,9 +230,12 @@ def priced(setting: Setting) -> tuple[StageCosts, Options]:
 
 
 def chosen(
-    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int],
+    setting: Setting,
+    costs: StageCosts,
+    options: Options,
+    degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:  # fmt: skip
+) -> dict[int, Found]:
     """Return the plan that the runtime's search takes for each degree, at the latency that it has."""
     runtime, count = setting.runtime, setting.training.micro_batches
     searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
@@ -236,9 +250,12 @@ def chosen(
 
 
 def proxy_plans(
-    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int],
+    setting: Setting,
+    costs: StageCosts,
+    options: Options,
+    degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:  # fmt: skip
+) -> dict[int, Found]:
     """Return Arena's proxy plan of each degree (section 3.3), at the latency that it has.
 
     A layer's load is its computation on one GPU, which shares GPUs out; nothing that the planner looks at
@@ -261,9 +278,12 @@ def proxy_plans(
 
 
 def assembled_plans(
-    setting: Setting, costs: StageCosts, options: Options, degrees: Iterable[int],
+    setting: Setting,
+    costs: StageCosts,
+    options: Options,
+    degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:  # fmt: skip
+) -> dict[int, Found]:
     """Return Crius' plan of each degree, at the latency that it has: the model is cut before memory is looked
     at (section 4.2), then stages are data or tensor parallel, whatever is fastest and fits (section 5.1)."""
     graph, training, gpus = setting.graph, setting.training, setting.shape.gpus
@@ -277,9 +297,14 @@ def assembled_plans(
             whole = Stages(ends=(len(graph),), gpus=(gpus,), bias=0.0)
             cut = whole if stages == 1 else least_cut(graph.flops, graph.boundary, gpus, stages)
             best = assembled_plan(
-                costs, depth, cut, handed_bytes, setting.network,
-                setting.shape.gpus_per_node, training.micro_batches,
-            )  # fmt: skip
+                costs,
+                depth,
+                cut,
+                handed_bytes,
+                setting.network,
+                setting.shape.gpus_per_node,
+                training.micro_batches,
+            )
             found[stages] = _as_run(setting, costs, best.rows)
     return found
 

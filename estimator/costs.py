@@ -71,9 +71,13 @@ def candidates_of(
     segment, setting = np.nonzero(fits)
     dp, tp, ep, sp = settings[setting].T
     return Candidates(
-        start=start[segment].astype(np.int64), end=end[segment].astype(np.int64),
-        dp=dp, tp=tp, ep=ep, sp=sp.astype(bool),
-    )  # fmt: skip
+        start=start[segment].astype(np.int64),
+        end=end[segment].astype(np.int64),
+        dp=dp,
+        tp=tp,
+        ep=ep,
+        sp=sp.astype(bool),
+    )
 
 
 def _over_segments(column: Floats, by: np.ufunc) -> Floats:

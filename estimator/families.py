@@ -79,37 +79,58 @@ def _dense() -> list[Family]:
     """Return the data-parallel families whose graphs we have."""
     return [
         _replicated(
-            "bert", lambda: find("bert", "336M").graph, batch=12, state_bytes=ADAM_MIXED,
+            "bert",
+            lambda: find("bert", "336M").graph,
+            batch=12,
+            state_bytes=ADAM_MIXED,
             source="BERT-large (Devlin et al. 2019) with its vocabulary padded, 512 tokens; 12 sequences"
             " a GPU (Wang et al., IISWC 2019, Table V)",
         ),
         _replicated(
-            "bert-base", _bert_base, batch=32, state_bytes=ADAM_MIXED,
+            "bert-base",
+            _bert_base,
+            batch=32,
+            state_bytes=ADAM_MIXED,
             source="BERT-base (Devlin et al. 2019, section 3), 512 tokens; 32 sequences a GPU: ours",
         ),
         _replicated(
-            "resnet", lambda: _resnet(50), batch=64, state_bytes=MOMENTUM_F32,
+            "resnet",
+            lambda: _resnet(50),
+            batch=64,
+            state_bytes=MOMENTUM_F32,
             source="ResNet-50 (He et al. 2016), 16 bits; 64 images a GPU (Wang et al., IISWC 2019, Table V)",
         ),
         _replicated(
-            "resnet-152", lambda: _resnet(152), batch=64, state_bytes=MOMENTUM_F32,
+            "resnet-152",
+            lambda: _resnet(152),
+            batch=64,
+            state_bytes=MOMENTUM_F32,
             source="ResNet-152 (He et al. 2016), 16 bits; 64 images a GPU as ResNet-50: ours",
         ),
         _replicated(
-            "nmt", lambda: _nmt("nmt", 1024, 16), batch=98, state_bytes=ADAM_MIXED,
+            "nmt",
+            lambda: _nmt("nmt", 1024, 16),
+            batch=98,
+            state_bytes=ADAM_MIXED,
             source="Transformer, big (Vaswani et al. 2017, Table 3: 213 M parameters); 25,000 tokens on 8"
             " GPUs (section 5.1) as 98 sentences of 32 a GPU",
         ),
         _replicated(
-            "nmt-base", lambda: _nmt("nmt-base", 512, 8), batch=98, state_bytes=ADAM_MIXED,
+            "nmt-base",
+            lambda: _nmt("nmt-base", 512, 8),
+            batch=98,
+            state_bytes=ADAM_MIXED,
             source="Transformer, base (Vaswani et al. 2017, Table 3: 65 M parameters); batch as nmt",
         ),
         _replicated(
-            "transformer-nlp", lambda: find("roberta", "355M").graph, batch=8, state_bytes=ADAM_MIXED,
+            "transformer-nlp",
+            lambda: find("roberta", "355M").graph,
+            batch=8,
+            state_bytes=ADAM_MIXED,
             source="RoBERTa-large (Liu et al. 2019) in place of Crux's own transformer; 8,192 sequences"
             " on 1,024 GPUs (its section 5)",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _replicated(
@@ -152,8 +173,9 @@ def _gpt_family() -> Family:
         " vocabulary 51,200, checkpointing, one sequence a micro-batch (ours)",
         overlap="none: Megatron-LM as there described sums gradients after the last backward pass, and"
         " tensor groups' sums stop compute",
-        traffic=gpt_traffic, least_gpus=8,
-    )  # fmt: skip
+        traffic=gpt_traffic,
+        least_gpus=8,
+    )
 
 
 def gpt_traffic(hardware: Hardware, gpus: int, gpu_batch: float | None = None) -> CellTraffic:
@@ -189,8 +211,10 @@ def _planned(
         stages=tuple(
             Stage(start=a, end=b, dp=dp, tp=tp) for a, b in zip([0, *ends], ends, strict=False)
         ),
-        micro_batches=training.micro_batches, iter_time_s=0.0, memory_bytes=(0.0,) * stages,
-    )  # fmt: skip
+        micro_batches=training.micro_batches,
+        iter_time_s=0.0,
+        memory_bytes=(0.0,) * stages,
+    )
     found = traffic_of(setting, plan)
     return found if tp == 1 else _inside_hosts(found, hardware)
 
@@ -208,11 +232,23 @@ def _after_compute(found: CellTraffic) -> CellTraffic:
 
 
 def _bert_base() -> Graph:
-    return transformer(Transformer(
-        name="bert-base", layers=12, hidden=768, heads=12, sequence=512, vocabulary=30_592,
-        token_types=2, causal=False, norm_first=False, head="pretraining", head_bias=True,
-        dropout=True, dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name="bert-base",
+            layers=12,
+            hidden=768,
+            heads=12,
+            sequence=512,
+            vocabulary=30_592,
+            token_types=2,
+            causal=False,
+            norm_first=False,
+            head="pretraining",
+            head_bias=True,
+            dropout=True,
+            dtype="f16",
+        )
+    )
 
 
 def _resnet(depth: int) -> Graph:
@@ -221,18 +257,37 @@ def _resnet(depth: int) -> Graph:
 
 def _nmt(name: str, hidden: int, heads: int) -> Graph:
     """Return a Transformer of six and six layers, one vocabulary of 37,000 for both languages."""
-    return transformer(Transformer(
-        name=name, layers=6, decoder_layers=6, hidden=hidden, heads=heads, sequence=32,
-        vocabulary=37_000, positions="none", activation="relu", norm_first=False, dropout=True,
-        dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name=name,
+            layers=6,
+            decoder_layers=6,
+            hidden=hidden,
+            heads=heads,
+            sequence=32,
+            vocabulary=37_000,
+            positions="none",
+            activation="relu",
+            norm_first=False,
+            dropout=True,
+            dtype="f16",
+        )
+    )
 
 
 def _gpt(size: GptSize) -> Graph:
-    return transformer(Transformer(
-        name=f"gpt {size.hidden}x{size.layers}", layers=size.layers, hidden=size.hidden,
-        heads=size.heads, sequence=2048, vocabulary=51_200, dropout=True, dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name=f"gpt {size.hidden}x{size.layers}",
+            layers=size.layers,
+            hidden=size.hidden,
+            heads=size.heads,
+            sequence=2048,
+            vocabulary=51_200,
+            dropout=True,
+            dtype="f16",
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +310,12 @@ class Recommender:
         ) / REACHED
         data = 2 * self.dense_bytes * (gpus - 1) / gpus, 2 * (gpus - 1)
         stage = StageTraffic(
-            dp=gpus, tp=1, ep=gpus, data=data if gpus > 1 else (0.0, 0),
+            dp=gpus,
+            tp=1,
+            ep=gpus,
+            data=data if gpus > 1 else (0.0, 0),
             expert=(self.exchanged_bytes / gpus, 2) if gpus > 1 else (0.0, 0),
-        )  # fmt: skip
+        )
         return CellTraffic(
             work_flop=self.flops * gpus, compute_s=compute_s, start_s=compute_s, stages=(stage,)
         )
@@ -279,8 +337,9 @@ _CTR_WEIGHTS: Final = sum(
 CTR: Final = Recommender(
     flops=6 * _CTR_WEIGHTS * _CTR_BATCH,
     touched_bytes=6 * 4 * _CTR_ROWS * _CTR_WIDTH * _CTR_BATCH,
-    exchanged_bytes=2 * 2 * _CTR_ROWS * _CTR_WIDTH * _CTR_BATCH, dense_bytes=4 * _CTR_WEIGHTS,
-)  # fmt: skip
+    exchanged_bytes=2 * 2 * _CTR_ROWS * _CTR_WIDTH * _CTR_BATCH,
+    dense_bytes=4 * _CTR_WEIGHTS,
+)
 """DLRM (Naumov et al. 2019) at MLPerf Training's sizes: 26 rows of 128, nets 13-512-256-128 and
 479-1024-1024-512-256-1. 65,536 samples a GPU (ours; Zheng et al., AAAI 2023, train 128 K on one), rows sent
 in 16 bits, six passes over them in 32: ours."""
@@ -289,10 +348,11 @@ in 16 bits, six passes over them in 32: ours."""
 def _recommenders() -> list[Family]:
     hidden = "none: rows come before compute, their gradients go after it"
     double = replace(
-        MULTI_INTERESTS, flops=2 * MULTI_INTERESTS.flops,
+        MULTI_INTERESTS,
+        flops=2 * MULTI_INTERESTS.flops,
         touched_bytes=2 * MULTI_INTERESTS.touched_bytes,
         exchanged_bytes=2 * MULTI_INTERESTS.exchanged_bytes,
-    )  # fmt: skip
+    )
     paper = "Wang et al., IISWC 2019 (Alibaba-PAI), Tables IV and V"
     ctr = "DLRM (Naumov et al. 2019) at MLPerf Training's sizes in place of Crux's own click-through model"
     return [

@@ -76,7 +76,11 @@ def settings_of(candidates: Candidates, training: Training, shape: Shape) -> tup
     dp = candidates.dp[first]
     samples = np.ceil(training.micro_batch / dp)
     settings = Settings(
-        dp=dp, tp=candidates.tp[first], ep=candidates.ep[first], sp=candidates.sp[first],
-        samples=samples, shape=shape,
-    )  # fmt: skip
+        dp=dp,
+        tp=candidates.tp[first],
+        ep=candidates.ep[first],
+        sp=candidates.sp[first],
+        samples=samples,
+        shape=shape,
+    )
     return settings, which.astype(np.int64)

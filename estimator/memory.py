@@ -148,6 +148,9 @@ def overflow(
         return None
     largest = max(parts, key=lambda name: float(parts[name][stage]))
     return Overflow(
-        stage=stage, needed_bytes=float(needed[stage]), limit_bytes=most,
-        largest=largest, largest_bytes=float(parts[largest][stage]),
-    )  # fmt: skip
+        stage=stage,
+        needed_bytes=float(needed[stage]),
+        limit_bytes=most,
+        largest=largest,
+        largest_bytes=float(parts[largest][stage]),
+    )

@@ -123,10 +123,13 @@ def pipelines_of(costs: StageCosts, rows: Ints) -> Pipelines:
         return np.where(there, column[rows], 0.0)
 
     return Pipelines(
-        busy_s=picked(costs.busy_s), send_s=picked(costs.send_s),
-        receive_s=picked(costs.receive_s), backward_s=picked(costs.backward_s),
-        sync_s=picked(costs.sync_s), update_s=picked(costs.update_s),
-    )  # fmt: skip
+        busy_s=picked(costs.busy_s),
+        send_s=picked(costs.send_s),
+        receive_s=picked(costs.receive_s),
+        backward_s=picked(costs.backward_s),
+        sync_s=picked(costs.sync_s),
+        update_s=picked(costs.update_s),
+    )
 
 
 def simulated_s(

@@ -104,9 +104,13 @@ class Candidates:
     def rows(self, at: Ints) -> Candidates:
         """Return these rows."""
         return Candidates(
-            start=self.start[at], end=self.end[at], dp=self.dp[at], tp=self.tp[at],
-            ep=self.ep[at], sp=self.sp[at],
-        )  # fmt: skip
+            start=self.start[at],
+            end=self.end[at],
+            dp=self.dp[at],
+            tp=self.tp[at],
+            ep=self.ep[at],
+            sp=self.sp[at],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -87,12 +87,14 @@ def _records(
     work = Workload(model=model.model, params=model.params, global_batch=batch)
     for shape, degree in asked:
         yield EstimateRecord(
-            workload=work, source=Source.ANALYTIC, provenance=PROVENANCE,
+            workload=work,
+            source=Source.ANALYTIC,
+            provenance=PROVENANCE,
             cell=Cell(
                 gpu_type=hardware.name, gpus=shape.gpus, pipeline_degree=degree, nodes=shape.nodes
             ),
             iter_time_s=times_s[_likeness(shape)][degree, shape.gpus // degree],
-        )  # fmt: skip
+        )
 
 
 def _likeness(shape: Shape) -> tuple[int, bool]:

@@ -170,22 +170,32 @@ def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidate
     if setting.timed:
         none = np.zeros((len(PARTS) - 1, len(fits)))
         return Parts(
-            setting=setting, costs=costs, depth=depth[fits],
+            setting=setting,
+            costs=costs,
+            depth=depth[fits],
             forward_s=np.vstack([costs.forward_s, none]),
             backward_s=np.vstack([costs.backward_s, none]),
-        )  # fmt: skip
+        )
     priced = [
         stage_costs(
-            setting.graph, setting.training, setting.hardware, setting.shape, costs.candidates,
-            RooflinePart(whole=whole, part=part), _Silent(), states=setting.runtime.states,
+            setting.graph,
+            setting.training,
+            setting.hardware,
+            setting.shape,
+            costs.candidates,
+            RooflinePart(whole=whole, part=part),
+            _Silent(),
+            states=setting.runtime.states,
         )
         for part in range(len(PARTS))
-    ]  # fmt: skip
+    ]
     return Parts(
-        setting=setting, costs=costs, depth=depth[fits],
+        setting=setting,
+        costs=costs,
+        depth=depth[fits],
         forward_s=np.stack([one.forward_s for one in priced]),
         backward_s=np.stack([one.backward_s for one in priced]),
-    )  # fmt: skip
+    )
 
 
 class _Silent:

@@ -48,8 +48,10 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     start_s = gradient_share(stages) * (compute_s - last_backward_s)
     return CellTraffic(
         work_flop=float(coarse.graph.flops.sum()) * passes * training.global_batch,
-        compute_s=compute_s, start_s=start_s, stages=stages,
-    )  # fmt: skip
+        compute_s=compute_s,
+        start_s=start_s,
+        stages=stages,
+    )
 
 
 def gradient_share(stages: Sequence[StageTraffic]) -> float:
@@ -81,10 +83,13 @@ def _candidates(stages: Sequence[Stage]) -> Candidates:
         return [getattr(stage, name) for stage in stages]
 
     return Candidates(
-        start=np.array(column("start"), dtype=np.int64), end=np.array(column("end"), dtype=np.int64),
-        dp=np.array(column("dp"), dtype=np.int64), tp=np.array(column("tp"), dtype=np.int64),
-        ep=np.array(column("ep"), dtype=np.int64), sp=np.array(column("sp"), dtype=np.bool_),
-    )  # fmt: skip
+        start=np.array(column("start"), dtype=np.int64),
+        end=np.array(column("end"), dtype=np.int64),
+        dp=np.array(column("dp"), dtype=np.int64),
+        tp=np.array(column("tp"), dtype=np.int64),
+        ep=np.array(column("ep"), dtype=np.int64),
+        sp=np.array(column("sp"), dtype=np.bool_),
+    )
 
 
 def _stage(setting: Setting, stage: Stage, *, last: bool) -> StageTraffic:
@@ -100,13 +105,15 @@ def _stage(setting: Setting, stage: Stage, *, last: bool) -> StageTraffic:
     own = width * float(graph.weights[layers].sum() / stage.tp + graph.shared_weights[layers].sum())
     experts = width * float(graph.expert_weights[layers].sum()) / stage.ep
     return StageTraffic(
-        dp=stage.dp, tp=stage.tp, ep=stage.ep,
+        dp=stage.dp,
+        tp=stage.tp,
+        ep=stage.ep,
         tensor=_ring(reduced, stage.tp, 2 * each, in_turn),
         data=_gradients(own, stage.dp, zero, training),
         expert_data=_gradients(experts, stage.gpus // stage.ep, zero, training),
         expert=(each * exchanged / stage.ep, 2 * each if exchanged else 0),
         handed=(0.0, 0) if last else (training.micro_batches * boundary, training.micro_batches),
-    )  # fmt: skip
+    )
 
 
 def _passes(training: Training) -> int:

@@ -68,9 +68,12 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
     values = files.read_values(f"{field}.architecture", spec.architecture, cancelled)
     try:
         architecture = files.parse(
-            values, name=f"{spec.model} {spec.params}".strip(), sequence=spec.sequence or None,
-            dtype=spec.dtype or None, flash=spec.flash,
-        )  # fmt: skip
+            values,
+            name=f"{spec.model} {spec.params}".strip(),
+            sequence=spec.sequence or None,
+            dtype=spec.dtype or None,
+            flash=spec.flash,
+        )
         graph = files.graph(architecture)
     except InvalidInput as wrong:
         place = f"{field}.architecture" + (f".{wrong.field}" if wrong.field else "")
@@ -78,9 +81,11 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
     except TesseraError as wrong:
         raise InvalidInput(f"{field}.architecture", str(wrong)) from wrong
     training = Training(
-        global_batch=spec.micro_batches, micro_batches=spec.micro_batches,
-        state_bytes=spec.state_bytes, checkpointing=spec.checkpointing,
-    )  # fmt: skip
+        global_batch=spec.micro_batches,
+        micro_batches=spec.micro_batches,
+        state_bytes=spec.state_bytes,
+        checkpointing=spec.checkpointing,
+    )
     try:
         parameter_bytes(graph, training)
     except TesseraError as wrong:
@@ -164,9 +169,10 @@ def hardware_of(field: str, kind: Kind, catalogue: Mapping[str, Hardware]) -> Ha
             " name the type as there, describe it in the server's setting `hardware`, or import profiles",
         )
     return replace(
-        known, memory_bytes=kind.gpu_type.memory_bytes,
+        known,
+        memory_bytes=kind.gpu_type.memory_bytes,
         gpus_per_node=kind.node_gpus or known.gpus_per_node,
-    )  # fmt: skip
+    )
 
 
 def catalogue_of(hardware: Iterable[Hardware] = CATALOGUE) -> dict[str, Hardware]:
@@ -213,9 +219,13 @@ class Estimator:
         self.learned = len(learned)
 
     def cells(
-        self, workload: Workload, gpu_type: str, gpus: int, degrees: Sequence[int] | None = None,
+        self,
+        workload: Workload,
+        gpu_type: str,
+        gpus: int,
+        degrees: Sequence[int] | None = None,
         cancelled: Callable[[], bool] = never,
-    ) -> list[CellEstimate]:  # fmt: skip
+    ) -> list[CellEstimate]:
         """Return the Cell of each pipeline degree (None: 1, 2, 4 ... up to the GPUs), fitting or not.
 
         Raises:
@@ -239,13 +249,14 @@ class Estimator:
             plan, time = plans.get(degree), found.get(degree)
             fits = plan is not None and time is not None
             record = EstimateRecord(
-                workload=workload, cell=of_degree[degree],
+                workload=workload,
+                cell=of_degree[degree],
                 source=Source.PROFILED if profile else Source.ANALYTIC,
                 iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
                 sd=time.sd if time is not None and fits else None,
                 provenance=self._provenance(plan if fits else None, profile),
                 traffic=traffic_of(setting, plan) if plan is not None and fits else None,
-            )  # fmt: skip
+            )
             estimates.append(CellEstimate(record=record, plan=plan if fits else None))
         return estimates
 
@@ -265,11 +276,15 @@ class Estimator:
 
     def _subject(self, workload: Workload, cell: Cell) -> CellSubject:
         return CellSubject(
-            family=workload.model, gpu_type=cell.gpu_type, nodes=cell.nodes,
-            gpus_per_node=cell.gpus // cell.nodes, global_batch=workload.global_batch,
-            parameters=self._models[workload].graph.parameters, workload=workload,
+            family=workload.model,
+            gpu_type=cell.gpu_type,
+            nodes=cell.nodes,
+            gpus_per_node=cell.gpus // cell.nodes,
+            global_batch=workload.global_batch,
+            parameters=self._models[workload].graph.parameters,
+            workload=workload,
             pipeline_degree=cell.pipeline_degree,
-        )  # fmt: skip
+        )
 
     def _setting(self, subject: Subject) -> Setting:
         if not isinstance(subject, CellSubject):
@@ -289,9 +304,11 @@ class Estimator:
         found = [
             Measurement(subject=self._subject(r.workload, r.cell), iter_time_s=r.iter_time_s)
             for r in measured_cells(measurements)
-            if r.workload in self._models and r.cell.gpu_type in self._hardware
-            and r.cell.gpus % r.cell.nodes == 0 and r.cell.pipeline_degree >= 1
-        ]  # fmt: skip
+            if r.workload in self._models
+            and r.cell.gpu_type in self._hardware
+            and r.cell.gpus % r.cell.nodes == 0
+            and r.cell.pipeline_degree >= 1
+        ]
         return found[-MAX_LEARNED:]
 
 
@@ -328,12 +345,15 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
     """Return what was measured as estimates; single runs differ by the noise that calibration assumes."""
     return [
         EstimateRecord(
-            workload=r.workload, cell=r.cell, iter_time_s=median(times),
-            source=Source.MEASURED, sd=Residual().noise_sd / math.sqrt(len(times)),
+            workload=r.workload,
+            cell=r.cell,
+            iter_time_s=median(times),
+            source=Source.MEASURED,
+            sd=Residual().noise_sd / math.sqrt(len(times)),
             provenance=f"median of {len(times)} {'run' if len(times) == 1 else 'runs'} here",
         )
         for r, times in _runs(measurements).items()
-    ]  # fmt: skip
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -366,9 +386,13 @@ def fingerprint(
     """Return a digest of all that a workload's estimates depend on. ``spec`` None: a published model;
     ``asked`` has the counts by GPU type, ``profiles`` what was measured of it there."""
     plain = [
-        release(), FORM, asdict(workload), spec and asdict(spec), {t: list(n) for t, n in asked.items()},
+        release(),
+        FORM,
+        asdict(workload),
+        spec and asdict(spec),
+        {t: list(n) for t, n in asked.items()},
         {t: asdict(h) for t, h in hardware.items() if t in asked},
         _learned(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
-    ]  # fmt: skip
+    ]
     return _digest(plain)

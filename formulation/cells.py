@@ -97,13 +97,23 @@ def build_cells(snapshot: Snapshot) -> Cells:
     fewest = -(-gpus // np.maximum(size, 1))
     best = _best_rate(spread, rate, first, np.repeat(fewest, count), fewest)
     keep = np.flatnonzero((gpus <= capacity) & (best > 0))
-    by = keep[np.lexsort((plan[keep], degree[keep], -best[keep], gpus[keep], gpu_type[keep],
-                          workload[keep]))]  # fmt: skip
+    by = keep[
+        np.lexsort(
+            (plan[keep], degree[keep], -best[keep], gpus[keep], gpu_type[keep], workload[keep])
+        )
+    ]
     return Cells(
-        workload=workload[by], gpu_type=gpu_type[by], gpus=gpus[by], pipeline_degree=degree[by],
-        plan=plan[by], nodes=fewest[by], rate=best[by], first_shape=first[by],
-        shape_count=count[by], shapes=Shapes(nodes=spread, rate=rate),
-    )  # fmt: skip
+        workload=workload[by],
+        gpu_type=gpu_type[by],
+        gpus=gpus[by],
+        pipeline_degree=degree[by],
+        plan=plan[by],
+        nodes=fewest[by],
+        rate=best[by],
+        first_shape=first[by],
+        shape_count=count[by],
+        shapes=Shapes(nodes=spread, rate=rate),
+    )
 
 
 def _best_rate(spread: Ints, rate: Floats, first: Ints, target: Ints, fewest: Ints) -> Floats:
@@ -214,8 +224,9 @@ def cells_of(snapshot: Snapshot) -> tuple[Cells, Bools]:
     """
     given = (
         np.array([w.global_batch for w in snapshot.workloads], dtype=np.int64),
-        snapshot.node_size(), snapshot.schedulable_gpus(),
-    )  # fmt: skip
+        snapshot.node_size(),
+        snapshot.schedulable_gpus(),
+    )
     with _LOCK:
         known = [one for one in _REMEMBERED if all(map(np.array_equal, one.given, given))]
     for one in sorted(known, key=lambda one: one.estimates is not snapshot.estimates):

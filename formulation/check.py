@@ -84,9 +84,12 @@ def _used(problem: Problem, columns: Ints, waits: Bools) -> Ints:
 
 
 def placement_violations(
-    snapshot: Snapshot, problem: Problem, solution: Solution, placement: Placement,
+    snapshot: Snapshot,
+    problem: Problem,
+    solution: Solution,
+    placement: Placement,
     now: Mapping[int, Gang] | None = None,
-) -> list[Violation]:  # fmt: skip
+) -> list[Violation]:
     """Return every rule that ``placement`` breaks; ``now`` is ``current_gangs``, if that is known already.
 
     Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
@@ -137,12 +140,15 @@ def _given(problem: Problem, solution: Solution, placement: Placement) -> _Given
     cell = problem.cell[solution.choice[job]]
     count = np.array([len(gpus) for _, gpus in shares], dtype=np.int64)
     return _Given(
-        job=job, want_gpus=problem.cells.gpus[cell], want_type=problem.cells.gpu_type[cell],
+        job=job,
+        want_gpus=problem.cells.gpus[cell],
+        want_type=problem.cells.gpu_type[cell],
         gang=np.repeat(np.arange(len(gangs)), [len(gang.members) for _, gang in gangs]),
-        node=np.array([node for node, _ in shares], dtype=np.int64), count=count,
+        node=np.array([node for node, _ in shares], dtype=np.int64),
+        count=count,
         share=np.repeat(np.arange(len(shares)), count),
         gpu=np.fromiter(chain.from_iterable(gpus for _, gpus in shares), np.int64),
-    )  # fmt: skip
+    )
 
 
 def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:

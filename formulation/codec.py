@@ -46,10 +46,28 @@ FORMAT = 2
 _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
     for c in (
-        Allocations, Avoids, Cells, Estimates, GpuType, Jobs, Legs, Measured, Nodes, Prices, Problem, Quotas,
-        Row, Shapes, Snapshot, Solution, Standing, Tenants, Traffics, Workload,
+        Allocations,
+        Avoids,
+        Cells,
+        Estimates,
+        GpuType,
+        Jobs,
+        Legs,
+        Measured,
+        Nodes,
+        Prices,
+        Problem,
+        Quotas,
+        Row,
+        Shapes,
+        Snapshot,
+        Solution,
+        Standing,
+        Tenants,
+        Traffics,
+        Workload,
     )
-}  # fmt: skip
+}
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
 
 

@@ -35,10 +35,19 @@ def first_draft(
     job_start, cell, current = _columns(snapshot, cells, kept)
     count = len(snapshot.jobs)
     return Draft(
-        snapshot=snapshot, policy=policy, admission=admission, cells=cells, job_start=job_start, cell=cell,
-        current=current, must_run=np.zeros(count, np.bool_), least_rate=np.zeros(count),
-        waived=waived, movable=snapshot.jobs.movable, opportunistic=np.zeros(count, np.bool_),
-    )  # fmt: skip
+        snapshot=snapshot,
+        policy=policy,
+        admission=admission,
+        cells=cells,
+        job_start=job_start,
+        cell=cell,
+        current=current,
+        must_run=np.zeros(count, np.bool_),
+        least_rate=np.zeros(count),
+        waived=waived,
+        movable=snapshot.jobs.movable,
+        opportunistic=np.zeros(count, np.bool_),
+    )
 
 
 def _with_bounded(snapshot: Snapshot, cells: Cells, best: Bools) -> Bools:

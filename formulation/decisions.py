@@ -112,9 +112,13 @@ def _kinds_of_waiting(snapshot: Snapshot, statement: Statement, job: Ints) -> li
 
 
 def _running(
-    snapshot: Snapshot, statement: Statement, solution: Solution, placement: Placement,
-    promised: Bools, now: Mapping[int, Gang],
-) -> Iterator[Decision]:  # fmt: skip
+    snapshot: Snapshot,
+    statement: Statement,
+    solution: Solution,
+    placement: Placement,
+    promised: Bools,
+    now: Mapping[int, Gang],
+) -> Iterator[Decision]:
     """Return what is decided of each job that is placed."""
     problem, jobs = statement.problem, snapshot.jobs
     job = np.array(list(placement.gangs), dtype=np.int64)
@@ -126,23 +130,38 @@ def _running(
     admits = np.zeros(len(jobs), dtype=np.bool_)
     admits[list(statement.admits)] = True
     return map(
-        Decision, job.tolist(), kind, problem.cells.keys(cell), _rates(problem, placement, cell).tolist(),
-        _prices(problem, placement, job, column).tolist(), placement.gangs.values(), repeat(None),
-        (promised[job] | admits[job]).tolist(), past.tolist(),
-    )  # fmt: skip
+        Decision,
+        job.tolist(),
+        kind,
+        problem.cells.keys(cell),
+        _rates(problem, placement, cell).tolist(),
+        _prices(problem, placement, job, column).tolist(),
+        placement.gangs.values(),
+        repeat(None),
+        (promised[job] | admits[job]).tolist(),
+        past.tolist(),
+    )
 
 
 _KINDS: Final = (
-    DecisionKind.START, DecisionKind.RETYPE, DecisionKind.RESIZE, DecisionKind.REPLAN,
-    DecisionKind.MOVE, DecisionKind.KEEP,
-)  # fmt: skip
+    DecisionKind.START,
+    DecisionKind.RETYPE,
+    DecisionKind.RESIZE,
+    DecisionKind.REPLAN,
+    DecisionKind.MOVE,
+    DecisionKind.KEEP,
+)
 """Kinds of jobs that run; the first that applies is taken."""
 
 
 def _kinds(
-    snapshot: Snapshot, problem: Problem, placement: Placement, job: Ints, cell: Ints,
+    snapshot: Snapshot,
+    problem: Problem,
+    placement: Placement,
+    job: Ints,
+    cell: Ints,
     now: Mapping[int, Gang],
-) -> list[DecisionKind]:  # fmt: skip
+) -> list[DecisionKind]:
     jobs, cells = snapshot.jobs, problem.cells
     moved = changed(placement.gangs, now)
     owns = np.array([one in now for one in placement.gangs], dtype=np.bool_)

@@ -169,13 +169,14 @@ class Draft:
         reasons = dict(why or {})
         return replace(
             self,
-            job_start=job_start, cell=self.cell[keep],
+            job_start=job_start,
+            cell=self.cell[keep],
             current=np.where(stays, position[self.current], -1) if len(keep) else self.current,
             must_run=self.must_run & (count > 0),
             rows=tuple(_narrowed(row, keep, position, count) for row in self.rows),
             absent={**self.absent, **{job: reasons[job] for job in lost if job in reasons}},
             witness=_kept(self.witness, keep, position),
-        )  # fmt: skip
+        )
 
     def without(self, jobs: Mapping[int, Reason]) -> Draft:
         """Return the draft with no column for ``jobs``, each for its reason."""
@@ -196,6 +197,9 @@ def _kept(witness: Ints | None, keep: Bools, position: Ints) -> Ints | None:
 def _narrowed(row: RowUse, keep: Bools, position: Ints, count: Ints) -> RowUse:
     mine, idle = keep[row.column], count[row.idle_job] > 0
     return replace(
-        row, column=position[row.column[mine]], amount=row.amount[mine],
-        idle_job=row.idle_job[idle], idle_amount=row.idle_amount[idle],
-    )  # fmt: skip
+        row,
+        column=position[row.column[mine]],
+        amount=row.amount[mine],
+        idle_job=row.idle_job[idle],
+        idle_amount=row.idle_amount[idle],
+    )

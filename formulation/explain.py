@@ -40,9 +40,13 @@ def explain(
     others: list[int] = []
     may_run = snapshot.jobs.among(SCHEDULABLE)[waits]
     for job, may, workload, runs, offered in zip(
-        waits.tolist(), may_run.tolist(), workloads.tolist(), feasible[workloads].tolist(),
-        has_columns.tolist(), strict=True,
-    ):  # fmt: skip
+        waits.tolist(),
+        may_run.tolist(),
+        workloads.tolist(),
+        feasible[workloads].tolist(),
+        has_columns.tolist(),
+        strict=True,
+    ):
         if not may:
             found[job] = _not_schedulable(STATES[snapshot.jobs.state[job]], snapshot.jobs.name[job])
         elif not runs:

@@ -127,9 +127,10 @@ def _linear_beyond(e: Estimates, largest: int) -> Estimates:
     beyond = (mine >= 0) & (e.gpus > np.maximum(largest, e.gpus[mine]))
     linear_s = e.iter_time_s[mine] * e.gpus[mine] / e.gpus
     return replace(
-        e, iter_time_s=np.where(beyond, linear_s, e.iter_time_s),
+        e,
+        iter_time_s=np.where(beyond, linear_s, e.iter_time_s),
         source=np.where(beyond, int(Source.ANALYTIC), e.source),
-    )  # fmt: skip
+    )
 
 
 def _base_rows(pair: Ints, gpus: Ints, runs: Bools, largest: int) -> Ints:
@@ -156,10 +157,16 @@ def _group(*keys: Ints) -> Ints:
 
 def _rows(e: Estimates, which: Bools | Ints) -> Estimates:
     return Estimates(
-        workload=e.workload[which], gpu_type=e.gpu_type[which], gpus=e.gpus[which], nodes=e.nodes[which],
-        pipeline_degree=e.pipeline_degree[which], plan=e.plan[which],
-        iter_time_s=e.iter_time_s[which], source=e.source[which], sd=e.sd[which],
-    )  # fmt: skip
+        workload=e.workload[which],
+        gpu_type=e.gpu_type[which],
+        gpus=e.gpus[which],
+        nodes=e.nodes[which],
+        pipeline_degree=e.pipeline_degree[which],
+        plan=e.plan[which],
+        iter_time_s=e.iter_time_s[which],
+        source=e.source[which],
+        sd=e.sd[which],
+    )
 
 
 def _with(snapshot: Snapshot, e: Estimates) -> Snapshot:

@@ -68,9 +68,14 @@ def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reas
     gross = problem.value[offers.column] + problem.restart_price[offers.column]
     found: dict[int, Reason] = {}
     for job, column, weight, worth, cost, costs_only in zip(
-        jobs.tolist(), offers.column.tolist(), problem.weight[jobs].tolist(), offers.worth.tolist(),
-        offers.cost.tolist(), (gross < 0).tolist(), strict=True,
-    ):  # fmt: skip
+        jobs.tolist(),
+        offers.column.tolist(),
+        problem.weight[jobs].tolist(),
+        offers.worth.tolist(),
+        offers.cost.tolist(),
+        (gross < 0).tolist(),
+        strict=True,
+    ):
         limited = limits and weight > 0 and limits.reason(job, column, pays=worth > cost)
         if weight <= 0:
             found[job] = _NO_WEIGHT
@@ -113,9 +118,10 @@ def _best_offers(problem: Problem, solution: Solution, jobs: Ints) -> _Offers:
     column = np.zeros(len(jobs), dtype=np.int64)
     column[owner[top]] = mine[top]  # the first of each job is written last
     return _Offers(
-        column=column, worth=problem.value[column] / problem.scale,
+        column=column,
+        worth=problem.value[column] / problem.scale,
         cost=cost[column] / problem.scale,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +163,11 @@ class _Market:
             ]
             found = self._uses[key] = _Use(
                 what=" + ".join(f"{amount} of {name}" for name, amount, _ in taken),
-                short="; ".join(f"{name} has {left} free" for name, amount, left in taken if amount > left),
+                short="; ".join(
+                    f"{name} has {left} free" for name, amount, left in taken if amount > left
+                ),
                 free=tuple((f"free {name}", str(left)) for name, _, left in taken),
-            )  # fmt: skip
+            )
         return found
 
 
@@ -193,15 +201,18 @@ class _Limits:
         limit, free = self.problem.rows[row], self.free[row]
         code, message, next_step = _LIMITS[limit.kind]
         return Reason(
-            code=code, next_step=next_step,
+            code=code,
+            next_step=next_step,
             message=message.format(
                 what=limit.subject, capacity=limit.capacity, free=free, amount=amount
             ),
             evidence=(
-                ("row", limit.name), ("capacity", str(limit.capacity)), ("free", str(free)),
+                ("row", limit.name),
+                ("capacity", str(limit.capacity)),
+                ("free", str(free)),
                 ("needs", str(amount)),
             ),
-        )  # fmt: skip
+        )
 
 
 def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | None:
@@ -210,9 +221,12 @@ def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | 
     if not limit.any():
         return None
     return _Limits(
-        problem=problem, prices=solution.prices, free=free, is_limit=limit,
+        problem=problem,
+        prices=solution.prices,
+        free=free,
+        is_limit=limit,
         stopped=_stopped(problem, limit, np.array(free)),
-    )  # fmt: skip
+    )
 
 
 def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:

@@ -110,25 +110,45 @@ class Problem:
     def __post_init__(self) -> None:
         """Freeze the arrays; check shapes and that no sum can overflow."""
         for name, dtype in (
-            ("job_start", np.int64), ("cell", np.int64), ("value", np.int64),
-            ("restart_price", np.int64), ("usage_start", np.int64), ("row", np.int64),
-            ("amount", np.int64), ("idle_start", np.int64), ("idle_row", np.int64),
-            ("idle_amount", np.int64), ("must_run", np.bool_), ("current", np.int64),
-            ("least_rate", np.float64), ("movable", np.bool_),
-            ("restart_share", np.float64), ("weight", np.float64),
-        ):  # fmt: skip
+            ("job_start", np.int64),
+            ("cell", np.int64),
+            ("value", np.int64),
+            ("restart_price", np.int64),
+            ("usage_start", np.int64),
+            ("row", np.int64),
+            ("amount", np.int64),
+            ("idle_start", np.int64),
+            ("idle_row", np.int64),
+            ("idle_amount", np.int64),
+            ("must_run", np.bool_),
+            ("current", np.int64),
+            ("least_rate", np.float64),
+            ("movable", np.bool_),
+            ("restart_share", np.float64),
+            ("weight", np.float64),
+        ):
             object.__setattr__(self, name, frozen(getattr(self, name), dtype))
         jobs, columns = len(self.jobs), len(self.cell)
         for name, length in (
-            ("job_start", jobs + 1), ("must_run", jobs), ("current", jobs), ("weight", jobs),
-            ("restart_share", jobs), ("least_rate", jobs), ("movable", jobs), ("idle_start", jobs + 1),
-            ("value", columns), ("restart_price", columns), ("usage_start", columns + 1),
-        ):  # fmt: skip
+            ("job_start", jobs + 1),
+            ("must_run", jobs),
+            ("current", jobs),
+            ("weight", jobs),
+            ("restart_share", jobs),
+            ("least_rate", jobs),
+            ("movable", jobs),
+            ("idle_start", jobs + 1),
+            ("value", columns),
+            ("restart_price", columns),
+            ("usage_start", columns + 1),
+        ):
             if len(getattr(self, name)) != length:
                 raise InvalidInput(name, f"has {len(getattr(self, name))} entries, not {length}")
         for name, total in (
-            ("job_start", columns), ("usage_start", len(self.row)), ("idle_start", len(self.idle_row)),
-        ):  # fmt: skip
+            ("job_start", columns),
+            ("usage_start", len(self.row)),
+            ("idle_start", len(self.idle_row)),
+        ):
             starts = getattr(self, name)
             if starts[0] != 0 or starts[-1] != total or (starts[1:] < starts[:-1]).any():
                 raise InvalidInput(name, f"must rise from 0 to {total}")
@@ -231,9 +251,13 @@ def _rise_within(start: Ints, values: Ints) -> bool:
 
 
 def restricted(
-    problem: Problem, jobs: Ints, columns: Ints, *,
-    capacity: Ints | None = None, must_run: Bools | None = None,
-) -> Problem:  # fmt: skip
+    problem: Problem,
+    jobs: Ints,
+    columns: Ints,
+    *,
+    capacity: Ints | None = None,
+    must_run: Bools | None = None,
+) -> Problem:
     """Return the problem of ``jobs`` with ``columns`` alone, both rising indices into the whole.
 
     ``capacity`` (int64[rows]) and ``must_run`` (bool[jobs of the whole]) take the place of its own. A job
@@ -254,15 +278,24 @@ def restricted(
     return replace(
         problem,
         jobs=names if len(jobs) == len(names) else tuple(names[j] for j in jobs.tolist()),
-        job_start=np.append(0, np.cumsum(count)), cell=problem.cell[columns],
-        value=problem.value[columns], restart_price=problem.restart_price[columns], rows=rows,
-        usage_start=np.append(0, np.cumsum(uses)), row=problem.row[entries],
-        amount=problem.amount[entries], idle_start=np.append(0, np.cumsum(idles)),
-        idle_row=problem.idle_row[idle], idle_amount=problem.idle_amount[idle], must_run=must[jobs],
-        least_rate=problem.least_rate[jobs], movable=problem.movable[jobs],
-        current=np.where(stays, place, -1), restart_share=problem.restart_share[jobs],
+        job_start=np.append(0, np.cumsum(count)),
+        cell=problem.cell[columns],
+        value=problem.value[columns],
+        restart_price=problem.restart_price[columns],
+        rows=rows,
+        usage_start=np.append(0, np.cumsum(uses)),
+        row=problem.row[entries],
+        amount=problem.amount[entries],
+        idle_start=np.append(0, np.cumsum(idles)),
+        idle_row=problem.idle_row[idle],
+        idle_amount=problem.idle_amount[idle],
+        must_run=must[jobs],
+        least_rate=problem.least_rate[jobs],
+        movable=problem.movable[jobs],
+        current=np.where(stays, place, -1),
+        restart_share=problem.restart_share[jobs],
         weight=problem.weight[jobs],
-    )  # fmt: skip
+    )
 
 
 def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:

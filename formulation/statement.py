@@ -91,10 +91,15 @@ def stated(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
     draft.check()
     goals = goals_of(draft)
     return Statement(
-        problem=_problem(draft, goals[-1]), goals=goals, absent=draft.absent,
-        rejected=draft.rejected, opportunistic=draft.opportunistic, witness=draft.witness,
-        admits=draft.admits, lapsed=draft.lapsed,
-    )  # fmt: skip
+        problem=_problem(draft, goals[-1]),
+        goals=goals,
+        absent=draft.absent,
+        rejected=draft.rejected,
+        opportunistic=draft.opportunistic,
+        witness=draft.witness,
+        admits=draft.admits,
+        lapsed=draft.lapsed,
+    )
 
 
 def build_problem(snapshot: Snapshot, policy: Policy) -> Problem:
@@ -117,15 +122,29 @@ def _problem(draft: Draft, goal: Goal) -> Problem:
         len(draft.current),
     )
     return Problem(
-        jobs=draft.snapshot.jobs.name, job_start=draft.job_start, cells=draft.cells,
-        plans=draft.snapshot.plans, cell=draft.cell, value=goal.value,
-        restart_price=goal.restart_price, scale=goal.scale, unit=goal.unit,
+        jobs=draft.snapshot.jobs.name,
+        job_start=draft.job_start,
+        cells=draft.cells,
+        plans=draft.snapshot.plans,
+        cell=draft.cell,
+        value=goal.value,
+        restart_price=goal.restart_price,
+        scale=goal.scale,
+        unit=goal.unit,
         rows=(*rows, *(use.row for use in draft.rows)),
-        usage_start=usage_start, row=row, amount=amount, idle_start=idle_start, idle_row=idle_row,
-        idle_amount=idle_amount, must_run=draft.must_run, least_rate=draft.least_rate,
-        movable=draft.movable, current=draft.current, restart_share=draft.restart_share,
+        usage_start=usage_start,
+        row=row,
+        amount=amount,
+        idle_start=idle_start,
+        idle_row=idle_row,
+        idle_amount=idle_amount,
+        must_run=draft.must_run,
+        least_rate=draft.least_rate,
+        movable=draft.movable,
+        current=draft.current,
+        restart_share=draft.restart_share,
         weight=draft.weight,
-    )  # fmt: skip
+    )
 
 
 Entries = tuple[Ints, Ints, Ints]
@@ -154,6 +173,9 @@ def _by_owner(parts: list[Entries], owners: int) -> Entries:
 def revalued(problem: Problem, goal: Linear) -> Problem:
     """Return ``problem`` with the values of ``goal``."""
     return replace(
-        problem, value=goal.value, restart_price=goal.restart_price, scale=goal.scale,
+        problem,
+        value=goal.value,
+        restart_price=goal.restart_price,
+        scale=goal.scale,
         unit=goal.unit,
-    )  # fmt: skip
+    )

@@ -22,11 +22,15 @@ def generate(out: Path) -> None:
     )
     well_known = Path(google.protobuf.__file__).parent.parent.parent
     arguments = [
-        "protoc", f"-I{ROOT / 'proto'}", f"-I{Path(protoc.__file__).parent / '_proto'}", f"-I{well_known}",
+        "protoc",
+        f"-I{ROOT / 'proto'}",
+        f"-I{Path(protoc.__file__).parent / '_proto'}",
+        f"-I{well_known}",
         f"--plugin=protoc-gen-mypy={bin_dir / 'protoc-gen-mypy'}",
         f"--plugin=protoc-gen-mypy_grpc={bin_dir / 'protoc-gen-mypy_grpc'}",
-        *(f"--{kind}_out={out}" for kind in ("python", "mypy", "grpc_python", "mypy_grpc")), *sources,
-    ]  # fmt: skip
+        *(f"--{kind}_out={out}" for kind in ("python", "mypy", "grpc_python", "mypy_grpc")),
+        *sources,
+    ]
     if protoc.main(arguments) != 0:
         sys.exit("protoc failed")
     # `tessera` itself has no __init__.py: the scheduler's rooms share the name.

@@ -58,9 +58,14 @@ class Deriving:
     """
 
     def __init__(
-        self, store: Store, hardware: Mapping[str, Hardware], multiples: Sequence[float], *,
-        learns: bool = True, profiling: Options | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        hardware: Mapping[str, Hardware],
+        multiples: Sequence[float],
+        *,
+        learns: bool = True,
+        profiling: Options | None = None,
+    ) -> None:
         self._store, self._hardware, self._multiples = store, hardware, multiples
         self._learns, self._profiling = learns, profiling or Options()
         self._said: dict[tuple[str, Workload], Reason] = {}
@@ -68,9 +73,11 @@ class Deriving:
         self._estimators: dict[str, tuple[object, Estimator]] = {}
 
     def derive(
-        self, cluster: str, cancelled: Callable[[], bool] = lambda: False,
+        self,
+        cluster: str,
+        cancelled: Callable[[], bool] = lambda: False,
         woken: Callable[[], bool] = lambda: False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Bring the cluster's own estimates up to date; return how many workloads were estimated.
 
         Doing it twice, or in two replicas at once, changes nothing: the same estimates are written. ``woken``
@@ -121,9 +128,10 @@ class Deriving:
             return
         kept = self._write(cluster, measured_estimates(measurements), {})
         log.info(
-            "%d measured Cells are estimates now", kept,
+            "%d measured Cells are estimates now",
+            kept,
             extra={"action": "cells_measured", "cluster": cluster},
-        )  # fmt: skip
+        )
         self._kept[cluster] = measurements
 
     def _make_tasks(self, cluster: str, known: Estimation) -> None:
@@ -192,14 +200,19 @@ class Deriving:
         counts = ", ".join(map(str, counts_of(wanted.requests, self._multiples))) or "none"
         have = ", ".join(f"{gpus} x {name}" for name, gpus in fits.items())
         return _reason(
-            wanted.workload, f"it would be estimated on {counts} GPUs, and there are only {have}",
+            wanted.workload,
+            f"it would be estimated on {counts} GPUs, and there are only {have}",
             "request fewer GPUs, add nodes, or widen the server's setting estimate_counts",
-        )  # fmt: skip
+        )
 
     def _attempt(
-        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord], task: _Task,
+        self,
+        cluster: str,
+        known: Estimation,
+        measurements: Sequence[MeasurementRecord],
+        task: _Task,
         cancelled: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         workload, facts = task.wanted.workload, {"action": "cells_estimated", "cluster": cluster}
         failed = facts | {"action": "cells_failed"}
         try:
@@ -217,14 +230,22 @@ class Deriving:
         self._write(cluster, records, {workload: task.key})
         self._said.pop((cluster, workload), None)
         log.info(
-            "%s has %d Cells on %s, of which %d run", workload.key, len(records),
-            ", ".join(task.asked), sum(r.sd is not None for r in records), extra=facts,
-        )  # fmt: skip
+            "%s has %d Cells on %s, of which %d run",
+            workload.key,
+            len(records),
+            ", ".join(task.asked),
+            sum(r.sd is not None for r in records),
+            extra=facts,
+        )
 
     def _records(
-        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord], task: _Task,
+        self,
+        cluster: str,
+        known: Estimation,
+        measurements: Sequence[MeasurementRecord],
+        task: _Task,
         cancelled: Callable[[], bool],
-    ) -> list[EstimateRecord] | None:  # fmt: skip
+    ) -> list[EstimateRecord] | None:
         """Return the estimates of one workload; None: cancelled."""
         workload = task.wanted.workload
         estimator = self._estimator(cluster, known, measurements)
@@ -299,9 +320,11 @@ def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
 
 def _reason(workload: Workload, message: str, next_step: str) -> Reason:
     return Reason(
-        code=ReasonCode.NO_ESTIMATE, message=f"{workload.key} has no estimates: {message}",
-        next_step=next_step, evidence=(("workload", workload.key),),
-    )  # fmt: skip
+        code=ReasonCode.NO_ESTIMATE,
+        message=f"{workload.key} has no estimates: {message}",
+        next_step=next_step,
+        evidence=(("workload", workload.key),),
+    )
 
 
 def _unknown(workload: Workload) -> Reason:

@@ -205,9 +205,11 @@ class Config:
     def agent_timing(self) -> AgentTiming:
         """Return the rhythm of agents' streams."""
         return AgentTiming(
-            lease_s=self.lease_s, margin_s=self.margin_s, heartbeat_s=self.heartbeat_s,
+            lease_s=self.lease_s,
+            margin_s=self.margin_s,
+            heartbeat_s=self.heartbeat_s,
             inspect_s=self.inspect_s,
-        )  # fmt: skip
+        )
 
     def round_options(self) -> RoundOptions:
         """Return the standing policy. Its rounds last for the period unless it says otherwise.
@@ -260,17 +262,22 @@ class Config:
     def retention(self) -> Retention:
         """Return what the database keeps of what is over."""
         return Retention(
-            requests_s=_days_s(self.retain_requests_days), rounds_s=_days_s(self.retain_rounds_days),
-            least_rounds=LEAST_ROUNDS, most_rounds=self.retain_rounds or math.inf,
-            most_snapshots=self.retain_snapshots or math.inf, jobs_s=_days_s(self.retain_jobs_days),
-        )  # fmt: skip
+            requests_s=_days_s(self.retain_requests_days),
+            rounds_s=_days_s(self.retain_rounds_days),
+            least_rounds=LEAST_ROUNDS,
+            most_rounds=self.retain_rounds or math.inf,
+            most_snapshots=self.retain_snapshots or math.inf,
+            jobs_s=_days_s(self.retain_jobs_days),
+        )
 
     def limits(self) -> Limits:
         """Return what users can create at most."""
         return Limits(
-            clusters=self.max_clusters, nodes=self.max_nodes, models=self.max_models,
+            clusters=self.max_clusters,
+            nodes=self.max_nodes,
+            models=self.max_models,
             tenants=self.max_tenants,
-        )  # fmt: skip
+        )
 
     def _shown(self, name: str) -> _Value:
         value: _Value = getattr(self, name)

@@ -38,9 +38,11 @@ def end_by(
         names = sorted(running())
         log.warning(
             "the grace of %g s is over; leaving %d calls that still run: %s",
-            grace_s, len(names), ", ".join(names) or "none in the server's threads",
+            grace_s,
+            len(names),
+            ", ".join(names) or "none in the server's threads",
             extra={"action": "calls_left"},
-        )  # fmt: skip
+        )
         for closing in closings:
             try:
                 closing()

@@ -170,9 +170,13 @@ class RoundLoop:
             return min(remaining_s() - after, options.solve_limit_s - spent_s, fair_s())
 
         budget = Budget(
-            remaining_s=solve_s, seed=options.seed, gap=options.gap, work=dict(options.work),
-            cancelled=over, left_s=remaining_s,
-        )  # fmt: skip
+            remaining_s=solve_s,
+            seed=options.seed,
+            gap=options.gap,
+            work=dict(options.work),
+            cancelled=over,
+            left_s=remaining_s,
+        )
         try:
             outcome = self._plan(snapshot, options, budget, phases, remaining_s)
         except DeadlineTooShort:
@@ -265,9 +269,13 @@ class RoundLoop:
         return again, same
 
     def _plan(
-        self, snapshot: Snapshot, options: RoundOptions, budget: Budget, phases: _Phases,
+        self,
+        snapshot: Snapshot,
+        options: RoundOptions,
+        budget: Budget,
+        phases: _Phases,
         remaining_s: Callable[[], float],
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """Decide the round here or, if it is large or cannot be interrupted, in a process of its own."""
         workers = self._workers if len(snapshot.jobs) >= self._from_jobs else None
         if not (
@@ -304,9 +312,12 @@ Plan: TypeAlias = Callable[[Snapshot, RoundOptions, Budget, _Phases, Callable[[]
 
 
 def _plan_here(
-    snapshot: Snapshot, options: RoundOptions, budget: Budget, phases: _Phases,
+    snapshot: Snapshot,
+    options: RoundOptions,
+    budget: Budget,
+    phases: _Phases,
     _remaining_s: Callable[[], float],
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
     return plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
 
@@ -355,9 +366,13 @@ def decide_again(
 
     phases = _Phases(clock)
     budget = Budget(
-        remaining_s=limit_s, seed=options.seed, gap=options.gap, work=dict(options.work),
-        cancelled=cancelled, left_s=left_s,
-    )  # fmt: skip
+        remaining_s=limit_s,
+        seed=options.seed,
+        gap=options.gap,
+        work=dict(options.work),
+        cancelled=cancelled,
+        left_s=left_s,
+    )
     outcome = plan(snapshot, options, budget, phases, remaining_s)
     budget.check()
     summary = summarise(snapshot, outcome, options, phases.seconds, digest(snapshot))
@@ -365,9 +380,12 @@ def decide_again(
 
 
 def summarise(
-    snapshot: Snapshot, outcome: Outcome, options: RoundOptions, seconds: dict[str, float],
+    snapshot: Snapshot,
+    outcome: Outcome,
+    options: RoundOptions,
+    seconds: dict[str, float],
     snapshot_digest: str,
-) -> RoundSummary:  # fmt: skip
+) -> RoundSummary:
     """Return the round's summary as it stands before the commit."""
     problem, solution, scale = outcome.problem, outcome.solution, outcome.problem.scale
     kinds = [d.kind for d in outcome.decisions]
@@ -375,24 +393,37 @@ def summarise(
     chosen = asdict(options)
     chosen.pop("work")
     return RoundSummary(
-        cluster=snapshot.cluster, number=0, epoch=snapshot.epoch, created_s=snapshot.now_s,
-        options=chosen, status=solution.status, outcome="refused" if outcome.violations else "",
-        objective=solution.objective / scale, bound=solution.bound / scale, gap=solution.gap,
-        placed_score=outcome.placed_score, greedy_objective=outcome.greedy_objective / scale,
+        cluster=snapshot.cluster,
+        number=0,
+        epoch=snapshot.epoch,
+        created_s=snapshot.now_s,
+        options=chosen,
+        status=solution.status,
+        outcome="refused" if outcome.violations else "",
+        objective=solution.objective / scale,
+        bound=solution.bound / scale,
+        gap=solution.gap,
+        placed_score=outcome.placed_score,
+        greedy_objective=outcome.greedy_objective / scale,
         verified=not outcome.violations,
         violations=tuple(f"{v.rule}: {v.detail}" for v in outcome.violations),
-        snapshot_digest=snapshot_digest, solver=solution.solver, work=solution.work,
+        snapshot_digest=snapshot_digest,
+        solver=solution.solver,
+        work=solution.work,
         goals=outcome.goals,
         prices=outcome.prices,
         used_gpus={row.name: n for row, n in zip(problem.rows, used, strict=True)},
         seconds=dict(seconds),
         running=sum(d.gang is not None for d in outcome.decisions),
         waiting=sum(d.gang is None for d in outcome.decisions),
-        started=kinds.count(DecisionKind.START), suspended=kinds.count(DecisionKind.SUSPEND),
+        started=kinds.count(DecisionKind.START),
+        suspended=kinds.count(DecisionKind.SUSPEND),
         changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
-        samples_per_s=sum(d.rate for d in outcome.decisions), unit=problem.unit,
-        versions=_VERSIONS, bound_is_trivial=outcome.bound_is_trivial,
-    )  # fmt: skip
+        samples_per_s=sum(d.rate for d in outcome.decisions),
+        unit=problem.unit,
+        versions=_VERSIONS,
+        bound_is_trivial=outcome.bound_is_trivial,
+    )
 
 
 def _uncommitted(snapshot: Snapshot, outcome: Outcome, summary: RoundSummary) -> RoundRecord:

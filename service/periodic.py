@@ -49,10 +49,18 @@ class PeriodicRounds:
     """
 
     def __init__(
-        self, store: Store, rounds: RoundLoop, clock: Clock, *,
-        calls: Calls, round_calls: Calls, holder: str, period_s: float, deadline_s: float,
+        self,
+        store: Store,
+        rounds: RoundLoop,
+        clock: Clock,
+        *,
+        calls: Calls,
+        round_calls: Calls,
+        holder: str,
+        period_s: float,
+        deadline_s: float,
         options: RoundOptions | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._rounds, self._clock = store, rounds, clock
         self._calls, self._round_calls = calls, round_calls
         self._holder, self._period_s, self._deadline_s = holder, period_s, deadline_s
@@ -169,10 +177,14 @@ class PeriodicRounds:
     async def _round(self, cluster: str, now_s: float, *, woken: bool) -> None:
         end_s = now_s + self._deadline_s
         work = partial(
-            self._rounds.schedule, cluster, self._options,
-            remaining_s=lambda: end_s - self._clock.monotonic_s(), dry_run=False, request=None,
+            self._rounds.schedule,
+            cluster,
+            self._options,
+            remaining_s=lambda: end_s - self._clock.monotonic_s(),
+            dry_run=False,
+            request=None,
             cancelled=self._over.is_set,
-        )  # fmt: skip
+        )
         facts = {"action": "periodic_round_failed", "cluster": cluster}
         try:
             record = await self._round_calls.run(work)

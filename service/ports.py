@@ -77,9 +77,14 @@ class Writer(Protocol):
         ...
 
     def drain_nodes(
-        self, cluster: str, names: Sequence[str], *, draining: bool, reason: str = "",
+        self,
+        cluster: str,
+        names: Sequence[str],
+        *,
+        draining: bool,
+        reason: str = "",
         drained_by: str = "",
-    ) -> list[NodeRecord]:  # fmt: skip
+    ) -> list[NodeRecord]:
         """Mark nodes as draining, or not. Raises NotFound.
 
         A reason replaces that of a node that drains already; without one it stays.
@@ -87,9 +92,13 @@ class Writer(Protocol):
         ...
 
     def delete_nodes(
-        self, cluster: str, names: Sequence[str], versions: Mapping[str, int], *,
+        self,
+        cluster: str,
+        names: Sequence[str],
+        versions: Mapping[str, int],
+        *,
         allow_missing: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Delete nodes, all or none; those in ``versions`` must be at that version.
 
         An agent that runs on one of them is told, and does not register it again until it is restarted or a
@@ -110,8 +119,9 @@ class Writer(Protocol):
         """
         ...
 
-    def update_job(self, cluster: str, spec: JobSpec, fields: Sequence[str],
-                   version: int | None) -> JobRecord:  # fmt: skip
+    def update_job(
+        self, cluster: str, spec: JobSpec, fields: Sequence[str], version: int | None
+    ) -> JobRecord:
         """Change named fields (of JobSpec) of a job; what asks for more withdraws a promised deadline.
 
         Raises:

@@ -41,10 +41,12 @@ CALL_S, RETRY_S = 20.0, 2.0
 
 AGAIN: Final = frozenset(
     {
-        grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
-)  # fmt: skip
+)
 """What another server, or the same one later, may answer otherwise."""
 
 Spec = Mapping[str, Any]
@@ -87,8 +89,10 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
     found = resuming.measured(
         stages.Source(target=task["step"], arguments=task["arguments"]),
         [tuple(size) for size in task["sizes"]],
-        known=known, date=time.strftime("%Y-%m-%d", time.gmtime()), told=told,
-    )  # fmt: skip
+        known=known,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        told=told,
+    )
     for samples, tp in found.too_large:
         log.warning("%d samples at tensor degree %d do not fit and are left out", samples, tp)
     return request_of(spec, task, found.records, found.layers)
@@ -100,19 +104,30 @@ def request_of(
     """Return the records as a request that is safe to repeat."""
     model, params, batch = task["workload"]
     request = pb.AddProfilesRequest(
-        parent=f"clusters/{spec['cluster']}", gpu_type=spec["gpu_type"], task=spec["job"],
+        parent=f"clusters/{spec['cluster']}",
+        gpu_type=spec["gpu_type"],
+        task=spec["job"],
         workload=pb.Workload(model=model, params=params, global_batch=batch),
-        source=task["source"], dtype=records[0].dtype, device=records[0].device,
-        versions=records[0].versions, date=max(r.date for r in records),
+        source=task["source"],
+        dtype=records[0].dtype,
+        device=records[0].device,
+        versions=records[0].versions,
+        date=max(r.date for r in records),
         layers=[
             pb.LayerProfile(
-                kind=r.kind, layers=layers[r.kind], samples=r.samples, tensor_parallel=r.tp,
-                forward_s=r.forward_s, backward_s=r.backward_s, method=r.method, repeats=r.repeats,
+                kind=r.kind,
+                layers=layers[r.kind],
+                samples=r.samples,
+                tensor_parallel=r.tp,
+                forward_s=r.forward_s,
+                backward_s=r.backward_s,
+                method=r.method,
+                repeats=r.repeats,
                 device_s=r.device_s,
             )
             for r in records
         ],
-    )  # fmt: skip
+    )
     request.request_id = f"profile-{_digest(request)[:32]}"
     return request
 

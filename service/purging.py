@@ -51,9 +51,10 @@ class ClusterPurger:
                 await self.purge()
             except TesseraError as error:
                 log.warning(
-                    "rows of deleted clusters are not removed yet: %s", error,
+                    "rows of deleted clusters are not removed yet: %s",
+                    error,
                     extra={"action": "purge_failed"},
-                )  # fmt: skip
+                )
             except Exception:  # the outermost guard of this task: it must outlive any mistake
                 log.exception(
                     "rows of deleted clusters are not removed yet", extra={"action": "purge_failed"}

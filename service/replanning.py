@@ -49,9 +49,11 @@ class Replanning:
         self._again_s: dict[str, float] = {}  # cluster -> when the time of a measurement is over
 
     def keep(
-        self, cluster: str, cancelled: Callable[[], bool] = lambda: False,
+        self,
+        cluster: str,
+        cancelled: Callable[[], bool] = lambda: False,
         _woken: Callable[[], bool] = lambda: False,
-    ) -> NetworkPlanRecord | None:  # fmt: skip
+    ) -> NetworkPlanRecord | None:
         """Plan the cluster's network anew if its plan is not for what runs there now; None: it is.
 
         Raises:
@@ -126,8 +128,13 @@ class Replanning:
         seen = observed(snapshot, running, self._policy)
         self._planned[snapshot.cluster] = _basis(snapshot, seen)
         if record is not None:
-            log.info("network planned at a job's %s" if cause in ("start", "end") else
-                     "network planned: %s", cause, extra=facts)  # fmt: skip
+            log.info(
+                "network planned at a job's %s"
+                if cause in ("start", "end")
+                else "network planned: %s",
+                cause,
+                extra=facts,
+            )
         return record
 
     def preview(self, snapshot: Snapshot, cancelled: Callable[[], bool] = never) -> NetworkOutcome:

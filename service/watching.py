@@ -36,11 +36,21 @@ class Watching:
     """
 
     def __init__(
-        self, store: Store, clock: Clock, attend: Attend, *,
-        calls: Calls, work: Calls, holder: str, period_s: float, fails: str, action: str,
+        self,
+        store: Store,
+        clock: Clock,
+        attend: Attend,
+        *,
+        calls: Calls,
+        work: Calls,
+        holder: str,
+        period_s: float,
+        fails: str,
+        action: str,
         again_in_s: Callable[[str], float | None] = lambda cluster: None,
-        forget: Callable[[str], None] = lambda cluster: None, idle_too: bool = False,
-    ) -> None:  # fmt: skip
+        forget: Callable[[str], None] = lambda cluster: None,
+        idle_too: bool = False,
+    ) -> None:
         """``attend`` runs in the threads of ``work``; ``action`` names its errors in the log.
 
         ``forget`` drops what ``attend`` remembers of a cluster: another replica has it, or it was deleted.

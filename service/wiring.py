@@ -88,30 +88,58 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
         )
         stack.callback(rounds.close)
         server = Server(
-            config, store, rounds, clock,
-            new_id=lambda: f"job-{uuid.uuid4().hex[:16]}", wall_s=clock.wall_s,
-        )  # fmt: skip
+            config,
+            store,
+            rounds,
+            clock,
+            new_id=lambda: f"job-{uuid.uuid4().hex[:16]}",
+            wall_s=clock.wall_s,
+        )
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         deriving = Deriving(
-            store, config.catalogue(), config.estimate_multiples(), learns=config.learn,
+            store,
+            config.catalogue(),
+            config.estimate_multiples(),
+            learns=config.learn,
             profiling=config.profiling(),
-        )  # fmt: skip
+        )
         cells = Watching(
-            store, clock, deriving.derive, calls=server.lease_calls, work=server.estimate_calls,
-            holder=holder, period_s=config.estimate_period_s, fails="nothing is estimated",
-            action="estimating_failed", forget=deriving.forget,
-        )  # fmt: skip
+            store,
+            clock,
+            deriving.derive,
+            calls=server.lease_calls,
+            work=server.estimate_calls,
+            holder=holder,
+            period_s=config.estimate_period_s,
+            fails="nothing is estimated",
+            action="estimating_failed",
+            forget=deriving.forget,
+        )
         networks = Watching(
-            store, clock, server.replanning.keep, calls=server.lease_calls, work=server.network_calls,
-            holder=holder, period_s=NETWORK_PERIOD_S, fails="no network plan",
-            action="network_failed", again_in_s=server.replanning.again_in_s,
+            store,
+            clock,
+            server.replanning.keep,
+            calls=server.lease_calls,
+            work=server.network_calls,
+            holder=holder,
+            period_s=NETWORK_PERIOD_S,
+            fails="no network plan",
+            action="network_failed",
+            again_in_s=server.replanning.again_in_s,
             forget=server.replanning.forget,
-        )  # fmt: skip
+        )
         pruning = Watching(
-            store, clock, Pruner(store, config.retention()).prune, calls=server.lease_calls,
-            work=server.cleaning_calls, holder=holder, period_s=RETENTION_PERIOD_S,
-            fails="old rows stay", action="prune_failed", idle_too=True,
-        )  # fmt: skip
+            store,
+            clock,
+            Pruner(store, config.retention()).prune,
+            calls=server.lease_calls,
+            work=server.cleaning_calls,
+            holder=holder,
+            period_s=RETENTION_PERIOD_S,
+            fails="old rows stay",
+            action="prune_failed",
+            idle_too=True,
+        )
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, networks.wake))
@@ -122,11 +150,16 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
         periodic = None
         if config.period_s:
             periodic = PeriodicRounds(
-                store, rounds, clock, calls=server.lease_calls, round_calls=server.round_calls,
-                holder=holder, period_s=config.period_s,
+                store,
+                rounds,
+                clock,
+                calls=server.lease_calls,
+                round_calls=server.round_calls,
+                holder=holder,
+                period_s=config.period_s,
                 deadline_s=min(config.period_s, config.default_deadline_s),
                 options=config.round_options(),
-            )  # fmt: skip
+            )
             listener.subscribe(_in_loop(loop, periodic.wake), ROUNDS_CHANNEL)
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)

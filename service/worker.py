@@ -295,18 +295,34 @@ def _answer(order: _Order) -> _Decided | _Raised:
 
     options = order.options
     budget = Budget(
-        remaining_s=lambda: order.end_s - _CLOCK.monotonic_s(), seed=options.seed, gap=options.gap,
+        remaining_s=lambda: order.end_s - _CLOCK.monotonic_s(),
+        seed=options.seed,
+        gap=options.gap,
         work=dict(options.work),
-    )  # fmt: skip
+    )
     try:
         outcome = plan_round(
-            order.snapshot, options, make_solver(options.solver), budget, mark,
+            order.snapshot,
+            options,
+            make_solver(options.solver),
+            budget,
+            mark,
             scheduler_of(options.scheduler),
-        )  # fmt: skip
-    except (TesseraError, ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError,
-            TypeError, ValueError) as error:  # fmt: skip
+        )
+    except (
+        TesseraError,
+        ArithmeticError,
+        AssertionError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         return _Raised(
-            kind=type(error), args=error.args, facts=dict(vars(error)),
+            kind=type(error),
+            args=error.args,
+            facts=dict(vars(error)),
             where="".join(traceback.format_exception(error)),
-        )  # fmt: skip
+        )
     return _Decided(outcome=outcome, seconds=tuple(seconds))

@@ -43,9 +43,7 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
     snapshot = draft.snapshot
     arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
     step_s = horizon_s / intervals
-    parts = [
-        np.flatnonzero(arrival_s[draft.job] < (k + 1) * step_s) for k in range(intervals)
-    ]  # fmt: skip
+    parts = [np.flatnonzero(arrival_s[draft.job] < (k + 1) * step_s) for k in range(intervals)]
     column = np.concatenate([np.zeros(0, np.int64), *parts])
     if not len(column):
         return 0.0
@@ -58,16 +56,20 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
     work = snapshot.jobs.iterations_left * snapshot.global_batch
     limits = np.concatenate([np.tile(capacity, intervals) * step_s, there_s, np.ones(len(one))])
     row = np.concatenate(
-        [slot * len(capacity) + draft.gpu_type[column],
-         intervals * len(capacity) + of_pair,
-         intervals * len(capacity) + len(pair) + of_job]
-    )  # fmt: skip
+        [
+            slot * len(capacity) + draft.gpu_type[column],
+            intervals * len(capacity) + of_pair,
+            intervals * len(capacity) + len(pair) + of_job,
+        ]
+    )
     amount = np.concatenate([draft.gpus[column], np.ones(len(column)), rate[column] / work[job]])
     matrix: Any = coo_matrix((amount, (row, np.tile(entry, 3))), shape=(len(limits), len(column)))
     found = linprog(
-        -rate[column] / draft.unit_rate[job] / horizon_s, A_ub=matrix.tocsr(), b_ub=limits,
+        -rate[column] / draft.unit_rate[job] / horizon_s,
+        A_ub=matrix.tocsr(),
+        b_ub=limits,
         method="highs-ipm",
-    )  # fmt: skip
+    )
     if found.status != 0 or found.fun is None:
         raise NoBound(f"HiGHS ended with: {found.message}; try fewer intervals")
     return -float(found.fun)

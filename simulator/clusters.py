@@ -67,10 +67,12 @@ def cluster(counts: Iterable[tuple[Hardware, int]]) -> Cluster:
     kinds = list(counts)
     nodes = [
         NodeSpec(
-            name=f"{kind.name}-{i:03d}", gpu_type=kind.name, gpus=kind.gpus_per_node,
+            name=f"{kind.name}-{i:03d}",
+            gpu_type=kind.name,
+            gpus=kind.gpus_per_node,
             rack=f"{kind.name}-rack-{i // NODES_PER_RACK:02d}",
         )
         for kind, count in kinds
         for i in range(count)
-    ]  # fmt: skip
+    ]
     return [kind.gpu_type for kind, _ in kinds], nodes

@@ -77,8 +77,11 @@ def _rate(shapes: dict[int, float], fewest: int, nodes: int) -> float:
     better, worse = [n for n in runs if n < fewest], [n for n in runs if n > fewest]
     best = shapes.get(fewest, -1.0)
     if best < 0:
-        best = runs[max(better)] * 0.9 ** math.log2(fewest / max(better)) if better else (
-            runs[min(worse)] if worse else 0.0)  # fmt: skip
+        best = (
+            runs[max(better)] * 0.9 ** math.log2(fewest / max(better))
+            if better
+            else (runs[min(worse)] if worse else 0.0)
+        )
     return shapes.get(nodes, best * 0.9 ** max(0.0, math.log2(nodes / fewest))) if best else 0.0
 
 

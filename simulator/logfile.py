@@ -80,13 +80,15 @@ def log_of(result: Result) -> AllocationLog:
         ),
         jobs=tuple(
             LoggedJob(
-                name=one.spec.name, arrival_s=float(one.arrival_s), workload=one.spec.workload,
+                name=one.spec.name,
+                arrival_s=float(one.arrival_s),
+                workload=one.spec.workload,
                 iterations=one.spec.iterations,
             )
             for one in scenario.arrivals
         ),
         segments=tuple(_named(result, s) for s in result.segments),
-    )  # fmt: skip
+    )
 
 
 def write_log(log: AllocationLog, path: Path) -> None:
@@ -111,12 +113,13 @@ def read_log(path: Path) -> AllocationLog:
     head = rows["run"][0]
     try:
         return AllocationLog(
-            ended_s=head["ended_s"], overheads=_overheads(head["overheads"]),
+            ended_s=head["ended_s"],
+            overheads=_overheads(head["overheads"]),
             nodes=tuple(map(_read_node, rows["node"])),
             profiles=tuple(map(_read_profile, rows["profile"])),
             jobs=tuple(map(_read_job, rows["job"])),
             segments=tuple(map(_read_segment, rows["segment"])),
-        )  # fmt: skip
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput("log", f"{path.name}: a field is missing or strange: {error}") from None
 
@@ -125,17 +128,26 @@ def lines_of(log: AllocationLog) -> Iterator[str]:
     """Yield the lines of the file: the header, nodes, profiles, jobs, then segments by their ends."""
     o = log.overheads
     table = {
-        "save_s": o.save_s, "load_s": o.load_s, "search_s": sorted(o.search_s.items()),
-        "profile_s": o.profile_s, "profile_gpus": o.profile_gpus,
+        "save_s": o.save_s,
+        "load_s": o.load_s,
+        "search_s": sorted(o.search_s.items()),
+        "profile_s": o.profile_s,
+        "profile_gpus": o.profile_gpus,
         "checkpoint_every_s": _finite(o.checkpoint_every_s),
-    }  # fmt: skip
+    }
     yield _line("run", {"format": FORMAT, "ended_s": log.ended_s, "overheads": table})
     for n in log.nodes:
         yield _line("node", {"name": n.name, "type": n.gpu_type, "gpus": n.gpus})
     for e in log.profiles:
         c = e.cell
-        cell = {"workload": _workload(e.workload), "type": c.gpu_type, "gpus": c.gpus,
-                "nodes": c.nodes, "degree": c.pipeline_degree, "plan": c.plan}  # fmt: skip
+        cell = {
+            "workload": _workload(e.workload),
+            "type": c.gpu_type,
+            "gpus": c.gpus,
+            "nodes": c.nodes,
+            "degree": c.pipeline_degree,
+            "plan": c.plan,
+        }
         known = {"iter_time_s": _finite(e.iter_time_s), "source": e.source.name.lower()}
         yield _line("profile", cell | known)
     for j in log.jobs:
@@ -143,11 +155,23 @@ def lines_of(log: AllocationLog) -> Iterator[str]:
         yield _line("job", fields | {"workload": _workload(j.workload)})
     for s in log.segments:
         c = s.cell
-        yield _line("segment", {
-            "job": s.job, "start_s": s.start_s, "ready_s": s.ready_s, "end_s": s.end_s,
-            "type": c.gpu_type, "gpus": c.gpus, "degree": c.pipeline_degree, "plan": c.plan,
-            "on": s.members, "slowdown": s.slowdown, "ended_by": s.ended_by, "lost": s.lost,
-        })  # fmt: skip
+        yield _line(
+            "segment",
+            {
+                "job": s.job,
+                "start_s": s.start_s,
+                "ready_s": s.ready_s,
+                "end_s": s.end_s,
+                "type": c.gpu_type,
+                "gpus": c.gpus,
+                "degree": c.pipeline_degree,
+                "plan": c.plan,
+                "on": s.members,
+                "slowdown": s.slowdown,
+                "ended_by": s.ended_by,
+                "lost": s.lost,
+            },
+        )
 
 
 def _line(kind: str, fields: dict[str, Any]) -> str:
@@ -168,11 +192,16 @@ def _workload(w: Workload) -> list[str | int]:
 
 def _named(result: Result, s: Segment) -> LoggedSegment:
     return LoggedSegment(
-        job=result.scenario.arrivals[s.job].spec.name, start_s=float(s.start_s),
-        ready_s=float(s.ready_s), end_s=float(s.end_s), cell=s.cell,
+        job=result.scenario.arrivals[s.job].spec.name,
+        start_s=float(s.start_s),
+        ready_s=float(s.ready_s),
+        end_s=float(s.end_s),
+        cell=s.cell,
         members=tuple((result.nodes[n], tuple(map(int, gpus))) for n, gpus in s.members),
-        slowdown=float(s.slowdown), ended_by=s.ended_by, lost=float(s.lost),
-    )  # fmt: skip
+        slowdown=float(s.slowdown),
+        ended_by=s.ended_by,
+        lost=float(s.lost),
+    )
 
 
 def _overheads(row: dict[str, Any]) -> Overheads:
@@ -196,9 +225,11 @@ def _read_node(row: dict[str, Any]) -> NodeSpec:
 
 def _read_profile(row: dict[str, Any]) -> EstimateRecord:
     return EstimateRecord(
-        workload=_read_workload(row["workload"]), cell=_read_cell(row).on(row["nodes"]),
-        iter_time_s=_endless(row["iter_time_s"]), source=Source[row["source"].upper()],
-    )  # fmt: skip
+        workload=_read_workload(row["workload"]),
+        cell=_read_cell(row).on(row["nodes"]),
+        iter_time_s=_endless(row["iter_time_s"]),
+        source=Source[row["source"].upper()],
+    )
 
 
 def _read_cell(row: dict[str, Any]) -> Cell:

@@ -125,10 +125,12 @@ def _series(
     there = mean(result.arrival_s, np.maximum(left_s, result.arrival_s), ones)
     holding = mean(log.start_s, log.end_s, np.ones(len(log.job)))
     return Series(
-        bin_s=bin_s, normalised=mean(log.ready_s, log.end_s, norm),
+        bin_s=bin_s,
+        normalised=mean(log.ready_s, log.end_s, norm),
         samples_per_s=mean(log.ready_s, log.end_s, samples),
-        gpus=mean(log.start_s, log.end_s, log.gpus), waiting=np.maximum(there - holding, 0.0),
-    )  # fmt: skip
+        gpus=mean(log.start_s, log.end_s, log.gpus),
+        waiting=np.maximum(there - holding, 0.0),
+    )
 
 
 class _Log:

@@ -49,8 +49,9 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
         job = decision.job
         has = decision.cell if decision.gang is not None else None
         deadline_s, workload = (
-            float(snapshot.jobs.deadline_s[job]), int(snapshot.jobs.workload[job])
-        )  # fmt: skip
+            float(snapshot.jobs.deadline_s[job]),
+            int(snapshot.jobs.workload[job]),
+        )
         planned: list[_Leg] = []
         for leg in sorted(mine, key=lambda k: float(legs.start_s[k])):
             spec = legs.key_at(leg)
@@ -74,9 +75,13 @@ def _rates(outcome: Outcome) -> dict[tuple[int, CellKey], float]:
 
 
 def _lasts_s(
-    snapshot: Snapshot, decision: Decision, left: float, legs: list[_Leg], until_s: float,
+    snapshot: Snapshot,
+    decision: Decision,
+    left: float,
+    legs: list[_Leg],
+    until_s: float,
     reserve_s: float,
-) -> float:  # fmt: skip
+) -> float:
     """Return until when a job may stay as it was decided, never before ``until_s``."""
     jobs, job = snapshot.jobs, decision.job
     restart_s = float(jobs.restart_s[job])

@@ -115,9 +115,12 @@ def _sound(scenario: Scenario, holds: Sequence[Hold]) -> None:
 
 
 def _decisions(
-    world: World, snapshot: Snapshot, at_s: float, begins: Mapping[tuple[float, int], Hold],
+    world: World,
+    snapshot: Snapshot,
+    at_s: float,
+    begins: Mapping[tuple[float, int], Hold],
     ends: set[tuple[float, int]],
-) -> Iterator[Decision]:  # fmt: skip
+) -> Iterator[Decision]:
     """Yield what becomes of each live job at ``at_s``: nodes are free ones of its type, in order."""
     store = world.store
     live = {store.specs[job].name: job for job in store.live}
@@ -130,9 +133,11 @@ def _decisions(
             gang = _free(snapshot, hold, taken)
             taken |= {n for n, _ in gang.members}
             yield Decision(
-                job=index, kind=DecisionKind.MOVE if job in goes else DecisionKind.START,
-                cell=snapshot.key(hold.cell), gang=gang,
-            )  # fmt: skip
+                job=index,
+                kind=DecisionKind.MOVE if job in goes else DecisionKind.START,
+                cell=snapshot.key(hold.cell),
+                gang=gang,
+            )
         elif job in goes:
             yield Decision(job=index, kind=DecisionKind.SUSPEND)
 

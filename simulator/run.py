@@ -76,9 +76,11 @@ class Decider:
             Scheduler(published=policy, information=self._sees) if policy is not None else None
         )
         self._budget = Budget(
-            remaining_s=lambda: math.inf, seed=options.seed, gap=options.gap,
+            remaining_s=lambda: math.inf,
+            seed=options.seed,
+            gap=options.gap,
             work={CpSat.name: work} | ({} if search else {ADMISSION: 0.0}),
-        )  # fmt: skip
+        )
 
     def __call__(self, snapshot: Snapshot) -> Outcome:
         """Decide a round. A published policy looks through its information, ours is stated by it."""
@@ -171,10 +173,13 @@ def simulate(
         InvariantBroken: the world contradicts itself after a round.
     """
     world = World(
-        scenario, overheads=conditions.overheads, visible=conditions.visible,
-        failures=conditions.failures, stragglers=conditions.stragglers,
+        scenario,
+        overheads=conditions.overheads,
+        visible=conditions.visible,
+        failures=conditions.failures,
+        stragglers=conditions.stragglers,
         slowdowns=conditions.slowdowns,
-    )  # fmt: skip
+    )
     rows: list[RoundRow] = []
     refused, stuck, last_change_s, last_round_s, now_s = 0, False, 0.0, -math.inf, 0.0
     last: _Decided | None = None
@@ -249,17 +254,24 @@ def _round(
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     row = RoundRow(
-        at_s=world.now_s, decide_s=decide_s, objective=solution.objective / problem.scale,
-        gap=solution.gap, bound_is_trivial=outcome.bound_is_trivial,
-        running=len(store.gangs), waiting=len(store.live) - len(store.gangs),
+        at_s=world.now_s,
+        decide_s=decide_s,
+        objective=solution.objective / problem.scale,
+        gap=solution.gap,
+        bound_is_trivial=outcome.bound_is_trivial,
+        running=len(store.gangs),
+        waiting=len(store.live) - len(store.gangs),
         gpus=int(store.current_gpus.sum()),
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
         suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),
-    )  # fmt: skip
+    )
     return _Decided(
-        row=row, broken=broken, changed=bool(changes),
-        needed_s=due_s(snapshot, outcome, step_s) - EPOCH_S, stands_until=outcome.stands_until,
-    )  # fmt: skip
+        row=row,
+        broken=broken,
+        changed=bool(changes),
+        needed_s=due_s(snapshot, outcome, step_s) - EPOCH_S,
+        stands_until=outcome.stands_until,
+    )
 
 
 def _repeated(world: World, last: _Decided) -> _Decided:
@@ -274,11 +286,19 @@ def _result(
 ) -> Result:
     store = world.store
     return Result(
-        scenario=world.scenario, conditions=conditions, segments=tuple(world.segments),
+        scenario=world.scenario,
+        conditions=conditions,
+        segments=tuple(world.segments),
         rounds=tuple(rows),
         arrival_s=np.array([one.arrival_s for one in world.scenario.arrivals]),
-        first_start_s=world.first_start_s, end_s=store.ended_s,
-        state=tuple(STATES[code].value for code in store.state.tolist()), restarts=world.restarts,
-        admitted=store.promised, nodes=store.node_names,
-        profiling_gpu_s=world.profiling_gpu_s(), refused=refused, ended_s=world.now_s, stuck=stuck,
-    )  # fmt: skip
+        first_start_s=world.first_start_s,
+        end_s=store.ended_s,
+        state=tuple(STATES[code].value for code in store.state.tolist()),
+        restarts=world.restarts,
+        admitted=store.promised,
+        nodes=store.node_names,
+        profiling_gpu_s=world.profiling_gpu_s(),
+        refused=refused,
+        ended_s=world.now_s,
+        stuck=stuck,
+    )

@@ -29,9 +29,7 @@ class Interval:
     high: float
 
 
-def mean_interval(
-    values: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE
-) -> Interval:  # fmt: skip
+def mean_interval(values: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE) -> Interval:
     """Return the mean of independent runs and its t interval."""
     mean, low, high = mean_intervals(np.asarray(values, float)[:, None], confidence)
     return Interval(value=float(mean[0]), low=float(low[0]), high=float(high[0]))

@@ -116,9 +116,10 @@ class MemoryStore:
     def does_not_run(self, job: int) -> None:
         """Take in that the Cell that a job holds does not run on its shape, whatever rounds were told."""
         tried = {
-            "workload": self.workload[job], **self._current(job)._asdict(),
+            "workload": self.workload[job],
+            **self._current(job)._asdict(),
             "nodes": self.gangs[job].nodes,
-        }  # fmt: skip
+        }
         e = self.estimates
         same = np.logical_and.reduce([getattr(e, name) == value for name, value in tried.items()])
         if same.any():
@@ -157,22 +158,34 @@ class MemoryStore:
         local = np.full(len(self.specs), -1, dtype=np.int64)
         local[live] = np.arange(len(live))
         return Snapshot(
-            cluster=self.cluster, epoch=self.rounds + 1, round_number=self.rounds + 1,
-            now_s=EPOCH_S + now_s, gpu_types=self.gpu_types, nodes=self._nodes,
-            workloads=self.workloads, plans=self.plans, estimates=self.estimates,
-            jobs=self._jobs(live, now_s), allocations=self._allocations(local),
-            tenants=self._tenants, quotas=self._quotas, avoids=_remapped(self._avoids, local),
+            cluster=self.cluster,
+            epoch=self.rounds + 1,
+            round_number=self.rounds + 1,
+            now_s=EPOCH_S + now_s,
+            gpu_types=self.gpu_types,
+            nodes=self._nodes,
+            workloads=self.workloads,
+            plans=self.plans,
+            estimates=self.estimates,
+            jobs=self._jobs(live, now_s),
+            allocations=self._allocations(local),
+            tenants=self._tenants,
+            quotas=self._quotas,
+            avoids=_remapped(self._avoids, local),
             legs=_remapped(self._legs, local),
             prices=Prices(
                 name=tuple(sorted(self._prices)),
                 price=np.array([self._prices[name] for name in sorted(self._prices)]),
             ),
-        )  # fmt: skip
+        )
 
     def commit(
-        self, decisions: Sequence[Decision], now_s: float, legs: Legs = NO_LEGS,
+        self,
+        decisions: Sequence[Decision],
+        now_s: float,
+        legs: Legs = NO_LEGS,
         prices: dict[str, float] | None = None,
-    ) -> list[Change]:  # fmt: skip
+    ) -> list[Change]:
         """Carry out the decisions on the last snapshot; return what they changed.
 
         Raises:
@@ -281,21 +294,25 @@ class MemoryStore:
         holds = np.isfinite(began_s)
         held_s = np.where(holds, now_s - began_s, 0.0)
         return Jobs(
-            name=tuple(self._names[live]), tenant=tuple(self._tenant_names[live]),
+            name=tuple(self._names[live]),
+            tenant=tuple(self._tenant_names[live]),
             iterations_left=np.maximum(self.iterations[live] - self.done[live], 0.0),
             service_gpu_s=self.service_gpu_s[live] + self.current_gpus[live] * held_s,
             since_s=np.where(holds, EPOCH_S + began_s, 0.0),
             **{name: getattr(self, name)[live] for name in _KEPT},
             **{name: column[live] for name, column in self._stated.items()},
-        )  # fmt: skip
+        )
 
     def _allocations(self, local: Ints) -> Allocations:
         held = np.flatnonzero(self.owner >= 0)  # GPUs lie by node, then by index
         job, node = self.owner[held], self._node_of[held]
         return Allocations(
-            job=local[job], node=node, gpu=held - self._first_gpu[node],
-            hold=np.full(len(held), int(Hold.HELD), dtype=np.int64), generation=self.generation[job],
-        )  # fmt: skip
+            job=local[job],
+            node=node,
+            gpu=held - self._first_gpu[node],
+            hold=np.full(len(held), int(Hold.HELD), dtype=np.int64),
+            generation=self.generation[job],
+        )
 
     # what a scenario says, as columns
 
@@ -360,10 +377,11 @@ class MemoryStore:
         ]
         rows = np.array(quotas, dtype=np.int64).reshape(-1, 3)
         return Tenants(
-            name=tuple(t.name for t in tenants), weight=np.array([t.weight for t in tenants]),
+            name=tuple(t.name for t in tenants),
+            weight=np.array([t.weight for t in tenants]),
             borrow_gpus=np.array([t.borrow_gpus for t in tenants], dtype=np.int64),
             lends=np.array([t.lends for t in tenants], dtype=np.bool_),
-        ), Quotas(tenant=rows[:, 0], gpu_type=rows[:, 1], gpus=rows[:, 2])  # fmt: skip
+        ), Quotas(tenant=rows[:, 0], gpu_type=rows[:, 1], gpus=rows[:, 2])
 
 
 _OfJobs = TypeVar("_OfJobs", Avoids, Legs)
@@ -371,9 +389,20 @@ _OfJobs = TypeVar("_OfJobs", Avoids, Legs)
 _QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
 
 _KEPT = (
-    "version", "state", "workload", "iterations", "requested_type", "deadline_s", "admitted",
-    "opportunistic", "submit_s", "queued_s", "restart_s", "generation", *Jobs.CELL,
-)  # fmt: skip
+    "version",
+    "state",
+    "workload",
+    "iterations",
+    "requested_type",
+    "deadline_s",
+    "admitted",
+    "opportunistic",
+    "submit_s",
+    "queued_s",
+    "restart_s",
+    "generation",
+    *Jobs.CELL,
+)
 """Columns of a snapshot's jobs that are kept just as they are shown."""
 
 _STATED = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {"workload", *_KEPT}
@@ -390,12 +419,13 @@ def _nodes(scenario: Scenario) -> Nodes:
     types = {kind.name: i for i, kind in enumerate(scenario.gpu_types)}
     nodes = sorted(scenario.nodes, key=lambda n: n.name)
     return Nodes(
-        name=tuple(n.name for n in nodes), rack=tuple(n.rack for n in nodes),
+        name=tuple(n.name for n in nodes),
+        rack=tuple(n.rack for n in nodes),
         gpu_type=np.array([types[n.gpu_type] for n in nodes], dtype=np.int64),
         gpus=np.array([n.gpus for n in nodes], dtype=np.int64),
         schedulable=np.ones(len(nodes), dtype=np.bool_),
         version=np.ones(len(nodes), dtype=np.int64),
-    )  # fmt: skip
+    )
 
 
 def _remapped(table: _OfJobs, local: Ints) -> _OfJobs:

@@ -16,9 +16,12 @@ from tessera.formulation.values import Cell, GpuType, Workload
 
 
 def estimates_table(
-    profiles: Sequence[EstimateRecord], gpu_types: Sequence[GpuType], nodes: Nodes,
-    workloads: Sequence[Workload], plans: Sequence[str],
-) -> Estimates:  # fmt: skip
+    profiles: Sequence[EstimateRecord],
+    gpu_types: Sequence[GpuType],
+    nodes: Nodes,
+    workloads: Sequence[Workload],
+    plans: Sequence[str],
+) -> Estimates:
     """Return the profiles of the cluster's GPU types as a snapshot's table, in its order.
 
     A profile without a number of nodes holds for the fewest that the cluster's nodes allow.
@@ -30,20 +33,30 @@ def estimates_table(
     size = np.zeros(len(types), dtype=np.int64)
     np.maximum.at(size, nodes.gpu_type, nodes.gpus)
     rows = sorted(
-        (work[e.workload], types[c.gpu_type], c.gpus, c.pipeline_degree, plan[c.plan],
-         c.nodes or math.ceil(c.gpus / max(1, int(size[types[c.gpu_type]]))), e.iter_time_s,
-         int(e.source), math.nan if e.sd is None else e.sd)
+        (
+            work[e.workload],
+            types[c.gpu_type],
+            c.gpus,
+            c.pipeline_degree,
+            plan[c.plan],
+            c.nodes or math.ceil(c.gpus / max(1, int(size[types[c.gpu_type]]))),
+            e.iter_time_s,
+            int(e.source),
+            math.nan if e.sd is None else e.sd,
+        )
         for e, c in there
-    )  # fmt: skip
+    )
     columns = list(zip(*rows, strict=True)) if rows else [()] * 9
     names = ("workload", *Estimates.CELL, "nodes")
     ints = {
         name: np.array(column, dtype=np.int64) for name, column in zip(names, columns, strict=False)
     }
     return Estimates(
-        **ints, iter_time_s=np.array(columns[6], dtype=np.float64),
-        source=np.array(columns[7], dtype=np.int64), sd=np.array(columns[8], dtype=np.float64),
-    )  # fmt: skip
+        **ints,
+        iter_time_s=np.array(columns[6], dtype=np.float64),
+        source=np.array(columns[7], dtype=np.int64),
+        sd=np.array(columns[8], dtype=np.float64),
+    )
 
 
 def perturbed(profiles: Sequence[EstimateRecord], error: float, seed: int) -> list[EstimateRecord]:
@@ -85,6 +98,7 @@ def truth_of(snapshot: Snapshot) -> Truth:
     cells = build_cells(snapshot)
     keys = zip(cells.workload.tolist(), map(snapshot.cell, cells.keys()), strict=True)
     return Truth(
-        cells=cells, batch=tuple(w.global_batch for w in snapshot.workloads),
+        cells=cells,
+        batch=tuple(w.global_batch for w in snapshot.workloads),
         of={key: i for i, key in enumerate(keys)},
-    )  # fmt: skip
+    )

@@ -294,10 +294,16 @@ class World:
         self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
         self._last_cell[job] = cell
         run = _Run(
-            change=change, cell=self.store.cell(cell), gang=gang, owed=(saved, last),
-            start_s=self.now_s, ready_s=self.now_s + cost_s, stamp=next(self._order),
-            at_s=[self.now_s + cost_s], done=[float(self.store.done[job])],
-        )  # fmt: skip
+            change=change,
+            cell=self.store.cell(cell),
+            gang=gang,
+            owed=(saved, last),
+            start_s=self.now_s,
+            ready_s=self.now_s + cost_s,
+            stamp=next(self._order),
+            at_s=[self.now_s + cost_s],
+            done=[float(self.store.done[job])],
+        )
         self._runs[job], self._others_run = run, True
         self._set_speed(job, run)
 
@@ -307,9 +313,10 @@ class World:
         run.slowdown = run.network * max(
             (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
         )
-        run.speed = self.truth.iterations_per_s(
-            int(self.store.workload[job]), run.cell.on(run.gang.nodes)
-        ) / run.slowdown  # fmt: skip
+        run.speed = (
+            self.truth.iterations_per_s(int(self.store.workload[job]), run.cell.on(run.gang.nodes))
+            / run.slowdown
+        )
         if run.speed > 0:
             left = float(self.store.iterations[job]) - run.done[-1]
             self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
@@ -377,10 +384,13 @@ class World:
         if wrong := [job for job, factor in found.items() if not 1 <= factor < np.inf]:
             raise InvalidInput("slowdowns", f"of job {wrong[0]}: must be a number from 1")
         self._met = {job: found.get(job, 1.0) for job in self._runs}
-        self._respeed([
-            (job, run) for job, run in self._runs.items()
-            if self._met[job] != before.get(job, 1.0)
-        ])  # fmt: skip
+        self._respeed(
+            [
+                (job, run)
+                for job, run in self._runs.items()
+                if self._met[job] != before.get(job, 1.0)
+            ]
+        )
 
     def _respeed(self, runs: Sequence[tuple[int, _Run]]) -> None:
         for job, run in runs:
@@ -421,11 +431,19 @@ class World:
         self._logged[job] += trained - lost
         self.segments.append(
             Segment(
-                job=job, start_s=run.start_s, ready_s=max(run.ready_s, run.start_s), end_s=self.now_s,
-                cell=run.cell, members=run.gang.members, slowdown=run.slowdown,
-                network=run.network, iterations=trained, lost=lost, ended_by=why,
+                job=job,
+                start_s=run.start_s,
+                ready_s=max(run.ready_s, run.start_s),
+                end_s=self.now_s,
+                cell=run.cell,
+                members=run.gang.members,
+                slowdown=run.slowdown,
+                network=run.network,
+                iterations=trained,
+                lost=lost,
+                ended_by=why,
             )
-        )  # fmt: skip
+        )
 
     # what must always hold
 

@@ -74,35 +74,62 @@ def cannot_run(problem: Problem) -> Ints:
 
 
 def answer(
-    problem: Problem, choice: Ints, *, bound: float, solver: str, prices: Floats | None = None,
-    seed: int = 0, work: tuple[tuple[str, float], ...] = (),
-) -> Solution:  # fmt: skip
+    problem: Problem,
+    choice: Ints,
+    *,
+    bound: float,
+    solver: str,
+    prices: Floats | None = None,
+    seed: int = 0,
+    work: tuple[tuple[str, float], ...] = (),
+) -> Solution:
     """Return the solution of ``choice``: OPTIMAL where no integer lies between it and the bound."""
     objective = objective_of(problem, choice)
     whole = math.floor(bound)  # values are integers, so the optimum is one
     return Solution(
         status=SolveStatus.OPTIMAL if whole <= objective else SolveStatus.FEASIBLE,
-        choice=choice, objective=objective, bound=float(whole), solver=solver,
-        prices=np.zeros(0) if prices is None else prices, seed=seed, work=work,
-    )  # fmt: skip
+        choice=choice,
+        objective=objective,
+        bound=float(whole),
+        solver=solver,
+        prices=np.zeros(0) if prices is None else prices,
+        seed=seed,
+        work=work,
+    )
 
 
 def without_answer(
-    problem: Problem, status: SolveStatus, *, solver: str, bound: float | None = None,
-    prices: Floats | None = None, seed: int = 0, work: tuple[tuple[str, float], ...] = (),
-) -> Solution:  # fmt: skip
+    problem: Problem,
+    status: SolveStatus,
+    *,
+    solver: str,
+    bound: float | None = None,
+    prices: Floats | None = None,
+    seed: int = 0,
+    work: tuple[tuple[str, float], ...] = (),
+) -> Solution:
     """Return the solution that says why there is none; its bound is the trivial one unless given."""
     return Solution(
-        status=status, choice=np.full(len(problem.jobs), -1), objective=0,
-        bound=trivial_bound(problem) if bound is None else bound, solver=solver,
-        prices=np.zeros(0) if prices is None else prices, seed=seed, work=work,
-    )  # fmt: skip
+        status=status,
+        choice=np.full(len(problem.jobs), -1),
+        objective=0,
+        bound=trivial_bound(problem) if bound is None else bound,
+        solver=solver,
+        prices=np.zeros(0) if prices is None else prices,
+        seed=seed,
+        work=work,
+    )
 
 
 def after_one_run(
-    problem: Problem, status: SolveStatus, choice: Ints | None, bound: float, *, solver: str,
+    problem: Problem,
+    status: SolveStatus,
+    choice: Ints | None,
+    bound: float,
+    *,
+    solver: str,
     seed: int,
-) -> Solution:  # fmt: skip
+) -> Solution:
     """Return what a library's one run on the whole problem came to; ``choice`` None: no answer.
 
     Work is 1, or 0 where the time ended first: such a run cannot be repeated.

@@ -59,10 +59,12 @@ class Cbc:
         model, x = _model(problem)
         remaining_s = budget.time_limit_s()
         command = pulp.PULP_CBC_CMD(
-            msg=False, threads=budget.workers, options=[f"randomCbcSeed {budget.seed + 1}"],
+            msg=False,
+            threads=budget.workers,
+            options=[f"randomCbcSeed {budget.seed + 1}"],
             timeLimit=max(remaining_s, 0.01) if math.isfinite(remaining_s) else None,
             gapRel=0.0,
-        )  # fmt: skip
+        )
         try:
             model.solve(command)
         except pulp.PulpSolverError as error:

@@ -73,9 +73,11 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
     return Core(
         problem=restricted(problem, open_jobs, columns, capacity=room, must_run=~may_idle),
         jobs=open_jobs,
-        columns=columns, fixed=fixed, offset=objective_of(problem, fixed),
+        columns=columns,
+        fixed=fixed,
+        offset=objective_of(problem, fixed),
         outside=priced.total + priced.slack - reach if left_out else -np.inf,
-    )  # fmt: skip
+    )
 
 
 def _room_beside(problem: Problem, fixed: Ints, undecided: Ints) -> Ints:

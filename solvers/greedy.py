@@ -26,8 +26,11 @@ from tessera.solvers.prices import Shown
 from tessera.solvers.waiting import spells_out_waiting
 
 _UNWATCHED: Final = (
-    fixed(np.zeros(0)), fixed(np.zeros(0, np.bool_)), fixed(np.zeros(0, np.int64)), math.inf,
-)  # fmt: skip
+    fixed(np.zeros(0)),
+    fixed(np.zeros(0, np.bool_)),
+    fixed(np.zeros(0, np.int64)),
+    math.inf,
+)
 
 
 class Greedy:
@@ -62,9 +65,13 @@ class Greedy:
                 problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
             )
         return answer(
-            problem, best, bound=trivial_bound(problem), solver=self.name, seed=budget.seed,
+            problem,
+            best,
+            bound=trivial_bound(problem),
+            solver=self.name,
+            seed=budget.seed,
             work=work,
-        )  # fmt: skip
+        )
 
 
 def outdoing(
@@ -83,9 +90,11 @@ def outdoing(
     for start in _starts(problem, hint, columns):
         choice = np.array(start, dtype=np.int64)
         watch = (
-            fixed(shown.prices), fixed(problem.must_run), fixed(shown.choice),
+            fixed(shown.prices),
+            fixed(problem.must_run),
+            fixed(shown.choice),
             shown.bound + 1.0 - worth,
-        )  # fmt: skip
+        )
         free = _free(problem, choice, columns)
         ended = loops.climb(columns, choice, free, _all_jobs(problem), watch)
         if ended and objective_of(problem, choice) > worth:

@@ -80,9 +80,10 @@ class Portfolio:
         if best.bound == math.inf:
             best.bound = trivial_bound(problem)
         for position, stage in enumerate(stages):
-            if stage.name in done or (position and (
-                best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired()
-            )):  # fmt: skip
+            if stage.name in done or (
+                position
+                and (best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired())
+            ):
                 continue
             told = _told(problem, best, budget, work, hint)
             found = _run(stage, problem, budget.share(1.0 - _RESERVE.get(stage.name, 0.0)), told)
@@ -95,9 +96,13 @@ class Portfolio:
 
 
 def _from_prices(
-    problem: Problem, stages: Sequence[Solver], budget: Budget, hint: Solution | None,
-    best: _Best, work: dict[str, float],
-) -> frozenset[str]:  # fmt: skip
+    problem: Problem,
+    stages: Sequence[Solver],
+    budget: Budget,
+    hint: Solution | None,
+    best: _Best,
+    work: dict[str, float],
+) -> frozenset[str]:
     """Begin with the hint's prices, if it has any; return the stages that are done with.
 
     Then greedy, which is most of the time of such a round, goes only as far as it takes to prove that it
@@ -105,10 +110,13 @@ def _from_prices(
     """
     greedy, pricing = stages[0], stages[1] if len(stages) > 1 else None
     if (
-        not isinstance(greedy, Greedy) or not isinstance(pricing, Pricing)
-        or known_to(problem, hint) is None or (hint is not None and hint.solver == greedy.name)
-        or budget.skips(pricing.name) or budget.expired()
-    ):  # fmt: skip
+        not isinstance(greedy, Greedy)
+        or not isinstance(pricing, Pricing)
+        or known_to(problem, hint) is None
+        or (hint is not None and hint.solver == greedy.name)
+        or budget.skips(pricing.name)
+        or budget.expired()
+    ):
         return frozenset()
     part = budget.share(1.0 - _RESERVE[pricing.name])
     found, shown = pricing.solve_and_show(problem, part, hint)
@@ -167,9 +175,11 @@ def _verified(name: str, problem: Problem, found: Solution) -> bool:
     broken = violations(problem, found)
     if broken:
         _LOG.error(
-            "dropped the answer of %s: %s", name, "; ".join(v.detail for v in broken[:3]),
+            "dropped the answer of %s: %s",
+            name,
+            "; ".join(v.detail for v in broken[:3]),
             extra={"action": "answer-dropped", "solver": name, "violations": len(broken)},
-        )  # fmt: skip
+        )
     return not broken
 
 
@@ -189,10 +199,20 @@ def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, flo
     if best.choice is None:
         status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
         return without_answer(
-            problem, status, solver=Portfolio.name, bound=best.bound, prices=best.prices,
-            seed=budget.seed, work=recorded,
-        )  # fmt: skip
+            problem,
+            status,
+            solver=Portfolio.name,
+            bound=best.bound,
+            prices=best.prices,
+            seed=budget.seed,
+            work=recorded,
+        )
     return answer(
-        problem, best.choice, bound=best.bound, solver=Portfolio.name, prices=best.prices,
-        seed=budget.seed, work=recorded,
-    )  # fmt: skip
+        problem,
+        best.choice,
+        bound=best.bound,
+        solver=Portfolio.name,
+        prices=best.prices,
+        seed=budget.seed,
+        work=recorded,
+    )

@@ -88,14 +88,32 @@ def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced,
     choice, count = np.empty(jobs, np.int64), np.empty(jobs, np.int64)
     columns, must_take = np.empty(len(problem.cell), np.int64), np.empty(jobs, np.bool_)
     total, size, opened = margins(
-        problem.job_start, problem.value, problem.usage_start, problem.row, problem.amount,
-        problem.must_run, p, margin, best, lead, choice, drift, count, columns, must_take,
-    )  # fmt: skip
+        problem.job_start,
+        problem.value,
+        problem.usage_start,
+        problem.row,
+        problem.amount,
+        problem.must_run,
+        p,
+        margin,
+        best,
+        lead,
+        choice,
+        drift,
+        count,
+        columns,
+        must_take,
+    )
     sold = float((p * problem.capacity).sum())
     priced = Priced(
-        prices=p, margin=margin, best=best, lead=lead, choice=choice, total=total + sold,
+        prices=p,
+        margin=margin,
+        best=best,
+        lead=lead,
+        choice=choice,
+        total=total + sold,
         slack=rounding(size + sold, problem),
-    )  # fmt: skip
+    )
     found = Open(drift=drift, columns=columns[:opened], count=count, must_take=must_take)
     return priced, found
 

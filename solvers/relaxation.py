@@ -83,13 +83,23 @@ class Relaxation:
         if choice is None:
             missing = relaxed.status is SolveStatus.INFEASIBLE
             return without_answer(
-                problem, SolveStatus.INFEASIBLE if missing else SolveStatus.UNKNOWN, bound=bound,
-                solver=self.name, prices=relaxed.prices, seed=budget.seed, work=work,
-            )  # fmt: skip
+                problem,
+                SolveStatus.INFEASIBLE if missing else SolveStatus.UNKNOWN,
+                bound=bound,
+                solver=self.name,
+                prices=relaxed.prices,
+                seed=budget.seed,
+                work=work,
+            )
         return answer(
-            problem, choice, bound=bound, solver=self.name, prices=relaxed.prices,
-            seed=budget.seed, work=work,
-        )  # fmt: skip
+            problem,
+            choice,
+            bound=bound,
+            solver=self.name,
+            prices=relaxed.prices,
+            seed=budget.seed,
+            work=work,
+        )
 
 
 def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:

@@ -102,16 +102,21 @@ def spell_out(problem: Problem) -> tuple[Problem, Ints]:
 
     spelled = replace(
         problem,
-        job_start=job_start, cell=spread(problem.cell), value=spread(problem.value),
+        job_start=job_start,
+        cell=spread(problem.cell),
+        value=spread(problem.value),
         restart_price=spread(problem.restart_price),
         usage_start=np.append(0, np.cumsum(uses)).astype(np.int64),
         row=np.append(problem.row, problem.idle_row)[entries],
         amount=np.append(problem.amount, problem.idle_amount)[entries],
-        idle_start=np.zeros(jobs + 1, np.int64), idle_row=np.zeros(0, np.int64),
-        idle_amount=np.zeros(0, np.int64), must_run=problem.must_run | waits,
-        current=np.where(problem.current >= 0, place[problem.current], -1) if len(place)
+        idle_start=np.zeros(jobs + 1, np.int64),
+        idle_row=np.zeros(0, np.int64),
+        idle_amount=np.zeros(0, np.int64),
+        must_run=problem.must_run | waits,
+        current=np.where(problem.current >= 0, place[problem.current], -1)
+        if len(place)
         else problem.current,
-    )  # fmt: skip
+    )
     return spelled, origin
 
 

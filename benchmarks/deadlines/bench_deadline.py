@@ -47,8 +47,16 @@ ELASTICFLOW: Final = "elasticflow"
 PAPER: Final = "elasticflow (data parallel)"
 """ElasticFlow with what it sees in Arena's evaluation."""
 POLICIES: Final = (
-    LOOK_AHEAD, PLANNED, MYOPIC, ELASTICFLOW, "arena-deadline", "edf", "fcfs", "srt", "arena",
-)  # fmt: skip
+    LOOK_AHEAD,
+    PLANNED,
+    MYOPIC,
+    ELASTICFLOW,
+    "arena-deadline",
+    "edf",
+    "fcfs",
+    "srt",
+    "arena",
+)
 LISTED: Final = ",".join(POLICIES)
 NAMES: Final = {
     LOOK_AHEAD: "look-ahead",
@@ -91,11 +99,15 @@ class Swept:
 @case(
     "deadline",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.03, "jobs": 12, "tightness": "1.5,3", "workers": 0,
+        "trace": SYNTHETIC,
+        "gpus_share": 0.03,
+        "jobs": 12,
+        "tightness": "1.5,3",
+        "workers": 0,
         "policies": f"{LOOK_AHEAD},{MYOPIC},{ELASTICFLOW},edf",
     },
     admitted_missed=("==", 0),
-)  # fmt: skip
+)
 @in_sweep
 def deadline(
     *,
@@ -152,21 +164,35 @@ def deadline(
     CP-SAT's search for more promises is off (``--search``): it found hardly any, in five times the time.
     """
     base = Work(
-        trace=default_trace(trace), profiles=str(profiles or ""), gpus_share=gpus_share,
-        jobs_share=jobs_share, rounds=rounds, jobs=jobs, load=load,
-    )  # fmt: skip
+        trace=default_trace(trace),
+        profiles=str(profiles or ""),
+        gpus_share=gpus_share,
+        jobs_share=jobs_share,
+        rounds=rounds,
+        jobs=jobs,
+        load=load,
+    )
     values, drawn = _values(tightness, deadlines), range(seed, seed + seeds)
     costs = Asked(work=base, policy="", overheads=overheads, search=search)
     asked = _asked(costs, listed(policies), dp_memory, seeds)
     swept = _swept(asked, values, drawn, sweep)
     made = Report(seed=seed, figures=figures_of(swept), table=table_of(swept))
     if report is not None:
-        options = {**asdict(base), "policies": listed(policies), "tightness": values,
-                   "overheads": overheads, "search": search}  # fmt: skip
+        options = {
+            **asdict(base),
+            "policies": listed(policies),
+            "tightness": values,
+            "overheads": overheads,
+            "search": search,
+        }
         page = report_of(
-            made, title="Deadlines", options=options, seeds=list(drawn), plots=pictures(swept),
+            made,
+            title="Deadlines",
+            options=options,
+            seeds=list(drawn),
+            plots=pictures(swept),
             notes=_notes(swept),
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made
 
@@ -198,8 +224,10 @@ def _swept(
         (name, value, k): replace(one, work=_work(one.work, value, k)).task(
             f"{shown(name)} at {value:g}, seed {k}"
         )
-        for name, one in asked.items() for value in values for k in drawn
-    }  # fmt: skip
+        for name, one in asked.items()
+        for value in values
+        for k in drawn
+    }
     found = runs_of(tasks, sweep)
     runs = {(n, v): [found[n, v, k] for k in drawn] for n in asked for v in values}
     return Swept(runs=runs, names=tuple(asked), tightness=values)
@@ -261,8 +289,9 @@ def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
         margin, at = _worst_margin(swept, PLANNED)
         found |= {
             "planned_satisfaction": float(np.mean(swept.pooled(PLANNED, "satisfaction"))),
-            "planned_worst_margin_vs_any": margin, "planned_worst_margin_tightness": at,
-        }  # fmt: skip
+            "planned_worst_margin_vs_any": margin,
+            "planned_worst_margin_tightness": at,
+        }
     return found
 
 
@@ -303,19 +332,36 @@ def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
     promises = "deadlines_admitted" if keeps else "deadlines_started"
     admitted, met = mean(runs, promises), mean(runs, "deadlines_met")
     row: dict[str, Figure | str] = {
-        "tightness": value or "trace", "policy": shown(name), "ours": is_ours(name),
-        "jobs": mean(runs, "jobs"), "load": mean(runs, "load"), "satisfaction": share.value,
-    }  # fmt: skip
+        "tightness": value or "trace",
+        "policy": shown(name),
+        "ours": is_ours(name),
+        "jobs": mean(runs, "jobs"),
+        "load": mean(runs, "load"),
+        "satisfaction": share.value,
+    }
     if not math.isnan(share.low):
         row |= {"satisfaction_low": share.low, "satisfaction_high": share.high}
     row |= {
-        "met": met, "admitted": admitted, "missed": admitted - met,
+        "met": met,
+        "admitted": admitted,
+        "missed": admitted - met,
         "late": mean(runs, "deadlines_late"),
         "dropped": mean(runs, "jobs") - mean(runs, "completed"),
-    }  # fmt: skip
-    keys = ("jct_mean_s", "throughput", "throughput_peak", "samples_per_s", "samples_per_s_peak",
-            "utilisation", "restarts", "restart_share", "rounds", "refused", "decide_s",
-            "decide_max_s")  # fmt: skip
+    }
+    keys = (
+        "jct_mean_s",
+        "throughput",
+        "throughput_peak",
+        "samples_per_s",
+        "samples_per_s_peak",
+        "utilisation",
+        "restarts",
+        "restart_share",
+        "rounds",
+        "refused",
+        "decide_s",
+        "decide_max_s",
+    )
     return row | {key: mean(runs, key) for key in keys}
 
 
@@ -337,10 +383,13 @@ def pictures(swept: Swept) -> list[Plot]:
             series[shown(name)] = Curve.of(swept.tightness, values)
         plots.append(
             curves(
-                title, series, x_label="deadline over requested duration", y_label=label,
+                title,
+                series,
+                x_label="deadline over requested duration",
+                y_label=label,
                 percent=key == "satisfaction",
             )
-        )  # fmt: skip
+        )
     return plots
 
 
@@ -348,8 +397,10 @@ def _notes(swept: Swept) -> list[str]:
     first = next(iter(swept.runs.values()))[0]
     notes = [f"Left out are {'; '.join(first.said.splitlines())}."] if first.said else []
     if swept.others:
-        best = {value: max(swept.others, key=lambda o: swept.satisfied(o, value)) for value in
-                swept.tightness}  # fmt: skip
+        best = {
+            value: max(swept.others, key=lambda o: swept.satisfied(o, value))
+            for value in swept.tightness
+        }
         said = ", ".join(
             f"{shown(o)} at {value:g} ({swept.satisfied(o, value):.3f})"
             for value, o in best.items()

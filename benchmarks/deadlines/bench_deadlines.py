@@ -135,22 +135,32 @@ def deadlines(
         missed += sum(d.missed for d in found.values())
         broken += sum(d.violations for d in found.values())
         table.append(
-            {"load": seed + index, "myopic": found["myopic"].met,
-             "lookahead": found["look-ahead"].met, "admitted_myopic": found["myopic"].admitted,
-             "admitted_lookahead": found["look-ahead"].admitted,
-             "rounds": found["look-ahead"].rounds, "unproven": found["look-ahead"].unproven}
-        )  # fmt: skip
+            {
+                "load": seed + index,
+                "myopic": found["myopic"].met,
+                "lookahead": found["look-ahead"].met,
+                "admitted_myopic": found["myopic"].admitted,
+                "admitted_lookahead": found["look-ahead"].admitted,
+                "rounds": found["look-ahead"].rounds,
+                "unproven": found["look-ahead"].unproven,
+            }
+        )
     myopic = np.array([row["myopic"] for row in table], dtype=np.int64)
     lookahead = np.array([row["lookahead"] for row in table], dtype=np.int64)
     low, high = total_interval(lookahead - myopic, seed)
     figures = {
-        "seeds": seeds, "jobs": seeds * jobs, "myopic_met": int(myopic.sum()),
-        "lookahead_met": int(lookahead.sum()), "met_difference": int((lookahead - myopic).sum()),
-        "met_difference_low": low, "met_difference_high": high, "admitted_missed": missed,
+        "seeds": seeds,
+        "jobs": seeds * jobs,
+        "myopic_met": int(myopic.sum()),
+        "lookahead_met": int(lookahead.sum()),
+        "met_difference": int((lookahead - myopic).sum()),
+        "met_difference_low": low,
+        "met_difference_high": high,
+        "admitted_missed": missed,
         "violations": broken,
         "unproven_rounds": sum(int(row["unproven"]) for row in table),
         "rounds": sum(int(row["rounds"]) for row in table),
-    }  # fmt: skip
+    }
     waived = {"met_difference_low"} if seeds < 20 else set()
     waived |= {"admitted_missed"} if node_gpus else set()
     return Report(seed=seed, figures=figures, waived=frozenset(waived), table=table)
@@ -183,17 +193,18 @@ def overloaded(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Loa
         ready_s = math.ceil(arrivals[j] / ROUND_S) * ROUND_S
         found.append(
             Arriving(
-                name=f"job-{j}", workload=workload, work=work, arrival_s=float(arrivals[j]),
+                name=f"job-{j}",
+                workload=workload,
+                work=work,
+                arrival_s=float(arrivals[j]),
                 deadline_s=ready_s + quickest_s * float(rng.uniform(1.2, 6.0)),
                 restart_s=restart_s,
             )
-        )  # fmt: skip
+        )
     return Load(nodes=nodes, rate=rate, jobs=tuple(found))
 
 
-def drive(
-    load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options: Any
-) -> Driven:  # fmt: skip
+def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options: Any) -> Driven:
     """Run ``load`` round by round until every job has finished, was rejected, or is past its deadline.
 
     A round takes no time, and the next comes ``every_s`` later; plans reckon with one each ``ROUND_S``.
@@ -221,10 +232,13 @@ def drive(
         now_s += every_s
     promised = [run for run in runs if run.promised]
     return Driven(
-        met=sum(run.met for run in runs), admitted=len(promised),
-        missed=sum(not run.met for run in promised), violations=broken, rounds=rounds,
+        met=sum(run.met for run in runs),
+        admitted=len(promised),
+        missed=sum(not run.met for run in promised),
+        violations=broken,
+        rounds=rounds,
         unproven=unproven,
-    )  # fmt: skip
+    )
 
 
 def _commit(
@@ -267,9 +281,12 @@ def _train(run: Running, start_s: float, end_s: float) -> None:
 
 
 def snapshot_of(
-    load: Load, runs: list[Running], legs: dict[str, list[dict[str, Any]]], now_s: float,
+    load: Load,
+    runs: list[Running],
+    legs: dict[str, list[dict[str, Any]]],
+    now_s: float,
     number: int,
-) -> Snapshot:  # fmt: skip
+) -> Snapshot:
     """Return what a round sees of ``runs`` at ``now_s``."""
     workloads = 1 + max(w for w, _, _ in load.rate)
     held = [
@@ -281,14 +298,16 @@ def snapshot_of(
     size = dict(load.nodes)
     names = {run.job.name: j for j, run in enumerate(runs)}
     return Snapshot(
-        cluster="bench", epoch=1, round_number=number, now_s=now_s,
-        gpu_types=tuple(
-            GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(len(GPUS))
-        ),
+        cluster="bench",
+        epoch=1,
+        round_number=number,
+        now_s=now_s,
+        gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(len(GPUS))),
         nodes=Nodes(
             name=tuple(f"n{n}" for n in range(len(load.nodes))),
             gpu_type=np.array([t for t, _ in load.nodes]),
-            gpus=np.array([n for _, n in load.nodes]), rack=("r",) * len(load.nodes),
+            gpus=np.array([n for _, n in load.nodes]),
+            rack=("r",) * len(load.nodes),
             schedulable=np.ones(len(load.nodes), np.bool_),
             version=np.ones(len(load.nodes), np.int64),
         ),
@@ -298,29 +317,51 @@ def snapshot_of(
         plans=("",),
         estimates=Estimates.from_rows(
             [
-                {"workload": w, "gpu_type": t, "gpus": n, "nodes": -(-n // size[t]),
-                 "pipeline_degree": 1, "plan": 0, "iter_time_s": BATCH / rate,
-                 "source": int(Source.MEASURED)}
+                {
+                    "workload": w,
+                    "gpu_type": t,
+                    "gpus": n,
+                    "nodes": -(-n // size[t]),
+                    "pipeline_degree": 1,
+                    "plan": 0,
+                    "iter_time_s": BATCH / rate,
+                    "source": int(Source.MEASURED),
+                }
                 for (w, t, n), rate in sorted(load.rate.items())
             ]
         ),
         jobs=Jobs.from_rows([_row(run) for run in runs]),
         allocations=Allocations.from_rows(held),
         legs=Legs.from_rows(
-            [{"job": names[name], **leg} for name, mine in legs.items() if name in names
-             for leg in mine]
+            [
+                {"job": names[name], **leg}
+                for name, mine in legs.items()
+                if name in names
+                for leg in mine
+            ]
         ),
-    )  # fmt: skip
+    )
 
 
 def _row(run: Running) -> dict[str, Any]:
     job = run.job
     state = JobState.RUNNING if run.gang else JobState.QUEUED
     return {
-        "name": job.name, "tenant": "t", "state": STATE_CODE[state], "workload": job.workload,
-        "iterations": job.work / BATCH, "iterations_left": run.left / BATCH, "requested_gpus": 4,
-        "weight": job.weight, "guaranteed": job.guaranteed, "deadline_s": job.deadline_s,
-        "admitted": run.admitted, "submit_s": job.arrival_s, "queued_s": job.arrival_s,
-        "since_s": run.since_s, "restart_s": job.restart_s, "generation": run.generation,
+        "name": job.name,
+        "tenant": "t",
+        "state": STATE_CODE[state],
+        "workload": job.workload,
+        "iterations": job.work / BATCH,
+        "iterations_left": run.left / BATCH,
+        "requested_gpus": 4,
+        "weight": job.weight,
+        "guaranteed": job.guaranteed,
+        "deadline_s": job.deadline_s,
+        "admitted": run.admitted,
+        "submit_s": job.arrival_s,
+        "queued_s": job.arrival_s,
+        "since_s": run.since_s,
+        "restart_s": job.restart_s,
+        "generation": run.generation,
         **dict(zip(Jobs.CELL, run.cell, strict=True)),
-    }  # fmt: skip
+    }

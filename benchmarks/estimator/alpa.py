@@ -80,17 +80,26 @@ def rows_of(data: Path) -> list[Row]:
 def cell_key(line: dict[str, str]) -> tuple[str, str, int, str, int, int]:
     """Return what names a Cell in the artifact's tables: the workload, the GPU type and the shape."""
     return (
-        line["model"], line["params"], int(line["global_batch"]), line["gpu_type"],
-        int(line["num_nodes"]), int(line["gpus_per_node"]),
-    )  # fmt: skip
+        line["model"],
+        line["params"],
+        int(line["global_batch"]),
+        line["gpu_type"],
+        int(line["num_nodes"]),
+        int(line["gpus_per_node"]),
+    )
 
 
 def _cell(line: dict[str, str]) -> Cell:
     model, params, batch, gpu_type, nodes, per_node = cell_key(line)
     return Cell(
-        family=model, params=params, gpu_type=gpu_type, nodes=nodes, gpus_per_node=per_node,
-        global_batch=batch, parameters=find(model, params).graph.parameters,
-    )  # fmt: skip
+        family=model,
+        params=params,
+        gpu_type=gpu_type,
+        nodes=nodes,
+        gpus_per_node=per_node,
+        global_batch=batch,
+        parameters=find(model, params).graph.parameters,
+    )
 
 
 class _Settings:
@@ -107,21 +116,26 @@ class _Settings:
         shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
         model = find(subject.family, subject.params)
         return Setting(
-            graph=model.graph, training=model.at(subject.global_batch), hardware=hardware,
-            shape=shape, compute=RooflineCompute(hardware=hardware),
+            graph=model.graph,
+            training=model.at(subject.global_batch),
+            hardware=hardware,
+            shape=shape,
+            compute=RooflineCompute(hardware=hardware),
             network=self._network(hardware, shape),
             runtime=Runtime(
                 overlap=OVERLAP, states=States(zero=model.zero), room=Room(usable=USABLE)
             ),
-        )  # fmt: skip
+        )
 
     def _network(self, hardware: Hardware, shape: Shape) -> TableNetwork:
         key = hardware.name, shape
         if key not in self._networks:
             self._networks[key] = TableNetwork(
-                tables=self._tables, hardware=hardware, shape=shape,
+                tables=self._tables,
+                hardware=hardware,
+                shape=shape,
                 network="ib" if hardware.name == A40.name else "",
-            )  # fmt: skip
+            )
         return self._networks[key]
 
 

@@ -45,13 +45,24 @@ UNASKED: Final = ("profiled",)
 
 
 @case(
-    "estimator", smoke={"sections": "cells,latency", "seeds": 1},
-    mape_1=("<=", 0.08), mape_2=("<=", 0.08), mape_4=("<=", 0.08), mape_8=("<=", 0.08),
-    mape_16=("<=", 0.08), mape_unseen_gpu=("<=", 0.20), choice_regret=("<=", 0.03),
-    collectives_median_error=("<=", 0.10), proxy_share=(">=", 0.95), tuning_quality=(">=", 0.97),
-    tuning_reduction=(">=", 5), latency_median_error=("<=", 0.05), memory_mape=("<=", 0.15),
-    oom_accuracy=(">=", 0.95), cells_s=("<=", 0.5),
-)  # fmt: skip
+    "estimator",
+    smoke={"sections": "cells,latency", "seeds": 1},
+    mape_1=("<=", 0.08),
+    mape_2=("<=", 0.08),
+    mape_4=("<=", 0.08),
+    mape_8=("<=", 0.08),
+    mape_16=("<=", 0.08),
+    mape_unseen_gpu=("<=", 0.20),
+    choice_regret=("<=", 0.03),
+    collectives_median_error=("<=", 0.10),
+    proxy_share=(">=", 0.95),
+    tuning_quality=(">=", 0.97),
+    tuning_reduction=(">=", 5),
+    latency_median_error=("<=", 0.05),
+    memory_mape=("<=", 0.15),
+    oom_accuracy=(">=", 0.95),
+    cells_s=("<=", 0.5),
+)
 def estimator(
     data: Annotated[
         Path | None,

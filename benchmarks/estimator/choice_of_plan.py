@@ -251,13 +251,15 @@ def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
     found = frontier(option, load, cell.comm_bytes, gpus, stages, MICRO_BATCHES)
     fastest = best_plan(option, latency, gpus, stages)
     return {
-        "section": "choice_of_plan", "cell": f"{model}-{params} {gpus} GPUs {stages} stages",
-        "groups": " ".join(cell.groups), "plans": len(cell.ends),
+        "section": "choice_of_plan",
+        "cell": f"{model}-{params} {gpus} GPUs {stages} stages",
+        "groups": " ".join(cell.groups),
+        "plans": len(cell.ends),
         **{name: share for name, rule in RULES.items() if np.isfinite(share := rule(cell, cells))},
         "chosen": str(cell.ends[proxy(cell, load)].tolist()),
         "proxy_recorded": bool((cell.rows == found.proxy.rows).all(axis=1).any()),
         "searched_recorded": bool((cell.rows == fastest.rows).all(axis=1).any()),
-    }  # fmt: skip
+    }
 
 
 def _mean(rows: Sequence[dict[str, Figure | str]], name: str) -> float:

@@ -51,9 +51,17 @@ HELD_BACK: Final = 0.3
 SMALL_BYTES: Final = 16 * 2**20
 CUT_BYTES: Final = 64 * 2**20
 EQUAL: Final = Likeness(
-    primitive=0.5, gpu_type=0.5, machine_nodes=0.5, machine_gpus=0.5, size=0.5, nodes=0.5,
-    beside=0.5, crossing=0.5, noise=0.1, common=1.0,
-)  # fmt: skip
+    primitive=0.5,
+    gpu_type=0.5,
+    machine_nodes=0.5,
+    machine_gpus=0.5,
+    size=0.5,
+    nodes=0.5,
+    beside=0.5,
+    crossing=0.5,
+    noise=0.1,
+    common=1.0,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

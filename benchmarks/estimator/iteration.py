@@ -83,17 +83,21 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     contradicting = {row.cell for row in contradictions(rows)}
     clear = [one for one in judged if one.row.cell not in contradicting]
     figures = {
-        **_by_count("mape", judged), "mape": _mape(judged),
-        **_by_count("median", judged, np.median), "median": _median(judged),
+        **_by_count("mape", judged),
+        "mape": _mape(judged),
+        **_by_count("median", judged, np.median),
+        "median": _median(judged),
         **{f"rows_{n}": len({j.row.cell for j in judged if j.row.cell.gpus == n}) for n in COUNTS},
         "mape_unseen_gpu": _mape(_unseen(model, splits)),
-        **_accuracies(judged), **_coverage(judged),
-        **_by_count("consistent_mape", clear), "contradicting_rows": len(contradicting),
+        **_accuracies(judged),
+        **_coverage(judged),
+        **_by_count("consistent_mape", clear),
+        "contradicting_rows": len(contradicting),
         **_by_count("all_rows_mape", _from_all_others(model, rows)),
         **_baselines(data, model, rows, splits, judged),
         "calibration_rows": float(np.mean([len(each.calibration) for each in splits])),
         "seeds": len(seeds),
-    }  # fmt: skip
+    }
     return Section(figures=figures, rows=_table(judged))
 
 
@@ -281,11 +285,14 @@ def _table(judged: Sequence[Judged]) -> list[dict[str, Figure | str]]:
     }
     return [
         {
-            "section": "iteration", "by": by, "of": " ".join(group),
-            "rows": len({one.row.cell for one in some}), "mape": _mape(some),
+            "section": "iteration",
+            "by": by,
+            "of": " ".join(group),
+            "rows": len({one.row.cell for one in some}),
+            "mape": _mape(some),
             "median": _median(some),
             "bias": float(np.mean([np.log(one.seconds / one.row.seconds) for one in some])),
         }
         for by, key in keys.items()
         for group, some in sorted(_grouped(judged, key).items())
-    ]  # fmt: skip
+    ]

@@ -66,10 +66,13 @@ class Recorded:
         """Return the iteration time by the formula; without transfers where there is no network."""
         there, back = self.transfers_s(network) if network else (0 * self.sync_s,) * 2
         plan = Pipelines(
-            busy_s=(self.forward_s + self.backward_s)[None], backward_s=self.backward_s[None],
-            send_s=(there + back)[None], receive_s=np.roll(there + back, 1)[None],
-            sync_s=self.sync_s[None], update_s=self.update_s[None],
-        )  # fmt: skip
+            busy_s=(self.forward_s + self.backward_s)[None],
+            backward_s=self.backward_s[None],
+            send_s=(there + back)[None],
+            receive_s=np.roll(there + back, 1)[None],
+            sync_s=self.sync_s[None],
+            update_s=self.update_s[None],
+        )
         return float(iteration_s(plan, ARENA_MICRO_BATCHES, ARTIFACT)[0])
 
     def two_phases_s(self, network: Network) -> float:
@@ -124,7 +127,9 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     }
     rows: list[dict[str, Figure | str]] = [
         {
-            "section": "latency", "group": name, "plans": int((group == name).sum()),
+            "section": "latency",
+            "group": name,
+            "plans": int((group == name).sum()),
             "model": next(p.model for p in plans if p.group == name),
             "median_error": float(np.median(errors[""][group == name])),
             "worst_error": float(errors[""][group == name].max()),
@@ -132,7 +137,7 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
             "over_ethernet": float(np.median(ethernet[group == name])),
         }
         for name in dict.fromkeys(p.group for p in plans)
-    ]  # fmt: skip
+    ]
     return Section(figures=figures, rows=rows)
 
 
@@ -175,13 +180,18 @@ def _recorded(row: dict[str, str], modules: Sequence[dict[str, str]]) -> Recorde
     shapes = [text.split("x") for text in row["stage_logical_shapes"].split("|")]
     published = find(row["model"], row["params"])
     return Recorded(
-        group=row["group"], model=row["model"], params=row["params"],
+        group=row["group"],
+        model=row["model"],
+        params=row["params"],
         iter_time_s=float(row["iter_time_s"]),
-        forward_s=parts["forward"].sum(axis=1), backward_s=parts["backward"].sum(axis=1),
-        update_s=parts["apply_grad"].sum(axis=1), sync_s=sync_s,
+        forward_s=parts["forward"].sum(axis=1),
+        backward_s=parts["backward"].sum(axis=1),
+        update_s=parts["apply_grad"].sum(axis=1),
+        sync_s=sync_s,
         handed_bytes=_handed_bytes(published, int(row["global_batch"]), ends),
-        data=np.array([int(d) for d, _ in shapes]), tensor=np.array([int(t) for _, t in shapes]),
-    )  # fmt: skip
+        data=np.array([int(d) for d, _ in shapes]),
+        tensor=np.array([int(t) for _, t in shapes]),
+    )
 
 
 def _handed_bytes(published: Published, batch: int, ends: Sequence[int]) -> Floats:

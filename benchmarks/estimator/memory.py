@@ -271,14 +271,20 @@ def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[
         measured = [r for r in members if r.measured_gib is not None]
         copies = fitted(measured)
         of_source = [r for r in members if r.source == source]
-        found.append({
-            "section": "memory", "source": source, "model": group[0], "layers": group[1],
-            "rows": sum(r.measured_gib is not None for r in of_source),
-            "mape": _mape(predictions),
-            "mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT)) for r in of_source]),
-            "copies_layer": float(copies[0]), "copies_stage": float(copies[1]),
-            "copies_gradients": float(copies[2]),
-        })  # fmt: skip
+        found.append(
+            {
+                "section": "memory",
+                "source": source,
+                "model": group[0],
+                "layers": group[1],
+                "rows": sum(r.measured_gib is not None for r in of_source),
+                "mape": _mape(predictions),
+                "mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT)) for r in of_source]),
+                "copies_layer": float(copies[0]),
+                "copies_stage": float(copies[1]),
+                "copies_gradients": float(copies[2]),
+            }
+        )
     return found
 
 
@@ -318,7 +324,9 @@ def _searched(path: Path) -> list[Run]:
     by_name = {"a40": A40, "a10": A10}
     return [
         _run(
-            "alpa_search", _job(r), by_name[r["gpu_type"]],
+            "alpa_search",
+            _job(r),
+            by_name[r["gpu_type"]],
             Plan(
                 layers=tuple(_layers(text) for text in r["stage_layers"].split("|")),
                 degrees=tuple(_degrees(text) for text in r["stage_logical_shapes"].split("|")),
@@ -327,7 +335,7 @@ def _searched(path: Path) -> list[Run]:
             float(r["mem_per_gpu_gib"]) if r["mem_per_gpu_gib"] else None,
         )
         for r in _lines(path)
-    ]  # fmt: skip
+    ]
 
 
 def _job(row: dict[str, str]) -> Job:
@@ -366,11 +374,17 @@ def _run(
     )  # all layers but embedding or stem, and head, are blocks
     granularity = "inside" if inside else "fine" if count >= FINE_LAYERS else "coarse"
     return Run(
-        source=source, job=job, hardware=hardware,
-        gpus=sum(d * t for d, t in plan.degrees), group=(model, granularity),
-        parts=_parts(graph, published.at(batch), stages), free=np.array(plan.free),
-        parameters_gib=_parameters_gib(graph, stages), measured_gib=measured, left_out=reason,
-    )  # fmt: skip
+        source=source,
+        job=job,
+        hardware=hardware,
+        gpus=sum(d * t for d, t in plan.degrees),
+        group=(model, granularity),
+        parts=_parts(graph, published.at(batch), stages),
+        free=np.array(plan.free),
+        parameters_gib=_parameters_gib(graph, stages),
+        measured_gib=measured,
+        left_out=reason,
+    )
 
 
 def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates:
@@ -378,9 +392,13 @@ def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates
     start, end = np.minimum(np.array(plan.layers, dtype=np.int64), layers).T
     data, tensor = np.array(plan.degrees, dtype=np.int64).T
     return Candidates(
-        start=start, end=end, dp=data, tp=tensor,
-        ep=tensor if divides_experts else np.ones_like(tensor), sp=np.zeros(len(start), dtype=bool),
-    )  # fmt: skip
+        start=start,
+        end=end,
+        dp=data,
+        tp=tensor,
+        ep=tensor if divides_experts else np.ones_like(tensor),
+        sp=np.zeros(len(start), dtype=bool),
+    )
 
 
 def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
@@ -390,9 +408,16 @@ def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
     for i, states in enumerate(DIVIDED):
         for j, copies in enumerate(UNITS):
             costs = stage_costs(
-                graph, training, A40, Shape(nodes=1, gpus_per_node=1), stages,
-                RooflineCompute(hardware=A40), _NoNetwork(), states=states, copies=copies,
-            )  # fmt: skip
+                graph,
+                training,
+                A40,
+                Shape(nodes=1, gpus_per_node=1),
+                stages,
+                RooflineCompute(hardware=A40),
+                _NoNetwork(),
+                states=states,
+                copies=copies,
+            )
             whole = costs.state_bytes + flights * costs.flight_bytes + costs.working_bytes
             found[i, :, j] = whole / GIB - (found[i, :, 0] if j else 0.0)
     return found

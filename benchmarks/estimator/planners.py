@@ -143,9 +143,12 @@ def _missed(every: Sequence[Judged]) -> float:
 def _row(drawn: Drawn, given: Mapping[Planner, Judged]) -> dict[str, Figure | str]:
     model, batch, hardware, gpus = drawn
     row: dict[str, Figure | str] = {
-        "section": "planners", "model": f"{model.model} {model.params}", "batch": batch,
-        "gpu_type": hardware.name, "gpus": gpus,
-    }  # fmt: skip
+        "section": "planners",
+        "model": f"{model.model} {model.params}",
+        "batch": batch,
+        "gpu_type": hardware.name,
+        "gpus": gpus,
+    }
     for planner, each in given.items():
         row[f"missed_{planner}"] = each.missed
         if each.shares:

@@ -24,9 +24,13 @@ NAME = "profiled"
 
 
 def section(
-    data: Path, seeds: Sequence[int], *, models: Sequence[Any] = (), date: str = "",
+    data: Path,
+    seeds: Sequence[int],
+    *,
+    models: Sequence[Any] = (),
+    date: str = "",
     records: Path | None = None,
-) -> Section:  # fmt: skip
+) -> Section:
     """Return errors of sums of profiled layers, and seconds of the device that both ways took.
 
     Nothing is read from ``data``, and times depend on no seed. ``models`` as in
@@ -41,8 +45,11 @@ def section(
     request = {"models": list(models), "date": date, "records": str(records) if records else ""}
     done = subprocess.run(
         [sys.executable, "-m", "tessera.estimator.profiling.compare"],
-        input=json.dumps(request), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise Unavailable(f"measuring failed: {last}")
@@ -75,11 +82,14 @@ def summary(report: Mapping[str, Any]) -> Section:
     profile_s, direct_s = columns["profile_device_s"].sum(), columns["direct_device_s"].sum()
     rows = [
         {
-            "section": NAME, "device": report["device"], **c,
-            "error": float(passes[n]), "step_error": float(steps[n]),
+            "section": NAME,
+            "device": report["device"],
+            **c,
+            "error": float(passes[n]),
+            "step_error": float(steps[n]),
         }
         for n, c in enumerate(found)
-    ]  # fmt: skip
+    ]
     return Section(
         figures={
             "profiled_error": float(np.abs(passes).mean()),

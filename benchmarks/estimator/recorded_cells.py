@@ -84,10 +84,13 @@ class Cell:
         first, last = np.triu_indices(LAYERS)
         count = len(first)
         return Candidates(
-            start=np.repeat(first, 2), end=np.repeat(last + 1, 2),
-            dp=np.tile([2, 1], count), tp=np.tile([1, 2], count),
-            ep=np.ones(2 * count, dtype=np.int64), sp=np.zeros(2 * count, dtype=np.bool_),
-        )  # fmt: skip
+            start=np.repeat(first, 2),
+            end=np.repeat(last + 1, 2),
+            dp=np.tile([2, 1], count),
+            tp=np.tile([1, 2], count),
+            ep=np.ones(2 * count, dtype=np.int64),
+            sp=np.zeros(2 * count, dtype=np.bool_),
+        )
 
     @cached_property
     def rows(self) -> Ints:
@@ -157,9 +160,13 @@ def _cell(
         ends=np.array([_ends(row["stage_layers"]) for row in rows], dtype=np.int64),
         data_parallel=np.array(shapes) == DATA,
         iter_time_s=np.array([float(row["iter_time_s"]) for row in rows]),
-        kernels_s=each[..., 0], comm_s=each[..., 1], sync_s=each[..., 2],
-        roofline_s=_roofline(key, loads), tensor_bytes=tensor_bytes, data_bytes=data_bytes,
-    )  # fmt: skip
+        kernels_s=each[..., 0],
+        comm_s=each[..., 1],
+        sync_s=each[..., 2],
+        roofline_s=_roofline(key, loads),
+        tensor_bytes=tensor_bytes,
+        data_bytes=data_bytes,
+    )
 
 
 def _roofline(key: CellKey, loads: dict[tuple[str, str], Floats]) -> Floats:

@@ -113,11 +113,15 @@ def _row(name: str, cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str
     space = GUIDES[name](full, cell, cells)
     kept = kept_plans(space, cell)
     return {
-        "section": "tuning", "space": name,
+        "section": "tuning",
+        "space": name,
         "cell": f"{model}-{params} {gpus} GPUs {stages} stages",
-        "quality": float(cell.share[kept].max()), "recorded": len(kept), "kept": int(kept.sum()),
-        "plans": full.count, "plans_kept": space.count,
-    }  # fmt: skip
+        "quality": float(cell.share[kept].max()),
+        "recorded": len(kept),
+        "kept": int(kept.sum()),
+        "plans": full.count,
+        "plans_kept": space.count,
+    }
 
 
 def _figures(ending: str, rows: Sequence[dict[str, Figure | str]]) -> dict[str, Figure]:

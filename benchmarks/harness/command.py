@@ -60,14 +60,16 @@ def _command(found: Case) -> Callable[..., None]:
     own = inspect.signature(found.run, eval_str=True)
     extra = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=False,
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
             annotation=Annotated[bool, typer.Option(flag, help=text)],
         )
         for name, flag, text in (
             ("as_json", "--json", "Print one JSON object and nothing else."),
             ("check", "--check", "Exit 1 where a bound does not hold."),
         )
-    ]  # fmt: skip
+    ]
 
     def command(**options: Any) -> None:
         as_json, check = options.pop("as_json"), options.pop("check")

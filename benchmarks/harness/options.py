@@ -72,9 +72,13 @@ def asked_work(
 ) -> Work:
     """Return the workload that the options say, its sizes left at their defaults."""
     return Work(
-        trace=default_trace(trace), profiles=str(profiles or ""), cluster=cluster or "",
-        rounds=rounds, on_bad=on_bad, seed=seed,
-    )  # fmt: skip
+        trace=default_trace(trace),
+        profiles=str(profiles or ""),
+        cluster=cluster or "",
+        rounds=rounds,
+        on_bad=on_bad,
+        seed=seed,
+    )
 
 
 def on_work(run: Callable[..., Report]) -> Callable[..., Report]:
@@ -87,9 +91,7 @@ def in_sweep(run: Callable[..., Report]) -> Callable[..., Report]:
     return with_options(run, "sweep", asked_sweep)
 
 
-def numbers(
-    where: str, text: str, fits: Callable[[float], bool], what: str
-) -> tuple[float, ...]:  # fmt: skip
+def numbers(where: str, text: str, fits: Callable[[float], bool], what: str) -> tuple[float, ...]:
     """Return the numbers of a list with commas, rising, each once.
 
     Raises:

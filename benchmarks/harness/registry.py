@@ -52,9 +52,11 @@ def case(
 
     def register(run: Callable[..., Report]) -> Callable[..., Report]:
         CASES[name] = Case(
-            name=name, run=run, smoke=smoke,
+            name=name,
+            run=run,
+            smoke=smoke,
             bounds={k: Bound(comparison=c, limit=v) for k, (c, v) in bounds.items()},
-        )  # fmt: skip
+        )
         return run
 
     return register

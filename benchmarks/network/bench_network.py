@@ -91,18 +91,24 @@ def network(
             name=f"cases {first} to {min(first + AT_ONCE, cases) - 1}",
             function="tessera.benchmarks.network.micro:judged_many",
             options={
-                "seed": seed, "first": first, "count": min(AT_ONCE, cases - first),
-                "levels": levels, "torus_every": EVERY, "placements_every": EVERY,
+                "seed": seed,
+                "first": first,
+                "count": min(AT_ONCE, cases - first),
+                "levels": levels,
+                "torus_every": EVERY,
+                "placements_every": EVERY,
             },
         )
         for first in range(0, cases, AT_ONCE)
-    ]  # fmt: skip
+    ]
     found = [each for result in sweep.run(tasks).values() for each in result["cases"]]
     bounded = [f"{who}{part}_share" for part in PARTS for who in ("", "plain_")]
     return Report(
-        seed=seed, figures=_figures(found), table=_table(found),
+        seed=seed,
+        figures=_figures(found),
+        table=_table(found),
         waived=frozenset(bounded if cases < ENOUGH or levels != 3 else ()),
-    )  # fmt: skip
+    )
 
 
 def _figures(found: Found) -> dict[str, Figure]:
@@ -159,7 +165,12 @@ def _shares(found: Found, part: str, who: str) -> np.ndarray:
 def _row(part: str, who: str, values: np.ndarray) -> dict[str, Figure | str]:
     tails = np.quantile(values, [0.05, 0.95])
     return {
-        "part": part, "who": who, "cases": len(values), "mean": float(values.mean()),
-        "p5": float(tails[0]), "p95": float(tails[1]), "least": float(values.min()),
+        "part": part,
+        "who": who,
+        "cases": len(values),
+        "mean": float(values.mean()),
+        "p5": float(tails[0]),
+        "p95": float(tails[1]),
+        "least": float(values.min()),
         "most": float(values.max()),
-    }  # fmt: skip
+    }

@@ -80,11 +80,16 @@ def network_control(
     return Report(
         seed=seed,
         figures={
-            "control_share": share * EVENTS_A_JOB * jobs_a_day / DAY_S, "each_second_share": share,
-            "replan_bytes": sent, "network_bytes": sent - plain, "agents": hosts,
-            "jobs": len(parts), "traffic_bytes_per_s": traffic, "plan_s": took_s,
+            "control_share": share * EVENTS_A_JOB * jobs_a_day / DAY_S,
+            "each_second_share": share,
+            "replan_bytes": sent,
+            "network_bytes": sent - plain,
+            "agents": hosts,
+            "jobs": len(parts),
+            "traffic_bytes_per_s": traffic,
+            "plan_s": took_s,
         },
-    )  # fmt: skip
+    )
 
 
 def fill_cluster(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[str, CellTraffic]]:
@@ -109,59 +114,97 @@ def snapshot_of(
     gpus = np.array([gang.gpus for gang in gangs.values()], dtype=np.int64)
     zeros, ones = np.zeros(len(gangs), np.int64), np.ones(len(gangs), np.int64)
     return Snapshot(
-        cluster="bench", epoch=1, round_number=1, now_s=1e9,
+        cluster="bench",
+        epoch=1,
+        round_number=1,
+        now_s=1e9,
         gpu_types=(GpuType(name=GPU, memory_bytes=80 << 30),),
-        nodes=Nodes.from_rows([
-            {"name": host, "gpu_type": 0, "gpus": 8, "rack": "", "schedulable": True, "version": 1}
-            for host in topology.hosts
-        ]),
+        nodes=Nodes.from_rows(
+            [
+                {
+                    "name": host,
+                    "gpu_type": 0,
+                    "gpus": 8,
+                    "rack": "",
+                    "schedulable": True,
+                    "version": 1,
+                }
+                for host in topology.hosts
+            ]
+        ),
         workloads=tuple(Trained(model=name, params="", global_batch=256) for name in names),
-        plans=("",), estimates=Estimates.from_rows([]),
-        allocations=Allocations.from_rows([
-            {"job": job, "node": node, "gpu": gpu, "hold": int(Hold.HELD), "generation": 1}
-            for job, gang in enumerate(gangs.values()) for node, held in gang.members for gpu in held
-        ]),
+        plans=("",),
+        estimates=Estimates.from_rows([]),
+        allocations=Allocations.from_rows(
+            [
+                {"job": job, "node": node, "gpu": gpu, "hold": int(Hold.HELD), "generation": 1}
+                for job, gang in enumerate(gangs.values())
+                for node, held in gang.members
+                for gpu in held
+            ]
+        ),
         jobs=Jobs.from_rows([_row(name, k, gang) for k, (name, gang) in enumerate(gangs.items())]),
         topology=DescribedTopology(
-            document=json.dumps(document.write(topology)), topology=topology,
+            document=json.dumps(document.write(topology)),
+            topology=topology,
         ),
         traffic=Traffics(
-            workload=numbers, gpu_type=zeros, gpus=gpus, pipeline_degree=ones, plan=zeros,
+            workload=numbers,
+            gpu_type=zeros,
+            gpus=gpus,
+            pipeline_degree=ones,
+            plan=zeros,
             nodes=np.array([gang.nodes for gang in gangs.values()], dtype=np.int64),
             document=tuple(intern_traffic(sends[name].to_json()) for name in names),
         ),
-    )  # fmt: skip
+    )
 
 
 def _row(name: str, number: int, gang: Gang) -> dict[str, Any]:
     return {
-        "name": name, "state": STATE_CODE[JobState.RUNNING], "workload": number,
-        "iterations": 1e6, "iterations_left": 1e6, "requested_gpus": gang.gpus, "submit_s": 0.0,
-        "queued_s": 0.0, "generation": 1, "current_type": 0, "current_gpus": gang.gpus,
+        "name": name,
+        "state": STATE_CODE[JobState.RUNNING],
+        "workload": number,
+        "iterations": 1e6,
+        "iterations_left": 1e6,
+        "requested_gpus": gang.gpus,
+        "submit_s": 0.0,
+        "queued_s": 0.0,
+        "generation": 1,
+        "current_type": 0,
+        "current_gpus": gang.gpus,
         "current_degree": 1,
-    }  # fmt: skip
+    }
 
 
 def _messages(
-    topology: Topology, snapshot: Snapshot, running: Sequence[Running],
-    parts: Mapping[str, NetworkDecision] | None, levels: int,
-) -> list[agents_pb2.ServerMessage | agents_pb2.AgentMessage]:  # fmt: skip
+    topology: Topology,
+    snapshot: Snapshot,
+    running: Sequence[Running],
+    parts: Mapping[str, NetworkDecision] | None,
+    levels: int,
+) -> list[agents_pb2.ServerMessage | agents_pb2.AgentMessage]:
     """Return what the servers say to each agent, and what it answers; ``parts`` None: no network."""
     here: list[list[DesiredGang]] = [[] for _ in topology.hosts]
     for r in running:
         name = snapshot.jobs.name[r.job]
         gang = DesiredGang(
             spec=JobSpec(
-                name=name, workload=snapshot.workloads[r.job], iterations=10**6,
+                name=name,
+                workload=snapshot.workloads[r.job],
+                iterations=10**6,
                 requested_gpus=r.gang.gpus,
             ),
-            generation=r.generation, iterations_done=1e5, network=parts[name] if parts else None,
+            generation=r.generation,
+            iterations_done=1e5,
+            network=parts[name] if parts else None,
             allocation=AllocationRecord(
-                cell=Cell(gpu_type=GPU, gpus=r.gang.gpus, pipeline_degree=1), rate=100.0,
+                cell=Cell(gpu_type=GPU, gpus=r.gang.gpus, pipeline_degree=1),
+                rate=100.0,
                 generation=1,
                 shares=tuple((topology.hosts[node], gpus) for node, gpus in r.gang.members),
             ),
-        )  # fmt: skip
+        )
         for node, _ in r.gang.members:
             here[node].append(gang)
     found: list[agents_pb2.ServerMessage | agents_pb2.AgentMessage] = []
@@ -170,11 +213,15 @@ def _messages(
         found.append(agents_pb2.ServerMessage(desired=of_desired(state, {host}), lease_from_s=1e6))
         seen = [
             agents_pb2.ObservedGang(
-                job=gang.spec.name, generation=1, node=host, phase=agents_pb2.ObservedGang.RUNNING,
-                iterations_done=1e5, iter_time_s=1.0,
+                job=gang.spec.name,
+                generation=1,
+                node=host,
+                phase=agents_pb2.ObservedGang.RUNNING,
+                iterations_done=1e5,
+                iter_time_s=1.0,
             )
             for gang in gangs
-        ]  # fmt: skip
+        ]
         found.append(
             agents_pb2.AgentMessage(
                 observed=agents_pb2.Observed(gangs=seen, revision=10**6), said_s=1e6
@@ -188,17 +235,20 @@ def _bytes(message: agents_pb2.ServerMessage | agents_pb2.AgentMessage) -> int:
 
 
 def _sent_bytes_per_s(
-    topology: Topology, gangs: Mapping[str, Gang], sends: Mapping[str, CellTraffic],
+    topology: Topology,
+    gangs: Mapping[str, Gang],
+    sends: Mapping[str, CellTraffic],
     parts: Mapping[str, NetworkDecision],
-) -> float:  # fmt: skip
+) -> float:
     """Return what leaves hosts by NICs, by first paths: these do not change how much it is."""
     jobs = [
         NetworkJob(
-            name=name, traffic=sends[name].traffic(),
+            name=name,
+            traffic=sends[name].traffic(),
             gang=tuple((topology.hosts[node], gpus) for node, gpus in gangs[name].members),
         )
         for name in parts
-    ]  # fmt: skip
+    ]
     c, _ = contention(topology, jobs)
     demand = demand_of(c, np.zeros(len(c.bundle_bytes), dtype=np.int64))
     level = np.array([parts[name].level for name in c.jobs], dtype=np.int64)

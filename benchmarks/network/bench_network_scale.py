@@ -25,8 +25,10 @@ from tessera.solvers.network.priorities import order_of
 from tessera.solvers.network.replan import Options, replan
 
 NETWORKS: Final = {
-    "packed": crowds.packed, "scattered": crowds.scattered, "crossing": crowds.crossing,
-}  # fmt: skip
+    "packed": crowds.packed,
+    "scattered": crowds.scattered,
+    "crossing": crowds.crossing,
+}
 DENSE: Final = {"half": crowds.half, "one-link": crowds.one_link}
 FEW: Final = 20
 """Jobs that all is run on once before the clock starts, so that what is compiled is there."""
@@ -98,13 +100,16 @@ def network_scale(
         "plain_ratio": float(rows["crossing"]["plain_ratio"]),
         "differ": sum(not row["alike"] for row in table),
         "unproven": sum(not row["proven"] for row in networks),
-        "violations": sum(int(row["violations"]) for row in networks), "jobs": jobs,
-    }  # fmt: skip
+        "violations": sum(int(row["violations"]) for row in networks),
+        "jobs": jobs,
+    }
     usual = (jobs, levels, samples) == (5_000, 8, 10)
     return Report(
-        seed=seed, figures=figures, table=table,
+        seed=seed,
+        figures=figures,
+        table=table,
         waived=frozenset() if usual else frozenset({"compress_s", "replan_s"}),
-    )  # fmt: skip
+    )
 
 
 def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure | str]:
@@ -130,12 +135,17 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
     stake = dag.at_stake or 1.0
     return row | {
         "gpus": int(graph.gpus.sum()) if isinstance(graph, Contention) else 0,
-        "vertices": len(dag.job), "edges": dag.edges,
-        "degree": 2 * dag.edges / max(len(dag.job), 1), "parts": dag.parts, "largest": int(largest),
-        "urgency_lost": dag.lost(one.level) / stake, "orders_lost": dag.lost(best.level) / stake,
-        "lost": found.lost / stake, "proven": found.proven,
+        "vertices": len(dag.job),
+        "edges": dag.edges,
+        "degree": 2 * dag.edges / max(len(dag.job), 1),
+        "parts": dag.parts,
+        "largest": int(largest),
+        "urgency_lost": dag.lost(one.level) / stake,
+        "orders_lost": dag.lost(best.level) / stake,
+        "lost": found.lost / stake,
+        "proven": found.proven,
         **_beside_plain(dag, s.levels, s.repeats),
-    }  # fmt: skip
+    }
 
 
 def _beside_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str]:

@@ -26,8 +26,10 @@ from tessera.solvers.network.mechanisms import mechanism
 WARM: Final = 20.0
 """Iterations of the slowest job before counting begins."""
 VARIANTS: Final[Mapping[str, tuple[float, bool]]] = {
-    "published": (16, True), "shorter": (6, True), "bare": (6, False),
-}  # fmt: skip
+    "published": (16, True),
+    "shorter": (6, True),
+    "bare": (6, False),
+}
 """Sequences a GPU of GPTs, and whether communication is hidden as ``estimator/families.py`` says."""
 COMPARED: Final = "crux-paper,crux-full"
 LABELS: Final = {"crux-paper": "crux", "crux-full": "ours"}
@@ -112,20 +114,29 @@ def rows(
             "mechanism": name,
         }
         work, before = rate @ met.work_flop, ecmp @ met.work_flop
-        found.append(shown | {
-            "job": "all", "gain": float(work.mean() / before.mean() - 1),
-            "gain_low": float(work.mean() / before.max() - 1),
-            "gain_high": float(work.mean() / before.min() - 1),
-            "ideal": float(alone @ met.work_flop / before.mean() - 1),
-            "of_held": float(work.mean() / (met.gpus.sum() * PEAK_FLOP_PER_S)),
-            "paper": scenario.paper,
-        })  # fmt: skip
+        found.append(
+            shown
+            | {
+                "job": "all",
+                "gain": float(work.mean() / before.mean() - 1),
+                "gain_low": float(work.mean() / before.max() - 1),
+                "gain_high": float(work.mean() / before.min() - 1),
+                "ideal": float(alone @ met.work_flop / before.mean() - 1),
+                "of_held": float(work.mean() / (met.gpus.sum() * PEAK_FLOP_PER_S)),
+                "paper": scenario.paper,
+            }
+        )
         for at, job in enumerate(met.jobs):
             took_s = 1 / rate[:, at].mean()
-            found.append(shown | {
-                "job": job, "alone_s": float(1 / alone[at]), "iteration_s": float(took_s),
-                "jct": float(took_s * ecmp[:, at].mean() - 1),
-            })  # fmt: skip
+            found.append(
+                shown
+                | {
+                    "job": job,
+                    "alone_s": float(1 / alone[at]),
+                    "iteration_s": float(took_s),
+                    "jct": float(took_s * ecmp[:, at].mean() - 1),
+                }
+            )
     return found
 
 
@@ -145,9 +156,12 @@ def _rates(met: Contention, name: str, draw: int, window: Window) -> Floats:
     longest_s = float(demand.alone_s.max())
     offset_s = phase * demand.alone_s if plan.offset_s is None else plan.offset_s
     return simulate(
-        demand, plan.level, horizon_s=window.iterations * longest_s, warm_s=WARM * longest_s,
+        demand,
+        plan.level,
+        horizon_s=window.iterations * longest_s,
+        warm_s=WARM * longest_s,
         offset_s=offset_s,
-    ).iterations  # fmt: skip
+    ).iterations
 
 
 def _figures(table: Sequence[Mapping[str, Figure | str]]) -> dict[str, Figure]:

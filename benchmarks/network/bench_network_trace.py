@@ -23,13 +23,30 @@ ALONE: Final = "first-fit"
 PLAIN, UNCOMPRESSED, OURS = "crux-paper", "crux-ps-pa", "crux-full"
 STACKED: Final = f"ecmp,{PLAIN},{OURS}"
 _SHOWN: Final = (
-    "of_all", "of_held", "computing_of_held", "flop", "held_share", "ended", "slowdown",
-    "worst_slowdown", "link_use", "busiest_link_use", "shared", "plans", "slowest_plan_s",
-)  # fmt: skip
+    "of_all",
+    "of_held",
+    "computing_of_held",
+    "flop",
+    "held_share",
+    "ended",
+    "slowdown",
+    "worst_slowdown",
+    "link_use",
+    "busiest_link_use",
+    "shared",
+    "plans",
+    "slowest_plan_s",
+)
 _STATISTICS: Final = (
-    "jobs", "jobs_of_128", "largest", "peak_gpus", "peak_jobs", "contended_jobs", "contended_gpus",
+    "jobs",
+    "jobs_of_128",
+    "largest",
+    "peak_gpus",
+    "peak_jobs",
+    "contended_jobs",
+    "contended_gpus",
     "contended_gpu_time",
-)  # fmt: skip
+)
 
 Runs = Mapping[Played, Mapping[str, Any]]
 
@@ -37,11 +54,17 @@ Runs = Mapping[Played, Mapping[str, Any]]
 @case(
     "network-trace",
     smoke={
-        "days": 0.04, "gpus": 128, "jobs_a_day": 400, "largest": 64, "noises": "0.1", "workers": 0,
-        "mechanisms": "ecmp,crux-ps-pa,crux-paper", "stacked": "ecmp,crux-paper",
+        "days": 0.04,
+        "gpus": 128,
+        "jobs_a_day": 400,
+        "largest": 64,
+        "noises": "0.1",
+        "workers": 0,
+        "mechanisms": "ecmp,crux-ps-pa,crux-paper",
+        "stacked": "ecmp,crux-paper",
     },
     compression_loss=("<=", 0.005),
-)  # fmt: skip
+)
 @in_sweep
 def network_trace(
     *,
@@ -114,10 +137,17 @@ def network_trace(
     def asked(fabric: str, name: str, scheduler: str = ALONE) -> Played:
         plain = name == PLAIN and scheduler == ALONE
         return Played(
-            fabric=fabric, mechanism=name, scheduler=scheduler, beside=judged if plain else (),
-            noises=tuple(errors) if plain and fabric == nets[0] else (), levels=levels,
-            background=background, speed=speed, window=window, workload=workload,
-        )  # fmt: skip
+            fabric=fabric,
+            mechanism=name,
+            scheduler=scheduler,
+            beside=judged if plain else (),
+            noises=tuple(errors) if plain and fabric == nets[0] else (),
+            levels=levels,
+            background=background,
+            speed=speed,
+            window=window,
+            workload=workload,
+        )
 
     wanted = [asked(net, name) for net in nets for name in alone]
     wanted += [asked(nets[0], name, scheduler=way) for way in stack for name in under]
@@ -131,15 +161,18 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
     jct_s = _common_jct_s(runs)
     return [
         {
-            "network": one.fabric, "scheduler": one.scheduler, "mechanism": one.mechanism,
-            **{key: run[key] for key in _SHOWN}, "gain": _over_ecmp(runs, one),
+            "network": one.fabric,
+            "scheduler": one.scheduler,
+            "mechanism": one.mechanism,
+            **{key: run[key] for key in _SHOWN},
+            "gain": _over_ecmp(runs, one),
             "jct_mean_s": float(jct_s[one].mean()) if len(jct_s[one]) else np.nan,
             "jct_p95_s": float(np.quantile(jct_s[one], 0.95)) if len(jct_s[one]) else np.nan,
             "stale": run["plan_s"] / (one.workload.days * DAY_S),
             **{key: run["statistics"][key] for key in _STATISTICS},
         }
         for one, run in runs.items()
-    ]  # fmt: skip
+    ]
 
 
 def figures(runs: Runs) -> dict[str, Figure]:
@@ -187,9 +220,10 @@ def _key(name: str) -> str:
 def _over_ecmp(runs: Runs, one: Played) -> float:
     """Return how much more flop a run did than ECMP's beside it; nan: that was not run."""
     beside = [
-        run["flop"] for other, run in runs.items()
+        run["flop"]
+        for other, run in runs.items()
         if (other.fabric, other.scheduler, other.mechanism) == (one.fabric, one.scheduler, "ecmp")
-    ]  # fmt: skip
+    ]
     return float(runs[one]["flop"] / beside[0] - 1) if beside else float("nan")
 
 

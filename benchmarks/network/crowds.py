@@ -60,10 +60,15 @@ def _drawn(links: Ints, rng: np.random.Generator) -> Demand:
     work_flop: Floats = rng.lognormal(0.0, 1.5, jobs)
     ones: Floats = np.ones(jobs)
     return Demand(
-        work_flop=work_flop, compute_s=ones, start_s=ones,
-        delay_s=np.zeros(jobs), link_start=np.arange(jobs + 1) * each, link=links.ravel(),
-        busy_s=np.ones(jobs * each), links=int(links.max(initial=0)) + 1,
-    )  # fmt: skip
+        work_flop=work_flop,
+        compute_s=ones,
+        start_s=ones,
+        delay_s=np.zeros(jobs),
+        link_start=np.arange(jobs + 1) * each,
+        link=links.ravel(),
+        busy_s=np.ones(jobs * each),
+        links=int(links.max(initial=0)) + 1,
+    )
 
 
 def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> Contention:
@@ -73,9 +78,12 @@ def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> C
     names = host_names(int(SPARE * (max(map(max, rooms)) + 1)) + 1)
     place = rng.permutation(len(names)) if anywhere else np.arange(len(names))
     topology = clos(
-        names, A100_HOST, tors=-(-len(names) // HOSTS_A_TOR), aggregations=AGGREGATIONS,
+        names,
+        A100_HOST,
+        tors=-(-len(names) // HOSTS_A_TOR),
+        aggregations=AGGREGATIONS,
         tor_bytes_per_s=TOR_BYTES_PER_S,
-    )  # fmt: skip
+    )
     taken = np.zeros(len(names), np.int64)
     found = []
     for number, (size, room) in enumerate(zip(gpus.tolist(), rooms, strict=True)):
@@ -120,6 +128,8 @@ def _traffic(gpus: int, rng: np.random.Generator) -> Traffic:
         sent_bytes = 2 * gradient_bytes / rings * (hosts - 1) / hosts
         exchanges = (Exchange(pattern=Pattern.RING, members=members, sent_bytes=sent_bytes),)
     return Traffic(
-        work_flop=gpus * compute_s * float(rate), compute_s=compute_s,
-        start_s=compute_s * float(begins), exchanges=exchanges,
-    )  # fmt: skip
+        work_flop=gpus * compute_s * float(rate),
+        compute_s=compute_s,
+        start_s=compute_s * float(begins),
+        exchanges=exchanges,
+    )

@@ -30,9 +30,12 @@ def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     """
     tors = max(1, round(173 * hosts / HOSTS))
     return clos(
-        host_names(hosts), A100_HOST, tors=tors, aggregations=16,
+        host_names(hosts),
+        A100_HOST,
+        tors=tors,
+        aggregations=16,
         tor_bytes_per_s=share * TOR_BYTES_PER_S,
-    )  # fmt: skip
+    )
 
 
 def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
@@ -44,9 +47,14 @@ def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     ports = A100_HOST.nics * A100_HOST.nic_bytes_per_s / 2 * hosts / 3  # into a ToR of a pair
     up = ports / OVERSUBSCRIBED
     return double_sided(
-        host_names(hosts), A100_HOST, tors=6, aggregations=12, cores=32,
-        tor_bytes_per_s=share * up / 4, aggregation_bytes_per_s=share * 2 * up / 4 / 8,
-    )  # fmt: skip
+        host_names(hosts),
+        A100_HOST,
+        tors=6,
+        aggregations=12,
+        cores=32,
+        tor_bytes_per_s=share * up / 4,
+        aggregation_bytes_per_s=share * 2 * up / 4 / 8,
+    )
 
 
 FABRICS: Final[Mapping[str, Callable[[int, float], Topology]]] = MappingProxyType(

@@ -79,10 +79,14 @@ def judged(
     judge = Judge(space, levels)
     plans = _plans(c, levels, number)
     shares = {
-        "paths": judge.paths(plans, number), "priorities": judge.priorities(),
-        "orders": judge.orders(), "compression": judge.compression(), "all": judge.whole(plans),
-        "crowded": judge.compression_on(0), "noise": judge.noisy(plans, number),
-    }  # fmt: skip
+        "paths": judge.paths(plans, number),
+        "priorities": judge.priorities(),
+        "orders": judge.orders(),
+        "compression": judge.compression(),
+        "all": judge.whole(plans),
+        "crowded": judge.compression_on(0),
+        "noise": judge.noisy(plans, number),
+    }
     if with_placements:
         shares["placement"] = _placements(case, judge, levels)
     if with_torus:
@@ -92,7 +96,7 @@ def judged(
         facts=judge.facts()
         | {"violations": sum(len(network_violations(c, plan)) for plan in plans.values())},
         floors=judge.floors(plans["ours"]),
-    )  # fmt: skip
+    )
 
 
 def judged_many(
@@ -101,11 +105,14 @@ def judged_many(
     """Return what is found on ``count`` cases from ``first`` on: a task of a sweep."""
     found = [
         judged(
-            seed, number, levels, with_torus=number % torus_every == 0,
+            seed,
+            number,
+            levels,
+            with_torus=number % torus_every == 0,
             with_placements=number % placements_every == 0,
         )
         for number in range(first, first + count)
-    ]  # fmt: skip
+    ]
     return {
         "cases": [
             {"shares": each.shares, "facts": each.facts, "floors": each.floors} for each in found
@@ -183,9 +190,14 @@ class Judge:
             return self.space.of(plan)
         demand = demand_of(self.space.contention, plan.chosen)
         run = simulate(
-            demand, plan.level, horizon_s=self.space.span.horizon_s,
-            warm_s=self.space.span.warm_s, offset_s=plan.offset_s, noise=noise, seed=seed,
-        )  # fmt: skip
+            demand,
+            plan.level,
+            horizon_s=self.space.span.horizon_s,
+            warm_s=self.space.span.warm_s,
+            offset_s=plan.offset_s,
+            noise=noise,
+            seed=seed,
+        )
         return run.work_per_s(demand)
 
     def noisy(self, plans: Mapping[str, NetworkPlan], seed: int) -> dict[str, float]:
@@ -194,9 +206,12 @@ class Judge:
         The optimum is that of no noise, so this can pass 1.
         """
         best = NetworkPlan(
-            chosen=self.space.chosen[self.path], level=self.space.level[self.assignment],
-            priority=np.zeros(self.demand.jobs), order=self.best_order(self.path), levels=self.levels,
-        )  # fmt: skip
+            chosen=self.space.chosen[self.path],
+            level=self.space.level[self.assignment],
+            priority=np.zeros(self.demand.jobs),
+            order=self.best_order(self.path),
+            levels=self.levels,
+        )
         most = self.played(best, noise=NOISE, seed=seed)
         return {
             name: self.played(plans[name], noise=NOISE, seed=seed) / most
@@ -223,9 +238,15 @@ class Judge:
             found = floored(demand, plan.level, plan.order, self.levels, floor)
             run = simulate(demand, found.level, horizon_s=span.horizon_s, warm_s=span.warm_s)
             least = float((run.iterations * demand.alone_s).min())
-            lost = 1 - float(self.space.work[
-                self.space.path(plan.chosen), self.space.assignment(found.level)
-            ]) / without  # fmt: skip
+            lost = (
+                1
+                - float(
+                    self.space.work[
+                        self.space.path(plan.chosen), self.space.assignment(found.level)
+                    ]
+                )
+                / without
+            )
             rows.append([floor, lost, least, float(found.met)])
         return rows
 
@@ -250,10 +271,13 @@ def orders_of(demand: Demand) -> dict[str, Ints]:
     plain = order_of(assigned(demand, factors(demand)))
     several = order_of(assigned(demand, factors(demand, references=REFERENCES)))
     return {
-        "ours": swapped(demand, plain), "plain": plain,
-        "references": several, "intensity": order_of(demand.intensity),
-        "sincronia": bssi(demand), "varys": sebf(demand),
-    }  # fmt: skip
+        "ours": swapped(demand, plain),
+        "plain": plain,
+        "references": several,
+        "intensity": order_of(demand.intensity),
+        "sincronia": bssi(demand),
+        "varys": sebf(demand),
+    }
 
 
 def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
@@ -266,9 +290,12 @@ def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
     first, ranked = contended_first(demand, order)
     tried = releveled(demand, exact, levels, least_jobs=levels + 1, most_jobs=OURS.swap_jobs)
     return {
-        "ours": tried, "plain": cut, "exact": exact,
-        "sincronia": alone_then_rest(first, ranked, levels), "varys": blocks(first, ranked, levels),
-    }  # fmt: skip
+        "ours": tried,
+        "plain": cut,
+        "exact": exact,
+        "sincronia": alone_then_rest(first, ranked, levels),
+        "varys": blocks(first, ranked, levels),
+    }
 
 
 def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:

@@ -97,9 +97,10 @@ def space_of(contention: Contention, *, tolerance: float = TOLERANCE) -> Space:
     most = np.diff(c.candidate_start).tolist()
     if len(c.jobs) > MOST_JOBS or prod(most) > MOST_CHOICES:
         raise InvalidInput(
-            "contention", f"has {len(c.jobs)} jobs and {prod(most)} choices of paths; at most"
+            "contention",
+            f"has {len(c.jobs)} jobs and {prod(most)} choices of paths; at most"
             f" {MOST_JOBS} and {MOST_CHOICES} can be tried",
-        )  # fmt: skip
+        )
     chosen = np.array(list(product(*map(range, most))), np.int64).reshape(-1, len(most))
     demands = [demand_of(c, row) for row in chosen]
     slowest_s = max(float(demand.alone_s.max()) for demand in demands)
@@ -112,9 +113,13 @@ def space_of(contention: Contention, *, tolerance: float = TOLERANCE) -> Space:
         if drift <= tolerance:
             break
     return Space(
-        contention=c, chosen=chosen, level=weak_orders(len(c.jobs)), work=work, span=span,
+        contention=c,
+        chosen=chosen,
+        level=weak_orders(len(c.jobs)),
+        work=work,
+        span=span,
         drift=drift,
-    )  # fmt: skip
+    )
 
 
 def works_of(demand: Demand, span: Span) -> Floats:

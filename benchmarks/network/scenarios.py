@@ -76,9 +76,11 @@ def _part(indices: tuple[int, ...], *hosts: int) -> Gang:
 
 _GPT: Final = ("gpt", "gpt", _whole(0, 2, 4, 6))
 _BERTS: Final = (
-    ("bert-1", "bert", _part(LOW, 1, 3)), ("bert-2", "bert", _part(LOW, 5, 7)),
-    ("bert-3", "bert", _part(HIGH, 1, 3)), ("bert-4", "bert", _part(HIGH, 5, 7)),
-)  # fmt: skip
+    ("bert-1", "bert", _part(LOW, 1, 3)),
+    ("bert-2", "bert", _part(LOW, 5, 7)),
+    ("bert-3", "bert", _part(HIGH, 1, 3)),
+    ("bert-4", "bert", _part(HIGH, 5, 7)),
+)
 _PATHS: Final = "utilisation +8.3 to +12.9 %; GPT JCT -11 to -25 %; BERT JCT 0 to +3 %"
 _PCIE: Final = "utilisation +9.5 to +14.8 %; BERT JCT -7 to -33 %; ResNet JCT +1 to +3 %"
 
@@ -87,9 +89,11 @@ def _pcie(name: str, family: str, *, nvlink: bool = True) -> Scenario:
     """Return a BERT and a ResNet on one GPU each of every pair of two hosts under one ToR: only PCIe switches
     and NICs are shared."""
     return Scenario(
-        name=name, paper=_PCIE, nvlink=nvlink,
+        name=name,
+        paper=_PCIE,
+        nvlink=nvlink,
         jobs=(("bert", "bert", _part(EVEN, 0, 1)), ("resnet", family, _part(ODD, 0, 1))),
-    )  # fmt: skip
+    )
 
 
 SCENARIOS: Final = (
@@ -101,26 +105,31 @@ SCENARIOS: Final = (
         name="four-job mix",
         jobs=(
             ("gpt", "gpt", _whole(0, 2, 4, 6, 8, 10)),
-            ("bert-1", "bert", _whole(1, 3)), ("bert-2", "bert", _whole(5, 7)),
-            ("resnet-1", "resnet", _part(LOW, 9, 11)), ("resnet-2", "resnet", _part(HIGH, 9, 11)),
+            ("bert-1", "bert", _whole(1, 3)),
+            ("bert-2", "bert", _whole(5, 7)),
+            ("resnet-1", "resnet", _part(LOW, 9, 11)),
+            ("resnet-2", "resnet", _part(HIGH, 9, 11)),
         ),
         paper="utilisation +13.9 %; GPT JCT -18 %; BERT JCT -15 %; ResNet JCT +2 %",
     ),
-    _pcie("PCIe, ResNet-50", "resnet"), _pcie("PCIe, ResNet-152", "resnet-152"),
+    _pcie("PCIe, ResNet-50", "resnet"),
+    _pcie("PCIe, ResNet-152", "resnet-152"),
     _pcie("PCIe without NVLink, ResNet-50", "resnet", nvlink=False),
     _pcie("PCIe without NVLink, ResNet-152", "resnet-152", nvlink=False),
     Scenario(
         name="PCIe and paths",
         jobs=(
             ("bert", "bert", _part(EVEN, 0, 2, 4, 6)),
-            ("resnet-1", "resnet", _part(ODD, 0, 2)), ("resnet-2", "resnet", _part(ODD, 4, 6)),
+            ("resnet-1", "resnet", _part(ODD, 0, 2)),
+            ("resnet-2", "resnet", _part(ODD, 4, 6)),
         ),
         paper=_PCIE,
     ),
     Scenario(
-        name="co-located", jobs=(_GPT, ("bert", "bert", _whole(1, 3))),
+        name="co-located",
+        jobs=(_GPT, ("bert", "bert", _whole(1, 3))),
         paper="without Crux: GPT's iteration 1.53 s alone, 1.70 s beside BERT; BERT's throughput -7.7 %;"
         " utilisation -9.5 %",
     ),
-)  # fmt: skip
+)
 """The paper's, several with as many BERTs or as deep ResNets as it leaves open."""

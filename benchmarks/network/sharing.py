@@ -74,9 +74,9 @@ class MuriPlaces:
         alone = [s for s in self._seat.values() if len(s.jobs) == 1 and s.gang.gpus == gpus]
         if not alone:
             return None
-        pairs = np.stack([
-            np.stack([self._stages(s.jobs[0], s.gang), self._stages(job, s.gang)]) for s in alone
-        ])  # fmt: skip
+        pairs = np.stack(
+            [np.stack([self._stages(s.jobs[0], s.gang), self._stages(job, s.gang)]) for s in alone]
+        )
         worth = efficiency(pairs)
         best = int(np.argmax(worth))
         return alone[best] if worth[best] > IN_TURN * (1 + 1e-9) else None

@@ -95,10 +95,14 @@ def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
         if len(fit) >= PLACEMENTS:
             sizes = next(s for s in TORI if s[0] * s[1] >= counts.sum())
             return Small(
-                tors=tors, hosts=hosts, cable_bytes_per_s=speed, jobs=jobs,
-                placements=tuple(fit[:PLACEMENTS]), torus_sizes=sizes,
+                tors=tors,
+                hosts=hosts,
+                cable_bytes_per_s=speed,
+                jobs=jobs,
+                placements=tuple(fit[:PLACEMENTS]),
+                torus_sizes=sizes,
                 torus_placement=_placed(counts, rng.permutation(sizes[0] * sizes[1])),
-            )  # fmt: skip
+            )
     raise InvalidInput("ranges", f"gave no case in {TRIES} draws; ask for less load")
 
 
@@ -109,9 +113,12 @@ def on_clos(case: Small, placement: int = 0) -> Contention:
     so each ring enters and leaves each of the job's ToRs once.
     """
     topology = clos(
-        host_names(case.hosts), A100_HOST, tors=case.tors, aggregations=AGGREGATIONS,
+        host_names(case.hosts),
+        A100_HOST,
+        tors=case.tors,
+        aggregations=AGGREGATIONS,
         tor_bytes_per_s=case.cable_bytes_per_s,
-    )  # fmt: skip
+    )
     found, _ = contention(topology, _jobs(case, case.placements[placement]))
     return one_choice(topology, found)
 
@@ -119,9 +126,11 @@ def on_clos(case: Small, placement: int = 0) -> Contention:
 def on_torus(case: Small) -> Contention:
     """Return the same jobs on hosts of a torus with such cables; each flow chooses its path."""
     topology = torus(
-        host_names(case.torus_sizes[0] * case.torus_sizes[1]), A100_HOST, sizes=case.torus_sizes,
+        host_names(case.torus_sizes[0] * case.torus_sizes[1]),
+        A100_HOST,
+        sizes=case.torus_sizes,
         link_bytes_per_s=case.cable_bytes_per_s,
-    )  # fmt: skip
+    )
     return contention(topology, _jobs(case, case.torus_placement))[0]
 
 
@@ -155,14 +164,18 @@ def one_choice(topology: Topology, found: Contention) -> Contention:
         links_of += [np.flatnonzero(sent[switch]) for switch in sorted(sent)]
     many = len(links_of) // max(len(owner), 1)
     return replace(
-        c, bundle_start=np.searchsorted(owner, np.arange(len(c.jobs) + 1)),
-        bundle_bytes=np.array(bytes_of), bundle_messages=np.ones(len(owner), np.int64),
-        candidate_start=np.arange(len(owner) + 1) * many, candidate=np.arange(len(links_of)),
+        c,
+        bundle_start=np.searchsorted(owner, np.arange(len(c.jobs) + 1)),
+        bundle_bytes=np.array(bytes_of),
+        bundle_messages=np.ones(len(owner), np.int64),
+        candidate_start=np.arange(len(owner) + 1) * many,
+        candidate=np.arange(len(links_of)),
         path_start=starts(np.array([len(links) for links in links_of], np.int64)),
         path_link=np.concatenate([*links_of, np.zeros(0, np.int64)]),
-        path_delay_s=np.zeros(len(links_of)), bundle_source=np.zeros(0, np.int64),
+        path_delay_s=np.zeros(len(links_of)),
+        bundle_source=np.zeros(0, np.int64),
         bundle_target=np.zeros(0, np.int64),
-    )  # fmt: skip
+    )
 
 
 def _job(hosts: int, r: Ranges, rng: np.random.Generator) -> Job:
@@ -170,9 +183,12 @@ def _job(hosts: int, r: Ranges, rng: np.random.Generator) -> Job:
     comm_s = compute_s * float(np.exp(rng.uniform(*np.log(r.comm_share))))
     rate = float(rng.uniform(*r.gpu_flop_per_s))
     return Job(
-        hosts=hosts, compute_s=compute_s, start_s=compute_s * float(rng.uniform(*r.begins)),
-        comm_s=comm_s, work_flop=hosts * A100_HOST.gpus * compute_s * rate,
-    )  # fmt: skip
+        hosts=hosts,
+        compute_s=compute_s,
+        start_s=compute_s * float(rng.uniform(*r.begins)),
+        comm_s=comm_s,
+        work_flop=hosts * A100_HOST.gpus * compute_s * rate,
+    )
 
 
 def _placed(counts: Ints, hosts: Ints) -> Placement:

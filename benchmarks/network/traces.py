@@ -101,11 +101,14 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
     beside = {name: planner(name) for name in asked.beside}
     beside |= {noisy(noise): planner(asked.mechanism, noise) for noise in asked.noises}
     cluster = Cluster(
-        gpus=w.gpus if muri is None else 2 * w.gpus, places=book if muri is None else muri,
+        gpus=w.gpus if muri is None else 2 * w.gpus,
+        places=book if muri is None else muri,
         met=lambda job, gang: network.part(job.name, job.traffic, gang),
-        plan=planner(asked.mechanism), clock=time.perf_counter,
-        changed=None if muri is None else muri.changed, beside=beside,
-    )  # fmt: skip
+        plan=planner(asked.mechanism),
+        clock=time.perf_counter,
+        changed=None if muri is None else muri.changed,
+        beside=beside,
+    )
     rates = Rates(Window(iterations=asked.window))
     result = run_trace(jobs, cluster, rates, horizon_s=w.days * DAY_S)
     return result, {} if muri is None else muri.owner
@@ -152,9 +155,10 @@ def mismeasured(c: Contention, noise: float, seed: int) -> Contention:
         return c
     factor = np.array([_factor(name, noise, seed) for name in c.jobs])
     return replace(
-        c, fixed_bytes=c.fixed_bytes * np.repeat(factor, np.diff(c.fixed_start)),
+        c,
+        fixed_bytes=c.fixed_bytes * np.repeat(factor, np.diff(c.fixed_start)),
         bundle_bytes=c.bundle_bytes * factor[c.bundle_job],
-    )  # fmt: skip
+    )
 
 
 def _factor(name: str, noise: float, seed: int) -> float:
@@ -174,20 +178,25 @@ def summary(
     slowdown = ran_s / result.alone_s[ended]
     used = result.link_use[result.link_use > 0]
     return {
-        "flop": result.flop, "beside_flop": result.beside_flop, "of_all": peak / total_gpu_s,
+        "flop": result.flop,
+        "beside_flop": result.beside_flop,
+        "of_all": peak / total_gpu_s,
         "of_held": peak / held_gpu_s,
         "computing_of_all": result.computing_gpu_s / total_gpu_s,
         "computing_of_held": result.computing_gpu_s / held_gpu_s,
-        "held_share": held_gpu_s / total_gpu_s, "ended": int(ended.sum()),
+        "held_share": held_gpu_s / total_gpu_s,
+        "ended": int(ended.sum()),
         "slowdown": float(slowdown.mean()) if len(slowdown) else 1.0,
         "worst_slowdown": float(slowdown.max(initial=1.0)),
         "link_use": float(used.mean()) if len(used) else 0.0,
         "busiest_link_use": float(used.max(initial=0.0)),
         "shared": sum(job != first for job, first in owner.items()),
-        "plans": result.plans, "plan_s": result.plan_s, "slowest_plan_s": result.slowest_plan_s,
+        "plans": result.plans,
+        "plan_s": result.plan_s,
+        "slowest_plan_s": result.slowest_plan_s,
         "statistics": statistics(jobs, result),
         "jct_s": [jct if np.isfinite(jct) else None for jct in result.jct_s.tolist()],
-    }  # fmt: skip
+    }
 
 
 def held_once(jobs: Sequence[TraceJob], result: TraceResult, owner: Mapping[str, str]) -> float:

@@ -23,13 +23,27 @@ SHARES: Final = (0.19, 0.09, 0.10, 0.25, 0.125, 0.08, 0.05, 0.07, 0.03, 0.015)
 """Of jobs by GPUs: ours, with more than a tenth at 128 or more and 512 the most, as Crux (section 6) says."""
 
 _SMALL: Final = {
-    "resnet": 4, "resnet-152": 2, "nmt": 2, "nmt-base": 2, "bert": 2, "bert-base": 2,
-    "multi-interests": 2, "multi-interests-2x": 1, "ctr": 2, "transformer-nlp": 1,
-}  # fmt: skip
+    "resnet": 4,
+    "resnet-152": 2,
+    "nmt": 2,
+    "nmt-base": 2,
+    "bert": 2,
+    "bert-base": 2,
+    "multi-interests": 2,
+    "multi-interests-2x": 1,
+    "ctr": 2,
+    "transformer-nlp": 1,
+}
 _MIDDLE: Final = {
-    "resnet": 1, "nmt": 1, "bert": 3, "bert-base": 1, "multi-interests": 1, "ctr": 1,
-    "transformer-nlp": 2, "gpt": 3,
-}  # fmt: skip
+    "resnet": 1,
+    "nmt": 1,
+    "bert": 3,
+    "bert-base": 1,
+    "multi-interests": 1,
+    "ctr": 1,
+    "transformer-nlp": 2,
+    "gpt": 3,
+}
 _LARGE: Final = {"gpt": 6, "bert": 2, "transformer-nlp": 2}
 
 
@@ -91,10 +105,15 @@ def jobs_of(w: Workload) -> list[TraceJob]:
         chance = np.array(list(weights.values()), dtype=np.float64)
         family = str(rng.choice(list(weights), p=chance / chance.sum()))
         traffic = family_traffic(family, GPU, size).traffic()
-        found.append(TraceJob(
-            name=f"{family}-{number}", arrival_s=float(arrival_s), gpus=size, traffic=traffic,
-            iterations=max(1.0, float(lasts) * w.mean_s / traffic.compute_s),
-        ))  # fmt: skip
+        found.append(
+            TraceJob(
+                name=f"{family}-{number}",
+                arrival_s=float(arrival_s),
+                gpus=size,
+                traffic=traffic,
+                iterations=max(1.0, float(lasts) * w.mean_s / traffic.compute_s),
+            )
+        )
     return found
 
 
@@ -119,15 +138,18 @@ def statistics(jobs: Sequence[TraceJob], result: TraceResult) -> dict[str, float
     peak = int(np.argmax(held)) if len(held) else 0
     ever = result.ever_contended[started]
     return {
-        "jobs": len(jobs), "started": int(started.sum()),
+        "jobs": len(jobs),
+        "started": int(started.sum()),
         "jobs_of_128": float((gpus >= 128).mean()) if len(gpus) else 0.0,
         "largest": int(gpus.max(initial=0)),
         "peak_gpus": int(held.max(initial=0)),
         "peak_jobs": int(running[peak].sum()) if len(held) else 0,
         "contended_jobs": float(ever.mean()) if len(ever) else 0.0,
         "contended_gpus": _share(gpus[started], ever),
-        "contended_gpu_time": result.contended_gpu_s / result.held_gpu_s if result.held_gpu_s else 0.0,
-    }  # fmt: skip
+        "contended_gpu_time": result.contended_gpu_s / result.held_gpu_s
+        if result.held_gpu_s
+        else 0.0,
+    }
 
 
 def _share(weight: np.ndarray, chosen: np.ndarray) -> float:

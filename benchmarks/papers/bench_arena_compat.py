@@ -81,9 +81,12 @@ class Contestant:
 
 def _stored(finished: int, jct: float, padded: float, mean: float, peak: float) -> Stored:
     return Stored(
-        finished=finished, mean_jct_s=jct, padded_jct_s=padded, mean_throughput=mean,
+        finished=finished,
+        mean_jct_s=jct,
+        padded_jct_s=padded,
+        mean_throughput=mean,
         peak_throughput=peak,
-    )  # fmt: skip
+    )
 
 
 CONTESTANTS: Final = {
@@ -94,24 +97,29 @@ CONTESTANTS: Final = {
         stored=_stored(608, 78_455, 208_979, 4630.8, 7573.1),
     ),
     "gavel": Contestant(
-        policy=lambda: Gavel(raw=True, max_changes=3), gate=True,
+        policy=lambda: Gavel(raw=True, max_changes=3),
+        gate=True,
         rigid=Rigid(name="gavel-rigid", any_type=True),
         stored=_stored(642, 64_879, 178_280, 5049.4, 8738.3),
     ),
     "elasticflow-ls": Contestant(
-        policy=lambda: ElasticFlow(loosened=True), gate=True,
+        policy=lambda: ElasticFlow(loosened=True),
+        gate=True,
         stored=_stored(573, 55_515, 213_869, 4629.7, 9588.5),
     ),
     "sia-arena": Contestant(
-        policy=lambda: Sia(fairness=0.5), gate=True, single=True,
+        policy=lambda: Sia(fairness=0.5),
+        gate=True,
+        single=True,
         rigid=Rigid(name="sia-rigid", any_type=True, any_count=True),
         stored=_stored(633, 44_394, 168_107, 5021.9, 9821.2),
     ),
     "arena": Contestant(
-        policy=lambda: Arena(objective="samples"), launch=PRUNED,
+        policy=lambda: Arena(objective="samples"),
+        launch=PRUNED,
         stored=_stored(828, 41_648, 41_648, 6770.6, 10_994.3),
     ),
-}  # fmt: skip
+}
 """The policies that have stored results, at the settings that come nearest to the artifact's."""
 
 
@@ -188,9 +196,7 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
         if a.arrival_s <= rounds * ROUND_S
     ]
     measured = require_data_file(profiles, "arena", "alpa_optimal.csv")
-    return Scenario(
-        gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=found
-    )  # fmt: skip
+    return Scenario(gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=found)
 
 
 def gated(dp_memory: Path | None) -> Information:
@@ -210,9 +216,15 @@ def sees(contestant: Contestant, gate: Information | None) -> Information:
 
 
 def ran(
-    name: str, scenario: Scenario, oddities: Oddities, rounds: int, gate: Information | None,
-    seed: int, *, rigid: bool = False,
-) -> CompatResult:  # fmt: skip
+    name: str,
+    scenario: Scenario,
+    oddities: Oddities,
+    rounds: int,
+    gate: Information | None,
+    seed: int,
+    *,
+    rigid: bool = False,
+) -> CompatResult:
     """Run one policy as the artifact does, but for the oddities that are switched off."""
     one = CONTESTANTS[name]
     policy = one.rigid if rigid and one.rigid is not None else one.policy()
@@ -223,9 +235,13 @@ def ran(
         next(bar, None)
 
     return run(
-        scenario, Decider(options, sees(one, gate), policy=policy), rounds=rounds,
-        launch=one.launch, oddities=of_policy(policy.name, oddities), progress=progress,
-    )  # fmt: skip
+        scenario,
+        Decider(options, sees(one, gate), policy=policy),
+        rounds=rounds,
+        launch=one.launch,
+        oddities=of_policy(policy.name, oddities),
+        progress=progress,
+    )
 
 
 def _padding(found: dict[str, CompatResult], same_work: bool) -> tuple[int, float]:
@@ -245,13 +261,16 @@ def row(
     padded_s = (float(jct_s.sum()) + missing * padding[1]) / max(1, len(jct_s) + missing)
     entered = np.isfinite(result.entered_s)
     line: dict[str, Figure | str] = {
-        "policy": name, "finished": len(jct_s), "mean_jct_s": _mean(jct_s),
-        "padded_jct_s": padded_s, "mean_throughput": _mean(busy),
+        "policy": name,
+        "finished": len(jct_s),
+        "mean_jct_s": _mean(jct_s),
+        "padded_jct_s": padded_s,
+        "mean_throughput": _mean(busy),
         "peak_throughput": float(samples_s.max(initial=0.0)),
         "mean_queue_s": _mean(result.queued_s[entered]),
         "gains_per_job": _mean(result.gains[result.gains > 0].astype(np.float64)),
         "refused_rounds": result.refused,
-    }  # fmt: skip
+    }
     if same_work:
         line |= _beside(line, CONTESTANTS[name].stored)
     return line
@@ -260,9 +279,12 @@ def row(
 def _beside(line: dict[str, Figure | str], stored: Stored) -> dict[str, Figure | str]:
     found: dict[str, Figure | str] = {}
     for ours, theirs in (
-        ("finished", "finished"), ("mean_jct", "mean_jct_s"), ("padded_jct", "padded_jct_s"),
-        ("mean_throughput", "mean_throughput"), ("peak_throughput", "peak_throughput"),
-    ):  # fmt: skip
+        ("finished", "finished"),
+        ("mean_jct", "mean_jct_s"),
+        ("padded_jct", "padded_jct_s"),
+        ("mean_throughput", "mean_throughput"),
+        ("peak_throughput", "peak_throughput"),
+    ):
         value = float(getattr(stored, theirs))
         found[f"artifact_{theirs}"] = value
         found[f"{ours}_deviation"] = float(line[theirs]) / value - 1.0

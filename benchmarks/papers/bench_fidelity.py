@@ -80,9 +80,12 @@ class Compared:
 
 
 @case(
-    "fidelity", smoke={"decide": False},
-    throughput_error=("<=", 0.0316), jct_error=("<=", 0.0731), inconsistent=("==", 0),
-)  # fmt: skip
+    "fidelity",
+    smoke={"decide": False},
+    throughput_error=("<=", 0.0316),
+    jct_error=("<=", 0.0731),
+    inconsistent=("==", 0),
+)
 def fidelity(
     campaign: Annotated[str, typer.Option(help="The campaign that the figures are of.")] = MAIN,
     runs: Annotated[Path | None, typer.Option(help="Records as CSV; else Arena's.")] = None,
@@ -128,15 +131,20 @@ def fidelity(
     ]
     mine = [one for one in found if one.campaign == campaign]
     made = Report(
-        seed=0, figures=_figures(inputs, mine), table=_table(found),
+        seed=0,
+        figures=_figures(inputs, mine),
+        table=_table(found),
         waived=frozenset() if campaign == MAIN else frozenset({"jct_error", "throughput_error"}),
-    )  # fmt: skip
+    )
     if report is not None:
         page = report_of(
-            made, title="The simulator beside the cluster", options={"campaign": campaign},
-            plots=_plots(mine), summary="Recorded allocations replayed, and what explains the difference.",
+            made,
+            title="The simulator beside the cluster",
+            options={"campaign": campaign},
+            plots=_plots(mine),
+            summary="Recorded allocations replayed, and what explains the difference.",
             notes=_notes(mine),
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made
 
@@ -146,8 +154,10 @@ def read(runs: Path | None, trace: Path | None, profiles: Path | None) -> Inputs
     folder = data_dir()
     found = []
     for given, name in (
-        (runs, "testbed_runs.csv"), (trace, "trace_testbed_a_244.csv"), (profiles, "alpa_optimal.csv"),
-    ):  # fmt: skip
+        (runs, "testbed_runs.csv"),
+        (trace, "trace_testbed_a_244.csv"),
+        (profiles, "alpa_optimal.csv"),
+    ):
         path = given or (folder / "arena" / name if folder else Path(name))
         if not path.is_file():
             raise MissingData(f"{path} is absent: name it, or set TESSERA_DATA")
@@ -155,9 +165,10 @@ def read(runs: Path | None, trace: Path | None, profiles: Path | None) -> Inputs
     requests = read_requests(found[1])
     submitted_s = {name: at_s for name, (at_s, _) in requests.items()}
     return Inputs(
-        recorded=read_runs(found[0], submitted_s), requests=requests,
+        recorded=read_runs(found[0], submitted_s),
+        requests=requests,
         profiles=read_profiles(found[2]),
-    )  # fmt: skip
+    )
 
 
 def read_requests(path: Path) -> Requests:
@@ -186,11 +197,14 @@ def compared(inputs: Inputs, campaign: str, policy: str, *, decide: bool) -> Com
     }
     results = {name: compare(make(), overheads) for name, make in kinds.items()}
     return Compared(
-        campaign=campaign, policy=policy, recorded=len(mine), overheads=overheads,
+        campaign=campaign,
+        policy=policy,
+        recorded=len(mine),
+        overheads=overheads,
         errors={name: errors for name, (errors, _) in results.items()},
         replayed=(base, results["profiles"][1]),
         decided=decide_again(mine, inputs.requests, inputs.profiles, overheads) if decide else None,
-    )  # fmt: skip
+    )
 
 
 def _mean(found: Sequence[Compared], kind: str, value: str) -> float:
@@ -212,32 +226,46 @@ def _figures(inputs: Inputs, mine: Sequence[Compared]) -> dict[str, Figure]:
     }
     searched, given = figures["jct_error_searched"], figures["jct_error_recorded-searched"]
     return figures | {
-        "jct_part_search": figures["jct_error"] - searched, "jct_part_profile": searched - given,
+        "jct_part_search": figures["jct_error"] - searched,
+        "jct_part_profile": searched - given,
         "jct_part_simulator": given,
         "speed_bias": float(np.mean([one.errors["profiles"].speed_bias for one in mine])),
         "speed_error": _mean(mine, "profiles", "speed_error"),
         "jobs": sum(one.errors["profiles"].jobs for one in mine),
         "unpriced": sum(one.recorded - len(one.replayed[0].jobs) for one in mine),
         "inconsistent": sum(not job.consistent for job in inputs.recorded),
-    }  # fmt: skip
+    }
 
 
 def _table(found: Sequence[Compared]) -> list[dict[str, Figure | str]]:
     table: list[dict[str, Figure | str]] = []
     for one in found:
         for kind, errors in one.errors.items():
-            table.append({
-                "campaign": one.campaign, "policy": one.policy, "speeds": kind, "jobs": errors.jobs,
-                "jct_recorded_s": errors.jct_recorded_s, "jct_replayed_s": errors.jct_replayed_s,
-                "jct_error": errors.jct_error, "jct_job_error": errors.jct_job_error,
-                "active_error": errors.active_error, "throughput_recorded": errors.throughput_recorded,
-                "throughput_replayed": errors.throughput_replayed,
-                "throughput_error": errors.throughput_error, "round_error": errors.round_error,
-                "speed_bias": errors.speed_bias, "speed_error": errors.speed_error,
-                "start_recorded_s": errors.start_recorded_s, "start_charged_s": errors.start_charged_s,
-                "left_out": one.recorded - len(one.replayed[0].jobs), "runs": errors.runs,
-                "done_recorded": sum(job.done for job in one.replayed[0].jobs), "done": errors.done,
-            })  # fmt: skip
+            table.append(
+                {
+                    "campaign": one.campaign,
+                    "policy": one.policy,
+                    "speeds": kind,
+                    "jobs": errors.jobs,
+                    "jct_recorded_s": errors.jct_recorded_s,
+                    "jct_replayed_s": errors.jct_replayed_s,
+                    "jct_error": errors.jct_error,
+                    "jct_job_error": errors.jct_job_error,
+                    "active_error": errors.active_error,
+                    "throughput_recorded": errors.throughput_recorded,
+                    "throughput_replayed": errors.throughput_replayed,
+                    "throughput_error": errors.throughput_error,
+                    "round_error": errors.round_error,
+                    "speed_bias": errors.speed_bias,
+                    "speed_error": errors.speed_error,
+                    "start_recorded_s": errors.start_recorded_s,
+                    "start_charged_s": errors.start_charged_s,
+                    "left_out": one.recorded - len(one.replayed[0].jobs),
+                    "runs": errors.runs,
+                    "done_recorded": sum(job.done for job in one.replayed[0].jobs),
+                    "done": errors.done,
+                }
+            )
         if one.decided is not None:
             none: dict[str, Figure | str] = dict.fromkeys(table[-1], np.nan)
             table.append(none | _decided_row(one, one.decided))
@@ -246,13 +274,20 @@ def _table(found: Sequence[Compared]) -> list[dict[str, Figure | str]]:
 
 def _decided_row(one: Compared, decided: Decided) -> dict[str, Figure | str]:
     return {
-        "campaign": one.campaign, "policy": one.policy, "speeds": f"decided by {decided.policy}",
-        "jobs": decided.jobs, "jct_recorded_s": decided.jct_recorded_s, "jct_replayed_s": decided.jct_s,
+        "campaign": one.campaign,
+        "policy": one.policy,
+        "speeds": f"decided by {decided.policy}",
+        "jobs": decided.jobs,
+        "jct_recorded_s": decided.jct_recorded_s,
+        "jct_replayed_s": decided.jct_s,
         "jct_error": decided.jct_s / decided.jct_recorded_s - 1.0,
-        "throughput_recorded": decided.throughput_recorded, "throughput_replayed": decided.throughput,
-        "throughput_error": decided.throughput / decided.throughput_recorded - 1.0, "left_out": 0,
-        "done_recorded": decided.done_recorded, "done": decided.done,
-    }  # fmt: skip
+        "throughput_recorded": decided.throughput_recorded,
+        "throughput_replayed": decided.throughput,
+        "throughput_error": decided.throughput / decided.throughput_recorded - 1.0,
+        "left_out": 0,
+        "done_recorded": decided.done_recorded,
+        "done": decided.done,
+    }
 
 
 def _notes(mine: Sequence[Compared]) -> list[str]:
@@ -276,10 +311,11 @@ def _plots(mine: Sequence[Compared]) -> list[Plot]:
                 kind: {one.policy: _alone(getattr(one.errors[kind], value)) for one in mine}
                 for kind in kinds
             },
-            label="replayed over recorded, less 1", percent=True,
+            label="replayed over recorded, less 1",
+            percent=True,
         )
         for what, value in (("JCT", "jct_error"), ("throughput", "throughput_error"))
-    ]  # fmt: skip
+    ]
     for one in mine:
         base, replayed = one.replayed
         until_s = max(job.runs[-1].end_s for job in base.jobs)
@@ -287,11 +323,15 @@ def _plots(mine: Sequence[Compared]) -> list[Plot]:
             "recorded": course(recorded_rates(base.jobs).trained, until_s),
             "replayed": course(replayed_rates(base, replayed).trained, until_s),
         }
-        plots.append(over_time(
-            f"Throughput under {one.policy}",
-            {name: (ROUND_S * np.arange(len(y)), y) for name, y in lines.items()},
-            label="samples/s trained", end_s=until_s, styles=styles(lines, bold=["replayed"]),
-        ))  # fmt: skip
+        plots.append(
+            over_time(
+                f"Throughput under {one.policy}",
+                {name: (ROUND_S * np.arange(len(y)), y) for name, y in lines.items()},
+                label="samples/s trained",
+                end_s=until_s,
+                styles=styles(lines, bold=["replayed"]),
+            )
+        )
     return plots
 
 

@@ -34,10 +34,22 @@ from tessera.simulator.sweeps.runner import Sweep
 MT: Final = "morphling-mt"
 TRACES: Final = ("morphling-base", "morphling-bp", MT)
 POLICIES: Final = (
-    "fcfs", "synergy", "antman", "sia", "srt", "arena", "morphling", "morphling-r", "morphling-e",
-    "ilp:jct", "ilp:throughput", "ilp:0.5*throughput + jct", "ilp:jct within 5% then throughput",
-    "ilp:finish-time-fairness", "greedy:jct",
-)  # fmt: skip
+    "fcfs",
+    "synergy",
+    "antman",
+    "sia",
+    "srt",
+    "arena",
+    "morphling",
+    "morphling-r",
+    "morphling-e",
+    "ilp:jct",
+    "ilp:throughput",
+    "ilp:0.5*throughput + jct",
+    "ilp:jct within 5% then throughput",
+    "ilp:finish-time-fairness",
+    "greedy:jct",
+)
 LISTED: Final = ",".join(POLICIES)
 TICK_S: Final = 60.0
 """Morphling's simulator decides so often."""
@@ -93,10 +105,13 @@ Runs = Mapping[tuple[str, str], Ran]
 @case(
     "morphling",
     smoke={"rounds": 24, "policies": "synergy,morphling", "ours": "greedy:jct", "workers": 0},
-    jct_gain_vs_morphling=(">=", 0.0), jct_gain_vs_synergy=(">=", 0.0),
-    mt_jct_gain_vs_morphling=(">=", 0.0), mt_jct_gain_vs_antman=(">=", 0.0), refused=("==", 0),
+    jct_gain_vs_morphling=(">=", 0.0),
+    jct_gain_vs_synergy=(">=", 0.0),
+    mt_jct_gain_vs_morphling=(">=", 0.0),
+    mt_jct_gain_vs_antman=(">=", 0.0),
+    refused=("==", 0),
     unfinished=("==", 0),
-)  # fmt: skip
+)
 @in_sweep
 def morphling(
     *,
@@ -147,20 +162,25 @@ def morphling(
         ).task(f"{policy} on {trace}")
         for trace, work in works.items()
         for policy in contestants
-    }  # fmt: skip
+    }
     found = runs_of(tasks, sweep)
     waived = frozenset(_GAINS) if rounds < 2000 else frozenset()
     made_here = Report(
-        seed=seed, figures=_figures(found, names, ours, guaranteed), table=_table(found, guaranteed),
+        seed=seed,
+        figures=_figures(found, names, ours, guaranteed),
+        table=_table(found, guaranteed),
         waived=waived,
-    )  # fmt: skip
+    )
     if report is not None:
         options = {"traces": names, "ours": ours, "overheads": overheads, "tick_s": tick_s}
         page = report_of(
-            made_here, title="Morphling's traces", options=options, plots=_plots(found, names, ours),
+            made_here,
+            title="Morphling's traces",
+            options=options,
+            plots=_plots(found, names, ours),
             summary="JCT and makespan on 64 A800, with GPUs counted and restarts charged.",
             notes=_notes(made_here.figures, ours),
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made_here
 
@@ -186,10 +206,11 @@ def _figures(
         runs = {policy: one for (name, policy), one in ran.items() if name == trace}
         mine, prefix = runs[ours], "mt_" if trace == MT else ""
         found: dict[str, Figure] = {
-            "jct_h": mean_jct_h(mine), "jct_p99_h": _p99_h(mine),
+            "jct_h": mean_jct_h(mine),
+            "jct_p99_h": _p99_h(mine),
             "makespan_h": mine.figures["makespan_s"] / HOUR_S,
             "bound_h": float(mine.alone_s.mean()) / HOUR_S,
-        }  # fmt: skip
+        }
         for baseline in ("morphling", "antman" if trace == MT else "synergy"):
             if baseline in runs:
                 found[f"jct_gain_vs_{baseline}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(
@@ -248,37 +269,54 @@ def _table(ran: Runs, guaranteed: Mapping[str, Bools]) -> list[dict[str, Figure 
             table.append(_row(trace, policy, one, promised))
         none: dict[str, Figure | str] = dict.fromkeys(table[-1], np.nan)
         for known in (k for k in KNOWN if k.trace == trace):
-            table.append(none | {
-                "trace": trace, "policy": known.policy, "source": known.source, "jct_h": known.jct_h,
-                "p99_h": known.p99_h, "makespan_h": known.makespan_h,
-                "guaranteed_h": known.guaranteed_h, "best_effort_h": known.best_effort_h,
-            })  # fmt: skip
+            table.append(
+                none
+                | {
+                    "trace": trace,
+                    "policy": known.policy,
+                    "source": known.source,
+                    "jct_h": known.jct_h,
+                    "p99_h": known.p99_h,
+                    "makespan_h": known.makespan_h,
+                    "guaranteed_h": known.guaranteed_h,
+                    "best_effort_h": known.best_effort_h,
+                }
+            )
     return table
 
 
 def _row(trace: str, policy: str, ran: Ran, promised: Bools) -> dict[str, Figure | str]:
     short = ran.alone_s < SHORT_S
     return {
-        "trace": trace, "policy": policy, "source": "here", "jct_h": mean_jct_h(ran), "p99_h": _p99_h(ran),
+        "trace": trace,
+        "policy": policy,
+        "source": "here",
+        "jct_h": mean_jct_h(ran),
+        "p99_h": _p99_h(ran),
         "makespan_h": ran.figures["makespan_s"] / HOUR_S,
-        "guaranteed_h": mean_jct_h(ran, promised), "best_effort_h": mean_jct_h(ran, ~promised),
+        "guaranteed_h": mean_jct_h(ran, promised),
+        "best_effort_h": mean_jct_h(ran, ~promised),
         "guaranteed_off": taken_off(ran, promised) if promised.any() else np.nan,
-        "short_h": mean_jct_h(ran, short), "long_h": mean_jct_h(ran, ~short),
-        "restarts": ran.figures["restarts"], "restart_share": ran.figures["restart_share"],
+        "short_h": mean_jct_h(ran, short),
+        "long_h": mean_jct_h(ran, ~short),
+        "restarts": ran.figures["restarts"],
+        "restart_share": ran.figures["restart_share"],
         "decide_s": ran.figures["decide_s"],
-    }  # fmt: skip
+    }
 
 
 def _notes(figures: Mapping[str, Figure], ours: str) -> list[str]:
     """Return what explains the figures."""
-    notes = ["Of published results, the paper's were measured on its cluster; the others with the artifact's"
-             " simulator, whose restarts take 260 s where it is not said otherwise."]  # fmt: skip
+    notes = [
+        "Of published results, the paper's were measured on its cluster; the others with the artifact's"
+        " simulator, whose restarts take 260 s where it is not said otherwise."
+    ]
     if "short_part_of_gain" in figures:
         notes.append(
             f"{figures['short_share']:.0%} of the jobs would be over within {SHORT_S:.0f} s if they were"
             f" alone, and {figures['short_part_of_gain']:.0%} of what {ours} gains on Morphling is theirs:"
             " a job that waits a few minutes for a large one waits many times its own length."
-        )  # fmt: skip
+        )
     return notes
 
 
@@ -293,10 +331,16 @@ def _plots(ran: Runs, traces: Sequence[str], ours: str) -> list[Plot]:
         jct_s: dict[str, Floats] = {
             p: ran[trace, p].jct_s[np.isfinite(ran[trace, p].end_s)] for p in shown
         }
-        plots.append(distribution(
-            f"Job completion time on {trace}", jct_s, label="time from arrival to end", seconds=True,
-            totals={p: len(ran[trace, p].end_s) for p in shown}, styles=looks,
-        ))  # fmt: skip
+        plots.append(
+            distribution(
+                f"Job completion time on {trace}",
+                jct_s,
+                label="time from arrival to end",
+                seconds=True,
+                totals={p: len(ran[trace, p].end_s) for p in shown},
+                styles=looks,
+            )
+        )
         queue = {p: (ran[trace, p].course["at_s"], ran[trace, p].course["waiting"]) for p in shown}
         end_s = max(ran[trace, p].figures["horizon_s"] for p in shown)
         title = f"Jobs that wait on {trace}"

@@ -39,9 +39,11 @@ ROUNDING: Final = 1e-6
 
 
 @case(
-    "motivation", smoke={},
-    raw_share_of_best=(">=", 1 - ROUNDING), normalised_share_of_best=(">=", 1 - ROUNDING),
-)  # fmt: skip
+    "motivation",
+    smoke={},
+    raw_share_of_best=(">=", 1 - ROUNDING),
+    normalised_share_of_best=(">=", 1 - ROUNDING),
+)
 def motivation(
     profiles: ProfilesOption = None,
     dp_memory: DpMemoryOption = None,
@@ -84,18 +86,22 @@ def motivation(
         for opening in OPENINGS
     }
     made = Report(
-        seed=seed, figures=_figures(tables),
+        seed=seed,
+        figures=_figures(tables),
         table=[{"case": name, **row.shown()} for name, rows in tables.items() for row in rows],
-    )  # fmt: skip
+    )
     if report is not None:
         notes = (
             [] if measured else ["The data sets are absent: rates are samples, not measurements."]
         )
         page = report_of(
-            made, title="Motivation", options={"profiles": measured or "samples"}, notes=notes,
+            made,
+            title="Motivation",
+            options={"profiles": measured or "samples"},
+            notes=notes,
             plots=list(_plots(tables)),
             summary="What each policy chooses in the papers' opening cases.",
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made
 
@@ -116,16 +122,19 @@ class Chosen:
         """Return it as a row of the table."""
         cells = ", ".join(f"{gpus} {kind}".strip() for kind, gpus in self.plan)
         return {
-            "information": self.information, "policy": self.policy or "(of the paper)",
-            "plan": f"({cells})", "running": self.running,
-            "samples_per_s": self.samples_per_s, "normalised": self.normalised,
+            "information": self.information,
+            "policy": self.policy or "(of the paper)",
+            "plan": f"({cells})",
+            "running": self.running,
+            "samples_per_s": self.samples_per_s,
+            "normalised": self.normalised,
             "seen_samples_per_s": self.seen_samples_per_s,
-        }  # fmt: skip
+        }
 
 
 def judged(
     scene: Scene, opening: Opening, told: Sequence[str], memory: Path | None, seed: int
-) -> list[Chosen]:  # fmt: skip
+) -> list[Chosen]:
     """Return the papers' plans, the best of all, and what each policy chooses, by information."""
     found = []
     for information in told:
@@ -142,13 +151,16 @@ def judged(
 
 def _chosen(
     scene: Scene, information: str, policy: str, plan: Plan, seen: Sequence[Mapping[Cell, float]]
-) -> Chosen:  # fmt: skip
+) -> Chosen:
     return Chosen(
-        information=information, policy=policy, plan=plan,
+        information=information,
+        policy=policy,
+        plan=plan,
         running=sum(cell in of for of, cell in zip(scene.rates, plan, strict=True)),
-        samples_per_s=scene.total(plan), normalised=scene.normalised(plan),
+        samples_per_s=scene.total(plan),
+        normalised=scene.normalised(plan),
         seen_samples_per_s=sum(of.get(c, 0.0) for of, c in zip(seen, plan, strict=True)),
-    )  # fmt: skip
+    )
 
 
 Tables = Mapping[str, Sequence[Chosen]]
@@ -168,10 +180,14 @@ def _figures(tables: Tables) -> dict[str, Figure]:
         behind["normalised"] = max(behind["normalised"], most - 1)
     gains = {f"{name}_gain": gain(tables[name]) for name in GAINED}
     return {
-        "raw_share_of_best": min(raw), "normalised_share_of_best": min(normalised),
-        "raw_behind_any": behind["raw"], "normalised_behind_any": behind["normalised"],
-        **gains, **inversion(tables["inverted"]), **held_up(tables["over-allocated"]),
-    }  # fmt: skip
+        "raw_share_of_best": min(raw),
+        "normalised_share_of_best": min(normalised),
+        "raw_behind_any": behind["raw"],
+        "normalised_behind_any": behind["normalised"],
+        **gains,
+        **inversion(tables["inverted"]),
+        **held_up(tables["over-allocated"]),
+    }
 
 
 def gain(rows: Sequence[Chosen]) -> float:

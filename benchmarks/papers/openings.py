@@ -69,35 +69,47 @@ def _on_a100(*counts: int) -> Plan:
 
 
 _WRES, _BERT, _MOE = (
-    _job("wide_resnet", "2B", 256), _job("bert", "1.3B", 256), _job("moe", "1.3B", 256),
-)  # fmt: skip
+    _job("wide_resnet", "2B", 256),
+    _job("bert", "1.3B", 256),
+    _job("moe", "1.3B", 256),
+)
 OPENINGS: Final = (
     Opening(
-        name="resized", nodes=(("a100", 4), ("a100", 4)),
+        name="resized",
+        nodes=(("a100", 4), ("a100", 4)),
         jobs=(_WRES, _job("moe", "2.4B", 256), _BERT, _MOE),
         plans=(
-            _on_a100(8, 0, 0, 0), _on_a100(4, 4, 0, 0), _on_a100(4, 2, 2, 0), _on_a100(2, 2, 2, 2),
+            _on_a100(8, 0, 0, 0),
+            _on_a100(4, 4, 0, 0),
+            _on_a100(4, 2, 2, 0),
+            _on_a100(2, 2, 2, 2),
         ),
     ),
     Opening(
-        name="swapped", nodes=(("a100", 4), ("v100", 4)),
+        name="swapped",
+        nodes=(("a100", 4), ("v100", 4)),
         jobs=(_job("bert", "2.6B", 256, 4, "v100"), _job("wide_resnet", "2B", 256, 4, "a100")),
         plans=((("v100", 4), ("a100", 4)), (("a100", 4), ("v100", 4))),
     ),
     Opening(
-        name="inverted", nodes=(("a100", 4), ("a100", 4)),
+        name="inverted",
+        nodes=(("a100", 4), ("a100", 4)),
         jobs=(_WRES, _job("moe", "2.4B", 512), _BERT, _MOE),
         plans=(_on_a100(4, 4, 0, 0), _on_a100(2, 2, 2, 2)),
     ),
     Opening(
-        name="over-allocated", nodes=(("a100", 4),), jobs=(_job("moe", "2.4B", 512), _BERT),
+        name="over-allocated",
+        nodes=(("a100", 4),),
+        jobs=(_job("moe", "2.4B", 512), _BERT),
         plans=(_on_a100(4, 0), _on_a100(2, 2)),
     ),
     Opening(
-        name="surplus", nodes=(("a100", 4),), jobs=(_BERT, _MOE),
+        name="surplus",
+        nodes=(("a100", 4),),
+        jobs=(_BERT, _MOE),
         plans=(_on_a100(4, 0), _on_a100(2, 2)),
     ),
-)  # fmt: skip
+)
 """Where there are two plans, the second is the one that the papers call the better."""
 
 
@@ -126,13 +138,18 @@ class Scene:
             for job, of in zip(opening.jobs, rates, strict=True)
         )
         arrivals = [
-            Arrival(0.0, JobSpec(
-                name=f"{i}-{job.name}", workload=job.workload, requested_gpus=job.gpus,
-                requested_type=job.gpu_type,
-                iterations=math.ceil(HOURS * 3600 * rate / job.workload.global_batch),
-            ))
+            Arrival(
+                0.0,
+                JobSpec(
+                    name=f"{i}-{job.name}",
+                    workload=job.workload,
+                    requested_gpus=job.gpus,
+                    requested_type=job.gpu_type,
+                    iterations=math.ceil(HOURS * 3600 * rate / job.workload.global_batch),
+                ),
+            )
             for i, (job, rate) in enumerate(zip(opening.jobs, best, strict=True))
-        ]  # fmt: skip
+        ]
         scenario = Scenario(gpu_types=types, nodes=nodes, profiles=there, arrivals=arrivals)
         return cls(
             scenario=scenario, rates=rates, reference=tuple(reference_of(scenario).rate.tolist())
@@ -162,7 +179,7 @@ def rates_of(workload: Workload, speeds: Speeds) -> dict[Cell, float]:
 
 def seen_rates(
     scene: Scene, opening: Opening, information: str, memory: Path | None
-) -> tuple[dict[Cell, float], ...]:  # fmt: skip
+) -> tuple[dict[Cell, float], ...]:
     """Return what an information says of each job: samples/s on each Cell that it thinks to run."""
     snapshot = information_of(information, memory)(_snapshot(scene))
     e, kinds = snapshot.estimates, [kind.name for kind in snapshot.gpu_types]
@@ -179,9 +196,7 @@ def seen_rates(
     return tuple(found)
 
 
-def decided(
-    scene: Scene, policy: str, information: str, memory: Path | None, seed: int
-) -> Plan:  # fmt: skip
+def decided(scene: Scene, policy: str, information: str, memory: Path | None, seed: int) -> Plan:
     """Return the Cell that a policy starts each job on; one on which it does not truly run is none."""
     snapshot = _snapshot(scene)
     outcome = Decider(options_of(policy, seed), information_of(information, memory))(snapshot)

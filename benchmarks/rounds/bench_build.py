@@ -42,9 +42,11 @@ def build(
         columns = len(build_problem(snapshot, Policy()).cell)
         took.append(time.perf_counter() - started_s)
     figures = {
-        "build_s": statistics.median(took), "jobs": jobs,
-        "cells": len(snapshot.estimates) // workloads * jobs, "columns": columns,
-    }  # fmt: skip
+        "build_s": statistics.median(took),
+        "jobs": jobs,
+        "cells": len(snapshot.estimates) // workloads * jobs,
+        "columns": columns,
+    }
     return Report(seed=seed, figures=figures)
 
 
@@ -62,11 +64,17 @@ def crowded(jobs: int, workloads: int, seed: int) -> Snapshot:
     rate = speed * gpus ** rng.uniform(0.7, 0.95, len(gpus)) * rng.uniform(0.8, 1.0, len(gpus))
     none = np.zeros(0, np.int64)
     return Snapshot(
-        cluster="bench", epoch=1, round_number=1, now_s=0.0,
+        cluster="bench",
+        epoch=1,
+        round_number=1,
+        now_s=0.0,
         gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(TYPES)),
         nodes=Nodes(
-            name=tuple(f"n{n}" for n in range(1000)), gpu_type=np.arange(1000) % TYPES,
-            gpus=np.full(1000, 8), rack=("r",) * 1000, schedulable=np.ones(1000, np.bool_),
+            name=tuple(f"n{n}" for n in range(1000)),
+            gpu_type=np.arange(1000) % TYPES,
+            gpus=np.full(1000, 8),
+            rack=("r",) * 1000,
+            schedulable=np.ones(1000, np.bool_),
             version=np.ones(1000, np.int64),
         ),
         workloads=tuple(
@@ -74,16 +82,24 @@ def crowded(jobs: int, workloads: int, seed: int) -> Snapshot:
         ),
         plans=("",),
         estimates=Estimates(
-            workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=-(-gpus // 8),
-            pipeline_degree=degree, plan=np.zeros_like(gpus), iter_time_s=256 / rate,
+            workload=workload,
+            gpu_type=gpu_type,
+            gpus=gpus,
+            nodes=-(-gpus // 8),
+            pipeline_degree=degree,
+            plan=np.zeros_like(gpus),
+            iter_time_s=256 / rate,
             source=np.full_like(gpus, Source.ANALYTIC),
         ),
         jobs=Jobs(
-            name=tuple(f"j{j}" for j in range(jobs)), tenant=("t",) * jobs,
+            name=tuple(f"j{j}" for j in range(jobs)),
+            tenant=("t",) * jobs,
             workload=rng.integers(0, workloads, jobs),
-            iterations=np.full(jobs, 1e5), iterations_left=rng.uniform(1e2, 1e5, jobs),
+            iterations=np.full(jobs, 1e5),
+            iterations_left=rng.uniform(1e2, 1e5, jobs),
             requested_gpus=rng.choice(COUNTS, jobs),
-            submit_s=np.arange(jobs, dtype=np.float64), queued_s=np.arange(jobs, dtype=np.float64),
+            submit_s=np.arange(jobs, dtype=np.float64),
+            queued_s=np.arange(jobs, dtype=np.float64),
         ),
         allocations=Allocations(job=none, node=none, gpu=none, hold=none, generation=none),
-    )  # fmt: skip
+    )

@@ -64,8 +64,13 @@ MANY_COLUMNS: Final = 30
 """Columns from which a statement gets a limit of wall seconds."""
 
 FAULTS: Final = (
-    "violations", "wrong_bounds", "wrong_proofs", "crashes", "below_greedy", "not_repeated",
-)  # fmt: skip
+    "violations",
+    "wrong_bounds",
+    "wrong_proofs",
+    "crashes",
+    "below_greedy",
+    "not_repeated",
+)
 COUNTS: Final = ("unjudged", "optimal", "feasible", "infeasible", "unknown")
 
 
@@ -105,14 +110,16 @@ def fuzz(
     options = {"solver": solver, "seed": seed}
     tasks = [
         Task(
-            name=f"{what} {begin} to {end - 1}", function=f"tessera.benchmarks.rounds.bench_fuzz:{function}",
+            name=f"{what} {begin} to {end - 1}",
+            function=f"tessera.benchmarks.rounds.bench_fuzz:{function}",
             options={**options, "first": begin, "count": end - begin},
         )
         for what, function, count in (
-            ("cases", "judge_cases", cases), ("short rounds", "hurry_rounds", short),
+            ("cases", "judge_cases", cases),
+            ("short rounds", "hurry_rounds", short),
         )
         for begin, end in _spans(first, first + count)
-    ]  # fmt: skip
+    ]
     found = list(run_tasks(tasks, folder=results, workers=workers).values())
     tally = sum((Counter(part["tally"]) for part in found), Counter[str]())
     return Report(
@@ -272,9 +279,13 @@ def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
         choice = make_solver("greedy").solve(problem, Budget(remaining_s=lambda: math.inf)).choice
     fits = is_answer(problem, choice)
     return Solution(
-        status=SolveStatus.FEASIBLE, choice=choice, solver="hint", prices=prices,
-        objective=objective_of(problem, choice) if fits else 0, bound=trivial_bound(problem),
-    )  # fmt: skip
+        status=SolveStatus.FEASIBLE,
+        choice=choice,
+        solver="hint",
+        prices=prices,
+        objective=objective_of(problem, choice) if fits else 0,
+        bound=trivial_bound(problem),
+    )
 
 
 def _best(problem: Problem, tally: _Tally) -> int | float | None:
@@ -302,9 +313,13 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float
     jobs = int(rng.integers(FEW_JOBS + 1, 3_000) if large else rng.integers(1, FEW_JOBS + 1))
     types = int(rng.integers(1, 11))
     snapshot = instance(
-        jobs, max(types, int(jobs * rng.uniform(0.2, 3.0))), types, k,
-        family=str(rng.choice(FAMILIES)), running=float(rng.choice([0.0, 0.5, 1.0])),
-    )  # fmt: skip
+        jobs,
+        max(types, int(jobs * rng.uniform(0.2, 3.0))),
+        types,
+        k,
+        family=str(rng.choice(FAMILIES)),
+        running=float(rng.choice([0.0, 0.5, 1.0])),
+    )
     problem = build_problem(snapshot, Policy())
     began_s = time.perf_counter()
     greedy = make_solver("greedy").solve(problem, Budget(remaining_s=lambda: math.inf))

@@ -88,11 +88,14 @@ def compared(
     search = answer(every, choice, bound=trivial_bound(every), solver=arena.name, seed=seed)
     best, broken = _measured(snapshot, problem, ilp)
     row: dict[str, float | int | bool | str] = {
-        "ilp": best[0], "placed": best[1], "gap": ilp.gap, "solver": ilp.solver,
+        "ilp": best[0],
+        "placed": best[1],
+        "gap": ilp.gap,
+        "solver": ilp.solver,
         "load": float(view.draft.has_columns @ snapshot.jobs.requested_gpus) / view.capacity.sum(),
         "contended": trivial_bound(problem) > ilp.bound + 0.5,
         "waiting": int((ilp.choice < 0).sum()),
-    }  # fmt: skip
+    }
     for name, stated, found in (("greedy", problem, greedy), ("arena", every, search)):
         reached, more = _measured(snapshot, stated, found)
         broken += more

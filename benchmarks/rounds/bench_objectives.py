@@ -41,9 +41,10 @@ OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {
     "makespan": (Asked(levels="makespan"), THROUGHPUT),
     "0.7*throughput + 0.3*jct": (Asked(terms=(("throughput", 0.7), ("jct", 0.3))),),
     "throughput within 5% then jct": (
-        Asked(terms=(("throughput", 1.0),), tolerance=0.05), Asked(terms=(("jct", 1.0),)),
+        Asked(terms=(("throughput", 1.0),), tolerance=0.05),
+        Asked(terms=(("jct", 1.0),)),
     ),
-}  # fmt: skip
+}
 """Objectives as written, and what the oracle is to make of them."""
 
 ROUNDING: Final = 1e-4
@@ -105,15 +106,21 @@ def objectives(
             "brute_force_mismatches": sum(t.mismatches for t in tallies.values()),
             "solver_disagreements": sum(t.disagreements for t in tallies.values()),
             "violations": sum(t.violations for t in tallies.values()),
-            "objectives": len(tallies), "snapshots": snapshots, "larger_snapshots": large,
+            "objectives": len(tallies),
+            "snapshots": snapshots,
+            "larger_snapshots": large,
         },
         table=[
-            {"objective": name, "mismatches": t.mismatches, "disagreements": t.disagreements,
-             "violations": t.violations,
-             "large_solve_p50_s": float(np.median(t.solve_s)) if t.solve_s else math.nan}
+            {
+                "objective": name,
+                "mismatches": t.mismatches,
+                "disagreements": t.disagreements,
+                "violations": t.violations,
+                "large_solve_p50_s": float(np.median(t.solve_s)) if t.solve_s else math.nan,
+            }
             for name, t in tallies.items()
         ],
-    )  # fmt: skip
+    )
 
 
 def policy_of(name: str, jobs: int) -> Policy:

@@ -49,11 +49,19 @@ def philly_rounds(
             below += worse < -1e-9 * max(1.0, greedy.objective)
             broken += len(ilp.violations) + len(greedy.violations) + (not ilp.verified)
             table.append(
-                {"round": int(ilp.name.rpartition("/")[2]), "hours": now_s / 3600,
-                 "ilp": ilp.objective, "greedy": greedy.objective, "gap": ilp.gap,
-                 "placed": ilp.placed_score, "greedy_placed": greedy.placed_score,
-                 "running": ilp.running, "waiting": ilp.waiting, "solve_s": ilp.seconds["solve"]}
-            )  # fmt: skip
+                {
+                    "round": int(ilp.name.rpartition("/")[2]),
+                    "hours": now_s / 3600,
+                    "ilp": ilp.objective,
+                    "greedy": greedy.objective,
+                    "gap": ilp.gap,
+                    "placed": ilp.placed_score,
+                    "greedy_placed": greedy.placed_score,
+                    "running": ilp.running,
+                    "waiting": ilp.waiting,
+                    "solve_s": ilp.seconds["solve"],
+                }
+            )
     shares = [row["greedy"] / row["ilp"] for row in table if row["ilp"]]
     return Report(
         seed=seed,

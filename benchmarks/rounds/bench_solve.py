@@ -63,8 +63,7 @@ class _Line:
 
 @case(
     "solve",
-    smoke={"jobs": 40, "gpus": 40, "types": 4, "versus": "cp-sat", "time_limit": 5.0,
-           "repeats": 2},
+    smoke={"jobs": 40, "gpus": 40, "types": 4, "versus": "cp-sat", "time_limit": 5.0, "repeats": 2},
     gap=("<=", 1e-4),
     warm_gap=("<=", 1e-4),
     hard_gap=("<=", 1e-3),
@@ -73,7 +72,7 @@ class _Line:
     solve_of_aim=("<=", 1.0),
     speedup_vs_best_stock=(">=", 100.0),
     speedup_warm=(">=", 5.0),
-)  # fmt: skip
+)
 def solve(
     jobs: Annotated[int, typer.Option(help="Jobs of the round.")] = 2_048,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster; 0: one a job.")] = 0,
@@ -114,10 +113,19 @@ def solve(
     ``solve_of_aim`` is the time over what is aimed at for as many jobs, in the family ``real``.
     """
     entry = Entry(
-        solver=solver, jobs=jobs, gpus=gpus or max(jobs, types), types=types, family=family,
-        objective=objective, time_limit_s=time_limit, gap=gap, workers=workers, seed=seed,
-        repeats=repeats, running=running,
-    )  # fmt: skip
+        solver=solver,
+        jobs=jobs,
+        gpus=gpus or max(jobs, types),
+        types=types,
+        family=family,
+        objective=objective,
+        time_limit_s=time_limit,
+        gap=gap,
+        workers=workers,
+        seed=seed,
+        repeats=repeats,
+        running=running,
+    )
     baselines = _named(versus)
     mine, lines = _contest(entry, baselines)
     ours = _all_rounds(mine, entry)
@@ -156,9 +164,14 @@ def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Lin
     mine = run(entry)
     ours = _all_rounds(mine, entry)
     lines = [
-        _Line(solver=entry.solver, ended=mine.ended, round=ours[0], reached_s=ours[0].total_s,
-              peak_mib=mine.peak_mib)
-    ]  # fmt: skip
+        _Line(
+            solver=entry.solver,
+            ended=mine.ended,
+            round=ours[0],
+            reached_s=ours[0].total_s,
+            peak_mib=mine.peak_mib,
+        )
+    ]
     for k in steps(len(baselines), "baselines"):
         baseline = replace(entry, solver=baselines[k], repeats=1)
         found = run(baseline)
@@ -168,9 +181,14 @@ def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Lin
         if short and baselines[k] in STOCK:
             reached_s = reached(ours[0], run(replace(baseline, gap=0.0)))
         lines.append(
-            _Line(solver=baselines[k], ended=found.ended, round=first, reached_s=reached_s,
-                  peak_mib=found.peak_mib)
-        )  # fmt: skip
+            _Line(
+                solver=baselines[k],
+                ended=found.ended,
+                round=first,
+                reached_s=reached_s,
+                peak_mib=found.peak_mib,
+            )
+        )
     return mine, lines
 
 
@@ -204,10 +222,16 @@ def _figures(entry: Entry, mine: Outcome, ours: Sequence[Round]) -> dict[str, Fi
     gap = max(r.gap for r in ours)
     solve_s = statistics.median(times)
     figures: dict[str, Figure] = {
-        "gap": gap, "solve_s": solve_s, "total_s": statistics.median(r.total_s for r in ours),
-        "solve_p50_s": solve_s, "solve_p95_s": p95_s, "peak_mib": mine.peak_mib,
-        "verified": all(r.verified for r in ours), "jobs": entry.jobs, "columns": ours[0].columns,
-    }  # fmt: skip
+        "gap": gap,
+        "solve_s": solve_s,
+        "total_s": statistics.median(r.total_s for r in ours),
+        "solve_p50_s": solve_s,
+        "solve_p95_s": p95_s,
+        "peak_mib": mine.peak_mib,
+        "verified": all(r.verified for r in ours),
+        "jobs": entry.jobs,
+        "columns": ours[0].columns,
+    }
     if _levels(entry.objective):
         figures |= {"levels_gap": gap, "last_gap": max(r.last_gap for r in ours)}
     elif entry.family != "real":
@@ -265,10 +289,18 @@ def solve_curve(
     worst, verified, slowest_s = 0.0, True, 0.0
     for jobs in _sizes(sizes):
         entry = Entry(
-            solver=solver, jobs=jobs, gpus=max(types, int(gpus_a_job * jobs)), types=types,
-            family=family, objective=objective, time_limit_s=time_limit, gap=gap, workers=workers,
-            seed=seed, running=running,
-        )  # fmt: skip
+            solver=solver,
+            jobs=jobs,
+            gpus=max(types, int(gpus_a_job * jobs)),
+            types=types,
+            family=family,
+            objective=objective,
+            time_limit_s=time_limit,
+            gap=gap,
+            workers=workers,
+            seed=seed,
+            running=running,
+        )
         mine, lines = _contest(entry, baselines)
         ours = _all_rounds(mine, entry)[0]
         worst, slowest_s = max(worst, ours.gap), max(slowest_s, ours.total_s)
@@ -277,17 +309,22 @@ def solve_curve(
             table.append({"jobs": jobs, **line.shown(ours)})
             found = line.round
             points.append(
-                Point(solver=line.solver, jobs=jobs,
-                      seconds=found.total_s if found else 2 * time_limit,
-                      met=bool(found and found.gap <= gap))
-            )  # fmt: skip
+                Point(
+                    solver=line.solver,
+                    jobs=jobs,
+                    seconds=found.total_s if found else 2 * time_limit,
+                    met=bool(found and found.gap <= gap),
+                )
+            )
     if plot is not None:
         draw(plot, points, time_limit)
     waived = {"worst_gap"} if family != "real" or _levels(objective) or gap > 1e-4 else set()
     return Report(
-        seed=seed, waived=frozenset(waived), table=table,
+        seed=seed,
+        waived=frozenset(waived),
+        table=table,
         figures={"worst_gap": worst, "verified": verified, "slowest_total_s": slowest_s},
-    )  # fmt: skip
+    )
 
 
 def _sizes(words: str) -> list[int]:

@@ -108,9 +108,13 @@ Tell = Callable[[dict[str, Any]], None]
 def run(entry: Entry) -> Outcome:
     """Run ``entry`` in a process of its own, and kill it at twice the time limit of a round."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tessera.benchmarks.rounds.contest"], cwd=ROOT, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, start_new_session=True, text=True,
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", "tessera.benchmarks.rounds.contest"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as process:
         if process.stdin is None or process.stdout is None:
             raise AssertionError("both are pipes")
         json.dump(asdict(entry), process.stdin)
@@ -202,13 +206,17 @@ def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
     first, solution = found.results[0], found.solution
     answered = solution.has_answer
     return {
-        "status": str(solution.status), "objective": first.objective if answered else math.nan,
-        "bound": first.bound, "gap": first.gap if answered else math.inf,
+        "status": str(solution.status),
+        "objective": first.objective if answered else math.nan,
+        "bound": first.bound,
+        "gap": first.gap if answered else math.inf,
         "sign": 1 if isinstance(goal, Linear) or goal.sign < 0 else -1,
-        "last_gap": found.results[-1].gap, "build_s": build_s, "solve_s": solve_s,
+        "last_gap": found.results[-1].gap,
+        "build_s": build_s,
+        "solve_s": solve_s,
         "columns": len(statement.problem.cell),
         "verified": answered and not violations(statement.problem, solution),
-    }  # fmt: skip
+    }
 
 
 def _solver(name: str, on_answer: Callable[[float], None] | None) -> Solver:
@@ -221,9 +229,11 @@ def _solver(name: str, on_answer: Callable[[float], None] | None) -> Solver:
 def _budget(entry: Entry) -> Budget:
     end_s = time.perf_counter() + entry.time_limit_s
     return Budget(
-        remaining_s=lambda: end_s - time.perf_counter(), seed=entry.seed, gap=entry.gap,
+        remaining_s=lambda: end_s - time.perf_counter(),
+        seed=entry.seed,
+        gap=entry.gap,
         workers=entry.workers,
-    )  # fmt: skip
+    )
 
 
 def solved(statement: Statement, by: Solver, budget: Budget) -> Solved:
@@ -232,9 +242,12 @@ def solved(statement: Statement, by: Solver, budget: Budget) -> Solved:
     if len(statement.goals) == 1 and isinstance(goal, Linear):
         found = by.solve(statement.problem, budget)
         result = GoalResult(
-            name=goal.name, unit=goal.unit, objective=found.objective / goal.scale,
-            bound=found.bound / goal.scale, gap=found.gap,
-        )  # fmt: skip
+            name=goal.name,
+            unit=goal.unit,
+            objective=found.objective / goal.scale,
+            bound=found.bound / goal.scale,
+            gap=found.gap,
+        )
         return Solved(solution=found, results=(result,))
     greedy = Greedy().solve(surrogate(statement), budget)
     return solve_goals(statement, by, budget, greedy)
@@ -259,10 +272,13 @@ def _cold_and_warm(entry: Entry) -> dict[str, Any]:
     )
     problem = later.problem
     hint = Solution(
-        status=SolveStatus.FEASIBLE, choice=problem.current, solver=first.solver,
-        objective=objective_of(problem, problem.current), bound=trivial_bound(problem),
+        status=SolveStatus.FEASIBLE,
+        choice=problem.current,
+        solver=first.solver,
+        objective=objective_of(problem, problem.current),
+        bound=trivial_bound(problem),
         prices=first.prices,
-    )  # fmt: skip
+    )
     took: dict[str, list[float]] = {"cold": [], "warm": []}
     verified, gap = True, 0.0
     for _ in range(WARM_REPEATS):
@@ -273,9 +289,12 @@ def _cold_and_warm(entry: Entry) -> dict[str, Any]:
             verified = verified and found.has_answer and not violations(problem, found)
             gap = max(gap, found.gap if known is hint else 0.0)
     return {
-        "first_s": first_s, "cold_s": statistics.median(took["cold"]),
-        "warm_s": statistics.median(took["warm"]), "warm_gap": gap, "warm_verified": verified,
-    }  # fmt: skip
+        "first_s": first_s,
+        "cold_s": statistics.median(took["cold"]),
+        "warm_s": statistics.median(took["warm"]),
+        "warm_gap": gap,
+        "warm_verified": verified,
+    }
 
 
 def peak_mib() -> float:

@@ -29,20 +29,29 @@ def draw(file: Path, points: Sequence[Point], limit_s: float) -> None:
         mine = sorted((p for p in points if p.solver == name), key=lambda p: p.jobs)
         colour = f"C{number}"
         axes.plot(
-            [p.jobs for p in mine], [p.seconds for p in mine], color=colour, label=name,
+            [p.jobs for p in mine],
+            [p.seconds for p in mine],
+            color=colour,
+            label=name,
             linewidth=2.5 if number == 0 else 1.2,
-        )  # fmt: skip
+        )
         for met in (True, False):
             some = [p for p in mine if p.met is met]
             axes.plot(
-                [p.jobs for p in some], [p.seconds for p in some], "o", color=colour,
+                [p.jobs for p in some],
+                [p.seconds for p in some],
+                "o",
+                color=colour,
                 markerfacecolor=colour if met else "white",
-            )  # fmt: skip
+            )
     axes.axhline(limit_s, color="grey", linestyle="--", linewidth=0.8)
     axes.set(
-        xscale="log", yscale="log", xlabel="jobs", ylabel="seconds from snapshot to answer",
+        xscale="log",
+        yscale="log",
+        xlabel="jobs",
+        ylabel="seconds from snapshot to answer",
         title="Solving a round (hollow: the gap asked for was not met)",
-    )  # fmt: skip
+    )
     sizes = sorted({p.jobs for p in points})
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.minorticks_off()

@@ -41,9 +41,12 @@ def draw_statement(rng: np.random.Generator) -> Statement:
     ]
     last = _sum(rng, problem, len(goals))
     return Statement(
-        problem=revalued(problem, last), goals=(*goals, last), absent={}, rejected=frozenset(),
+        problem=revalued(problem, last),
+        goals=(*goals, last),
+        absent={},
+        rejected=frozenset(),
         opportunistic=np.zeros(len(problem.jobs), np.bool_),
-    )  # fmt: skip
+    )
 
 
 def _sum(rng: np.random.Generator, problem: Problem, position: int) -> Linear:
@@ -54,18 +57,25 @@ def _sum(rng: np.random.Generator, problem: Problem, position: int) -> Linear:
             rng.permutation(value.copy()) if rng.random() < 0.5 else rng.integers(-3, 9, len(value))
         )
     return Linear(
-        name=f"sum {position}", unit="units", value=value,
-        restart_price=np.zeros(len(value), np.int64), scale=float(rng.choice([1.0, 1e6])),
+        name=f"sum {position}",
+        unit="units",
+        value=value,
+        restart_price=np.zeros(len(value), np.int64),
+        scale=float(rng.choice([1.0, 1e6])),
         tolerance=float(rng.choice(TOLERANCES)),
-    )  # fmt: skip
+    )
 
 
 def _levels(rng: np.random.Generator, problem: Problem, position: int) -> Levels:
     return Levels(
-        name=f"levels {position}", unit="units", level=rng.choice(LEVELS, len(problem.cell)),
-        waiting=rng.choice(LEVELS, len(problem.jobs)), sign=int(rng.choice([1, -1])),
-        depth=int(rng.integers(1, MOST_LEVELS + 1)), tolerance=float(rng.choice(TOLERANCES)),
-    )  # fmt: skip
+        name=f"levels {position}",
+        unit="units",
+        level=rng.choice(LEVELS, len(problem.cell)),
+        waiting=rng.choice(LEVELS, len(problem.jobs)),
+        sign=int(rng.choice([1, -1])),
+        depth=int(rng.integers(1, MOST_LEVELS + 1)),
+        tolerance=float(rng.choice(TOLERANCES)),
+    )
 
 
 def every_answer(problem: Problem) -> Ints:

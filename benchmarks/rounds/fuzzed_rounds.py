@@ -30,9 +30,11 @@ def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
     )
     jobs = len(snapshot.jobs)
     changed = replace(
-        snapshot.jobs, guaranteed=rng.random(jobs) < rng.choice([0.0, 0.5]),
-        queue=rng.integers(1, 4, jobs), weight=rng.choice([0.0, 0.5, 1.0, 2.0], jobs),
-    )  # fmt: skip
+        snapshot.jobs,
+        guaranteed=rng.random(jobs) < rng.choice([0.0, 0.5]),
+        queue=rng.integers(1, 4, jobs),
+        weight=rng.choice([0.0, 0.5, 1.0, 2.0], jobs),
+    )
     return replace(snapshot, jobs=changed), draw_policy(rng)
 
 
@@ -51,14 +53,16 @@ def _with_equal_shares(snapshot: Snapshot) -> Snapshot:
         snapshot,
         allocations=Allocations(**fields),
         jobs=replace(
-            jobs, state=np.where(stopped, STATE_CODE[JobState.QUEUED], jobs.state),
+            jobs,
+            state=np.where(stopped, STATE_CODE[JobState.QUEUED], jobs.state),
             current_type=np.where(stopped, -1, jobs.current_type),
             current_gpus=np.where(stopped, 0, jobs.current_gpus),
             current_degree=np.where(stopped, 0, jobs.current_degree),
             since_s=np.where(stopped, 0.0, jobs.since_s),
-            generation=np.where(stopped, 0, jobs.generation), admitted=jobs.admitted & ~stopped,
+            generation=np.where(stopped, 0, jobs.generation),
+            admitted=jobs.admitted & ~stopped,
         ),
-    )  # fmt: skip
+    )
 
 
 def draw_policy(rng: np.random.Generator) -> Policy:
@@ -73,11 +77,12 @@ def draw_policy(rng: np.random.Generator) -> Policy:
                 fairness_levels=int(rng.integers(1, MOST_LEVELS + 1)),
                 max_changes=int(rng.choice([-1, -1, 0, 1, 2])),
                 min_run_s=float(rng.choice([0.0, 0.0, 30_000.0])),
-                run_to_completion=bool(rng.random() < 0.2), queue_order=bool(ordered),
+                run_to_completion=bool(rng.random() < 0.2),
+                queue_order=bool(ordered),
                 opportunistic=bool(ordered and rng.random() < 0.5),
                 reserve_after_s=float(rng.choice([math.inf, math.inf, 10_000.0])),
                 deadlines=deadlines if rng.random() < WITH_DEADLINES else "ignore",
-            )  # fmt: skip
+            )
         except InvalidInput:  # a stage is named twice
             continue
 

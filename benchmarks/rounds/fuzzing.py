@@ -13,9 +13,18 @@ from tessera.formulation.problem import MAX_TOTAL, Problem, Row, RowKind
 from tessera.formulation.tables import Floats, Ints
 
 KINDS: Final = (
-    "small", "middling", "empty", "huge", "tiny", "no capacity", "many rows", "alike",
-    "must run", "counts who waits", "equal ratios",
-)  # fmt: skip
+    "small",
+    "middling",
+    "empty",
+    "huge",
+    "tiny",
+    "no capacity",
+    "many rows",
+    "alike",
+    "must run",
+    "counts who waits",
+    "equal ratios",
+)
 """What is unusual about a problem; ``a_problem`` says how."""
 MOST_STATES: Final = 2_000
 """States of the dynamic program: beyond, another solver is asked."""
@@ -62,32 +71,52 @@ def a_problem(rng: np.random.Generator, kind: str = "") -> Problem:
     runs = rng.random(jobs) < shape.current
     idle = np.where(
         (rng.random((jobs, rows)) < shape.idle) & (count > 0)[:, None],
-        rng.integers(1, 4, (jobs, rows)), 0,
-    )  # fmt: skip
+        rng.integers(1, 4, (jobs, rows)),
+        0,
+    )
     capacity = rng.integers(shape.capacity[0], shape.capacity[1] + 1, rows)
     used, waiting = use > 0, idle > 0
     return Problem(
-        jobs=tuple(f"job-{j}" for j in range(jobs)), job_start=start, cells=_one_cell(),
-        plans=("",), cell=np.zeros(columns, np.int64), value=value,
-        restart_price=np.zeros(columns, np.int64), scale=1.0, unit="units",
+        jobs=tuple(f"job-{j}" for j in range(jobs)),
+        job_start=start,
+        cells=_one_cell(),
+        plans=("",),
+        cell=np.zeros(columns, np.int64),
+        value=value,
+        restart_price=np.zeros(columns, np.int64),
+        scale=1.0,
+        unit="units",
         rows=tuple(
             Row(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c)
             for r, c in enumerate(capacity.tolist())
         ),
-        usage_start=np.append(0, np.cumsum(used.sum(axis=1))), row=np.nonzero(used)[1],
-        amount=use[used], idle_start=np.append(0, np.cumsum(waiting.sum(axis=1))),
-        idle_row=np.nonzero(waiting)[1], idle_amount=idle[waiting],
-        must_run=rng.random(jobs) < shape.must_run, current=np.where(runs, current, -1),
-        restart_share=np.zeros(jobs), weight=np.ones(jobs), least_rate=np.zeros(jobs),
+        usage_start=np.append(0, np.cumsum(used.sum(axis=1))),
+        row=np.nonzero(used)[1],
+        amount=use[used],
+        idle_start=np.append(0, np.cumsum(waiting.sum(axis=1))),
+        idle_row=np.nonzero(waiting)[1],
+        idle_amount=idle[waiting],
+        must_run=rng.random(jobs) < shape.must_run,
+        current=np.where(runs, current, -1),
+        restart_share=np.zeros(jobs),
+        weight=np.ones(jobs),
+        least_rate=np.zeros(jobs),
         movable=np.ones(jobs, np.bool_),
-    )  # fmt: skip
+    )
 
 
 def _shape(kind: str, rng: np.random.Generator) -> _Shape:
     shape = _Shape()
     if kind == "middling":
-        shape = _Shape(jobs=(5, 60), options=(0, 6), rows=(1, 4), value=(0, 10**6),
-                       amount=(1, 16), capacity=(0, 128), must_run=0.02)  # fmt: skip
+        shape = _Shape(
+            jobs=(5, 60),
+            options=(0, 6),
+            rows=(1, 4),
+            value=(0, 10**6),
+            amount=(1, 16),
+            capacity=(0, 128),
+            must_run=0.02,
+        )
     elif kind == "empty":
         shape = _Shape(jobs=(0, 2), options=(0, 1), rows=(0, 1), capacity=(0, 1))
     elif kind == "huge":
@@ -125,9 +154,17 @@ def _use(rng: np.random.Generator, shape: _Shape, columns: int, rows: int) -> In
 def _one_cell() -> Cells:
     zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
     return Cells(
-        workload=zero, gpu_type=zero, gpus=one, pipeline_degree=one, plan=zero, nodes=one,
-        rate=rate, first_shape=zero, shape_count=one, shapes=Shapes(nodes=one, rate=rate),
-    )  # fmt: skip
+        workload=zero,
+        gpu_type=zero,
+        gpus=one,
+        pipeline_degree=one,
+        plan=zero,
+        nodes=one,
+        rate=rate,
+        first_shape=zero,
+        shape_count=one,
+        shapes=Shapes(nodes=one, rate=rate),
+    )
 
 
 class TooLarge(Exception):

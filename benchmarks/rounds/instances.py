@@ -75,16 +75,21 @@ def instance(
     works = _works(rng, jobs, capacity, family)
     queued = _queued(rng, np.arange(jobs), works.request, family)
     snapshot = Snapshot(
-        cluster="bench", epoch=1, round_number=1, now_s=0.0,
+        cluster="bench",
+        epoch=1,
+        round_number=1,
+        now_s=0.0,
         gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(types)),
         nodes=_nodes(capacity),
         workloads=tuple(
             Workload(model="m", params=str(w), global_batch=BATCH)
             for w in range(len(works.request))
         ),
-        plans=("",), estimates=_estimates(works), jobs=queued,
+        plans=("",),
+        estimates=_estimates(works),
+        jobs=queued,
         allocations=Allocations(job=_NONE, node=_NONE, gpu=_NONE, hold=_NONE, generation=_NONE),
-    )  # fmt: skip
+    )
     return _started(snapshot, rng, works, running) if running > 0 else snapshot
 
 
@@ -118,11 +123,15 @@ def _estimates(works: _Works) -> Estimates:
     workload, gpu_type, which, degree = np.nonzero(works.rate)
     gpus = works.count[workload, which]
     return Estimates(
-        workload=workload, gpu_type=gpu_type, gpus=gpus, nodes=-(-gpus // NODE_GPUS),
-        pipeline_degree=2**degree, plan=np.zeros_like(gpus),
+        workload=workload,
+        gpu_type=gpu_type,
+        gpus=gpus,
+        nodes=-(-gpus // NODE_GPUS),
+        pipeline_degree=2**degree,
+        plan=np.zeros_like(gpus),
         iter_time_s=BATCH / works.rate[workload, gpu_type, which, degree],
         source=np.full_like(gpus, Source.ANALYTIC),
-    )  # fmt: skip
+    )
 
 
 def _nodes(capacity: Ints) -> Nodes:
@@ -134,10 +143,13 @@ def _nodes(capacity: Ints) -> Nodes:
     gpus[last] = capacity - NODE_GPUS * (count - 1)
     number = len(gpus)
     return Nodes(
-        name=tuple(f"n{n}" for n in range(number)), gpu_type=gpu_type, gpus=gpus,
-        rack=("r",) * number, schedulable=np.ones(number, np.bool_),
+        name=tuple(f"n{n}" for n in range(number)),
+        gpu_type=gpu_type,
+        gpus=gpus,
+        rack=("r",) * number,
+        schedulable=np.ones(number, np.bool_),
         version=np.ones(number, np.int64),
-    )  # fmt: skip
+    )
 
 
 def _queued(
@@ -153,11 +165,17 @@ def _queued(
         weight = np.ones(jobs)
     arrived_s = np.full(jobs, now_s)
     return Jobs(
-        name=tuple(f"j{n}" for n in number.tolist()), tenant=("t",) * jobs, workload=workload,
-        iterations=np.maximum(left, 1e5), iterations_left=left, requested_gpus=request[workload],
-        weight=weight, submit_s=arrived_s, queued_s=arrived_s,
+        name=tuple(f"j{n}" for n in number.tolist()),
+        tenant=("t",) * jobs,
+        workload=workload,
+        iterations=np.maximum(left, 1e5),
+        iterations_left=left,
+        requested_gpus=request[workload],
+        weight=weight,
+        submit_s=arrived_s,
+        queued_s=arrived_s,
         restart_s=np.full(jobs, 0.0 if family == "equal-ratios" else RESTART_S),
-    )  # fmt: skip
+    )
 
 
 def _started(snapshot: Snapshot, rng: np.random.Generator, works: _Works, share: float) -> Snapshot:
@@ -182,21 +200,27 @@ def _on(snapshot: Snapshot, runs: Bools, gpu_type: Ints, gpus: Ints, degree: Int
     lie on as few nodes as they can: the statement of a round does not see which GPUs a job has.
     """
     jobs = snapshot.jobs
-    started = runs & ((jobs.current_type != gpu_type) | (jobs.current_gpus != gpus)
-                      | (jobs.current_degree != degree))  # fmt: skip
+    started = runs & (
+        (jobs.current_type != gpu_type)
+        | (jobs.current_gpus != gpus)
+        | (jobs.current_degree != degree)
+    )
     generation = jobs.generation + started
     state = np.where(runs, STATE_CODE[JobState.RUNNING], STATE_CODE[JobState.QUEUED])
     return replace(
         snapshot,
         jobs=replace(
-            jobs, state=state, generation=generation,
-            current_type=np.where(runs, gpu_type, -1), current_gpus=np.where(runs, gpus, 0),
+            jobs,
+            state=state,
+            generation=generation,
+            current_type=np.where(runs, gpu_type, -1),
+            current_gpus=np.where(runs, gpus, 0),
             current_degree=np.where(runs, degree, 0),
             since_s=np.where(started, snapshot.now_s, np.where(runs, jobs.since_s, 0.0)),
             queued_s=np.where(~runs & (jobs.current_gpus > 0), snapshot.now_s, jobs.queued_s),
         ),
         allocations=_packed(snapshot.nodes, np.flatnonzero(runs), gpu_type, gpus, generation),
-    )  # fmt: skip
+    )
 
 
 def _packed(
@@ -223,9 +247,13 @@ def _packed(
 
 
 def churned(
-    snapshot: Snapshot, problem: Problem, choice: Ints, share: float, seed: int = 0,
+    snapshot: Snapshot,
+    problem: Problem,
+    choice: Ints,
+    share: float,
+    seed: int = 0,
     family: str = "real",
-) -> Snapshot:  # fmt: skip
+) -> Snapshot:
     """Return the next round: the jobs run as ``choice`` (an answer to ``problem``) says, for 300 s.
 
     Of the jobs the share ``share`` leaves, whether it runs or waits, and as many arrive, of the same
@@ -252,9 +280,12 @@ def churned(
     served = np.where(runs, jobs.service_gpu_s + ROUND_S * jobs.current_gpus, jobs.service_gpu_s)
     old = _kept(replace(jobs, iterations_left=left, service_gpu_s=served), stays)
     return replace(
-        decided, round_number=snapshot.round_number + 1, now_s=now_s, jobs=_joined(old, fresh),
+        decided,
+        round_number=snapshot.round_number + 1,
+        now_s=now_s,
+        jobs=_joined(old, fresh),
         allocations=_renumbered(decided.allocations, stays),
-    )  # fmt: skip
+    )
 
 
 def _decided(snapshot: Snapshot, problem: Problem, choice: Ints) -> Snapshot:
@@ -286,7 +317,9 @@ def _joined(one: Jobs, other: Jobs) -> Jobs:
 def _renumbered(allocations: Allocations, keep: Bools) -> Allocations:
     mine = keep[allocations.job]
     return Allocations(
-        job=(np.cumsum(keep) - 1)[allocations.job[mine]], node=allocations.node[mine],
-        gpu=allocations.gpu[mine], hold=allocations.hold[mine],
+        job=(np.cumsum(keep) - 1)[allocations.job[mine]],
+        node=allocations.node[mine],
+        gpu=allocations.gpu[mine],
+        hold=allocations.hold[mine],
         generation=allocations.generation[mine],
-    )  # fmt: skip
+    )

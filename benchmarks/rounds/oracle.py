@@ -148,8 +148,9 @@ class Oracle:
         bases = np.array(list(itertools.combinations(range(matrix.shape[1]), types + 1)))
         square = matrix[:, bases].transpose(1, 0, 2)
         proper = np.abs(np.linalg.det(square)) > 1e-12
-        at = np.linalg.solve(square[proper], np.broadcast_to(
-            bound[:, np.newaxis], (int(proper.sum()), types + 1, 1)))[..., 0]  # fmt: skip
+        at = np.linalg.solve(
+            square[proper], np.broadcast_to(bound[:, np.newaxis], (int(proper.sum()), types + 1, 1))
+        )[..., 0]
         feasible = (at >= -1e-12).all(axis=1)
         return float((rate[bases[proper]][feasible] * at[feasible]).sum(axis=1).max())
 
@@ -314,8 +315,10 @@ class Oracle:
         tolerant = next((k for k, g in enumerate(self.goals) if g.tolerance), None)
         if tolerant is None:
             best = max(self._by_used(self.goals).values())
-            return [tuple(-x for x in part) if g.levels else part
-                    for g, part in zip(self.goals, best, strict=True)]  # fmt: skip
+            return [
+                tuple(-x for x in part) if g.levels else part
+                for g, part in zip(self.goals, best, strict=True)
+            ]
         if len(self.goals) != 2 or any(g.levels for g in self.goals):
             raise ValueError("the oracle knows a tolerance only for the first of two sums")
         (top,) = max(self._by_used(self.goals[:1]).values())[0]
@@ -332,8 +335,16 @@ class Oracle:
         }
         for job, options in enumerate(self.options):
             counts = any(o is not None for o in options)
-            adds = [(o, [self.level(g.levels, job, o) if g.levels else self.value(g.terms, job, o)
-                         for g in goals]) for o in options]  # fmt: skip
+            adds = [
+                (
+                    o,
+                    [
+                        self.level(g.levels, job, o) if g.levels else self.value(g.terms, job, o)
+                        for g in goals
+                    ],
+                )
+                for o in options
+            ]
             then: dict[tuple[int, ...], tuple[tuple[float, ...], ...]] = {}
             for used, worth in best.items():
                 for option, add in adds:

@@ -31,13 +31,22 @@ def draw_snapshot(rng: np.random.Generator, jobs: int, gpus: int = 8) -> Snapsho
     """
     sizes, total = (4, 2), (gpus // 4 * 4, max(2, gpus * 3 // 8 * 2))
     nodes = [
-        {"name": f"n{t}-{i}", "gpu_type": t, "gpus": sizes[t], "rack": "r", "schedulable": True,
-         "version": 1}
-        for t in (0, 1) for i in range(total[t] // sizes[t])
-    ]  # fmt: skip
+        {
+            "name": f"n{t}-{i}",
+            "gpu_type": t,
+            "gpus": sizes[t],
+            "rack": "r",
+            "schedulable": True,
+            "version": 1,
+        }
+        for t in (0, 1)
+        for i in range(total[t] // sizes[t])
+    ]
     cells = [_cells(rng) for _ in range(jobs)]
-    free = [[(n, g) for n, node in enumerate(nodes) if node["gpu_type"] == t
-             for g in range(sizes[t])] for t in (0, 1)]  # fmt: skip
+    free = [
+        [(n, g) for n, node in enumerate(nodes) if node["gpu_type"] == t for g in range(sizes[t])]
+        for t in (0, 1)
+    ]
     rows, held = [], []
     for job in range(jobs):
         gpu_type, count, degree, rate = cells[job][int(rng.integers(5))]
@@ -51,7 +60,10 @@ def draw_snapshot(rng: np.random.Generator, jobs: int, gpus: int = 8) -> Snapsho
         current = (gpu_type, count, degree) if runs else (-1, 0, 0)
         rows.append(_job(rng, job, cells[job], current, rate))
     return Snapshot(
-        cluster="bench", epoch=1, round_number=1, now_s=NOW_S,
+        cluster="bench",
+        epoch=1,
+        round_number=1,
+        now_s=NOW_S,
         gpu_types=(
             GpuType(name="a", memory_bytes=2**35, dollars_per_hour=2.5, watts=400.0),
             GpuType(name="b", memory_bytes=2**35, dollars_per_hour=1.1, watts=250.0),
@@ -61,18 +73,29 @@ def draw_snapshot(rng: np.random.Generator, jobs: int, gpus: int = 8) -> Snapsho
         plans=("",),
         estimates=Estimates.from_rows(
             [
-                {"workload": job, "gpu_type": t, "gpus": n, "nodes": -(-n // sizes[t]),
-                 "pipeline_degree": d, "plan": 0, "iter_time_s": 8 / rate,
-                 "source": int(Source.MEASURED)}
-                for job in range(jobs) for t, n, d, rate in sorted(cells[job])
+                {
+                    "workload": job,
+                    "gpu_type": t,
+                    "gpus": n,
+                    "nodes": -(-n // sizes[t]),
+                    "pipeline_degree": d,
+                    "plan": 0,
+                    "iter_time_s": 8 / rate,
+                    "source": int(Source.MEASURED),
+                }
+                for job in range(jobs)
+                for t, n, d, rate in sorted(cells[job])
             ]
         ),
-        jobs=Jobs.from_rows(rows), allocations=Allocations.from_rows(held),
+        jobs=Jobs.from_rows(rows),
+        allocations=Allocations.from_rows(held),
         tenants=Tenants.from_rows(
-            [{"name": f"t{i}", "weight": w, "borrow_gpus": -1, "lends": True}
-             for i, w in enumerate((0.5, 1.0, 2.0))]
+            [
+                {"name": f"t{i}", "weight": w, "borrow_gpus": -1, "lends": True}
+                for i, w in enumerate((0.5, 1.0, 2.0))
+            ]
         ),
-    )  # fmt: skip
+    )
 
 
 _Cell = tuple[int, int, int, float]
@@ -90,9 +113,12 @@ def _cells(rng: np.random.Generator) -> list[_Cell]:
 
 
 def _job(
-    rng: np.random.Generator, job: int, cells: list[_Cell], current: tuple[int, int, int],
+    rng: np.random.Generator,
+    job: int,
+    cells: list[_Cell],
+    current: tuple[int, int, int],
     rate: float,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     runs = current[1] > 0
     left_s = float(rng.choice([60, 600, 6_000, 60_000])) * rng.uniform(0.5, 2.0)
     left = left_s * cells[0][3] / 8  # iterations
@@ -101,15 +127,23 @@ def _job(
     due_s = NOW_S + left_s * rng.uniform(0.3, 4.0) if rng.random() < 0.5 else math.inf
     in_time = left * 8 <= rate * (due_s - NOW_S)
     return {
-        "name": f"job-{job}", "workload": job,
+        "name": f"job-{job}",
+        "workload": job,
         "state": STATE_CODE[JobState.RUNNING if runs else JobState.QUEUED],
-        "iterations": left * rng.uniform(1.0, 3.0), "iterations_left": left,
-        "requested_gpus": int(rng.choice(COUNTS)), "tenant": f"t{int(rng.integers(4))}",
-        "weight": float(rng.choice([0.5, 1.0, 2.0])), "deadline_s": due_s,
+        "iterations": left * rng.uniform(1.0, 3.0),
+        "iterations_left": left,
+        "requested_gpus": int(rng.choice(COUNTS)),
+        "tenant": f"t{int(rng.integers(4))}",
+        "weight": float(rng.choice([0.5, 1.0, 2.0])),
+        "deadline_s": due_s,
         "admitted": runs and math.isfinite(due_s) and in_time and bool(rng.random() < 0.5),
-        "submit_s": NOW_S - age_s, "queued_s": NOW_S - age_s,
+        "submit_s": NOW_S - age_s,
+        "queued_s": NOW_S - age_s,
         "since_s": NOW_S - age_s / 2 if runs else 0.0,
-        "service_gpu_s": float(rng.uniform(0, 1e5)), "restart_s": restart_s,
-        "generation": int(runs), "current_type": current[0], "current_gpus": current[1],
+        "service_gpu_s": float(rng.uniform(0, 1e5)),
+        "restart_s": restart_s,
+        "generation": int(runs),
+        "current_type": current[0],
+        "current_gpus": current[1],
         "current_degree": current[2],
-    }  # fmt: skip
+    }

@@ -100,17 +100,24 @@ class Plan:
                 asked=replace(self.base, policy=f"{ARENA}-{variant.replace(' ', '-')}")
             )
             yield Row(
-                part="components", policy=ARENA, variant=variant, against=f"{ARENA}, {FULL}", run=switched
-            )  # fmt: skip
+                part="components",
+                policy=ARENA,
+                variant=variant,
+                against=f"{ARENA}, {FULL}",
+                run=switched,
+            )
         for variant, run in own.items():
             yield self._row("components", self.ours, variant, f"{self.ours}, {FULL}", run)
         ordered = Variant(
             asked=replace(self.base, policy=with_options(self.ours, "queue_order=true"))
         )
         yield Row(
-            part="components", policy=self.ours, variant="in order", against=f"{self.ours}, {FULL}",
+            part="components",
+            policy=self.ours,
+            variant="in order",
+            against=f"{self.ours}, {FULL}",
             run=ordered,
-        )  # fmt: skip
+        )
 
     def _told(self, information: str) -> Asked:
         needs = self.dp_memory if information == "data-parallel" else ""
@@ -121,9 +128,13 @@ class Plan:
     ) -> Row:
         asked = replace(run.asked, policy=policy)
         return Row(
-            part=part, policy=policy, variant=variant or "all", x=x,
-            against=against if variant else f"{against}all", run=replace(run, asked=asked),
-        )  # fmt: skip
+            part=part,
+            policy=policy,
+            variant=variant or "all",
+            x=x,
+            against=against if variant else f"{against}all",
+            run=replace(run, asked=asked),
+        )
 
 
 def with_options(policy: str, *options: str) -> str:

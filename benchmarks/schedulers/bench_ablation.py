@@ -40,9 +40,19 @@ PARTS: Final = ("components", "alone", "depth", "queues", "types")
 OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
 """That the scheduler alone, and GPU types, are compared with."""
 MEANS: Final = (
-    "throughput", "completed", "queue_mean_s", "queue_p95_s", "fairness_worst", "restarts",
-    "restart_share", "utilisation", "stuck", "load", "decide_p50_s", "decide_max_s",
-)  # fmt: skip
+    "throughput",
+    "completed",
+    "queue_mean_s",
+    "queue_p95_s",
+    "fairness_worst",
+    "restarts",
+    "restart_share",
+    "utilisation",
+    "stuck",
+    "load",
+    "decide_p50_s",
+    "decide_max_s",
+)
 
 
 Found = Mapping[Row, Runs]
@@ -51,10 +61,18 @@ Found = Mapping[Row, Runs]
 @case(
     "ablation",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 6, "seeds": 1, "workers": 0,
-        "depths": "2", "queues": "2", "types": "1", "ours": "greedy:throughput", "others": "fcfs",
+        "trace": SYNTHETIC,
+        "gpus_share": 0.05,
+        "jobs": 6,
+        "seeds": 1,
+        "workers": 0,
+        "depths": "2",
+        "queues": "2",
+        "types": "1",
+        "ours": "greedy:throughput",
+        "others": "fcfs",
     },
-)  # fmt: skip
+)
 @on_work
 @in_sweep
 def ablation(
@@ -110,25 +128,41 @@ def ablation(
     work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
     memory = data_file(dp_memory, "arena", "dp_memory.csv")
     plan = Plan(
-        base=Asked(work=work, policy=ARENA), ours=ours, others=tuple(listed(others)), heavy=heavy,
-        depths=whole(depths), queues=whole(queues), types=whole(types),
-        dp_memory=str(memory or ""), measured=work.trace != SYNTHETIC,
-    )  # fmt: skip
+        base=Asked(work=work, policy=ARENA),
+        ours=ours,
+        others=tuple(listed(others)),
+        heavy=heavy,
+        depths=whole(depths),
+        queues=whole(queues),
+        types=whole(types),
+        dp_memory=str(memory or ""),
+        measured=work.trace != SYNTHETIC,
+    )
     drawn = range(seed, seed + seeds)
     runs = _ran([row for row in plan.rows() if row.part in chosen], drawn, sweep)
     made = Report(
-        seed=seed, figures={**_figures(runs), "left_out": plan.left_out(chosen)},
+        seed=seed,
+        figures={**_figures(runs), "left_out": plan.left_out(chosen)},
         table=[_line(row, runs) for row in runs],
-    )  # fmt: skip
+    )
     if report is not None:
         options = {
-            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share,
-            "rounds": work.rounds, "parts": chosen, "ours": ours, "heavy": heavy,
-        }  # fmt: skip
+            "trace": work.trace,
+            "gpus_share": gpus_share,
+            "jobs_share": work.jobs_share,
+            "rounds": work.rounds,
+            "parts": chosen,
+            "ours": ours,
+            "heavy": heavy,
+        }
         page = report_of(
-            made, title="Ablation", options=options, seeds=list(drawn), plots=list(_plots(runs)),
+            made,
+            title="Ablation",
+            options=options,
+            seeds=list(drawn),
+            plots=list(_plots(runs)),
             summary="What each part of Arena's policy and of ours is worth.",
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made
 
@@ -138,8 +172,9 @@ def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
     checked([row.run for row in rows], len(drawn))
     tasks = {
         (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
-        for row in rows for k in drawn
-    }  # fmt: skip
+        for row in rows
+        for k in drawn
+    }
     found = runs_of(tasks, sweep)
     return {row: [found[row, k] for k in drawn] for row in rows}
 
@@ -201,16 +236,25 @@ def _line(row: Row, every: Found) -> dict[str, Figure | str]:
     runs, over = every[row], reference(row, every)
     ended = [one.jct_s[np.isfinite(one.jct_s)] for one in runs]
     return {
-        "part": row.part, "x": row.x, "policy": row.policy, "variant": row.variant,
-        "against": row.against, "workload": Path(row.run.asked.work.trace).name, "seeds": len(runs),
+        "part": row.part,
+        "x": row.x,
+        "policy": row.policy,
+        "variant": row.variant,
+        "against": row.against,
+        "workload": Path(row.run.asked.work.trace).name,
+        "seeds": len(runs),
         "unfinished": math.nan if over is None else unfinished(runs, over),
-        "jct_ratio": jct.value, "jct_ratio_low": jct.low, "jct_ratio_high": jct.high,
-        "throughput_ratio": throughput.value, "throughput_ratio_low": throughput.low,
+        "jct_ratio": jct.value,
+        "jct_ratio_low": jct.low,
+        "jct_ratio_high": jct.high,
+        "throughput_ratio": throughput.value,
+        "throughput_ratio_low": throughput.low,
         "throughput_ratio_high": throughput.high,
         "jct_mean_s": float(np.mean([t.mean() if len(t) else np.nan for t in ended])),
         "jct_first_queue_s": first_queue_s(row, runs),
-        "jobs": mean(runs, "jobs"), **{key: mean(runs, key) for key in MEANS},
-    }  # fmt: skip
+        "jobs": mean(runs, "jobs"),
+        **{key: mean(runs, key) for key in MEANS},
+    }
 
 
 def first_queue_s(row: Row, runs: Runs) -> float:
@@ -245,9 +289,10 @@ def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
     names = {row: row.name if row.part == "components" else row.policy for row in rows}
     both = {name: ratios(row, every) for row, name in names.items()}
     alike = [
-        name for row, name in names.items()
+        name
+        for row, name in names.items()
         if (over := reference(row, every)) is not None and not unfinished(every[row], over)
-    ]  # fmt: skip
+    ]
     left = [
         f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in every[row]))}"
         for row in rows
@@ -277,14 +322,20 @@ def _curves(title: str, rows: Sequence[Row], every: Found, label: str) -> Iterat
             name: _curve([row for row in rows if row.policy == name], every, i) for name in names
         }
         yield curves(
-            f"{title}: {what.lower()}", series, x_label=label, y_label=f"{what} over {over}",
-            styles=looks, caption="Bands are 95 % intervals over seeds.",
-        )  # fmt: skip
+            f"{title}: {what.lower()}",
+            series,
+            x_label=label,
+            y_label=f"{what} over {over}",
+            styles=looks,
+            caption="Bands are 95 % intervals over seeds.",
+        )
 
 
 def _curve(rows: Iterable[Row], every: Found, which: int) -> Curve:
     found = [(row.x, ratios(row, every)[which]) for row in rows]
     return Curve(
-        x=np.array([x for x, _ in found]), value=np.array([i.value for _, i in found]),
-        low=np.array([i.low for _, i in found]), high=np.array([i.high for _, i in found]),
-    )  # fmt: skip
+        x=np.array([x for x, _ in found]),
+        value=np.array([i.value for _, i in found]),
+        low=np.array([i.low for _, i in found]),
+        high=np.array([i.high for _, i in found]),
+    )

@@ -45,10 +45,15 @@ Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
 @case(
     "estimate-error",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 15, "errors": "0.2", "seeds": 1, "workers": 0,
+        "trace": SYNTHETIC,
+        "gpus_share": 0.05,
+        "jobs": 15,
+        "errors": "0.2",
+        "seeds": 1,
+        "workers": 0,
         "policies": "ilp:jct,arena",
     },
-)  # fmt: skip
+)
 @on_work
 @in_sweep
 def estimate_error(
@@ -100,9 +105,13 @@ def estimate_error(
     if report is not None:
         options = {"policies": names, "errors": sizes, "overheads": overheads, "trace": base.trace}
         page = report_of(
-            made, title="Wrong estimates", options=options, seeds=list(drawn), plots=plots(losses),
+            made,
+            title="Wrong estimates",
+            options=options,
+            seeds=list(drawn),
+            plots=plots(losses),
             summary="What policies lose when they decide on estimates that are off.",
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made
 
@@ -138,22 +147,30 @@ def _figures(losses: Losses) -> dict[str, Figure]:
 
 def _table(
     work: Work, losses: Losses, found: Mapping[tuple[str, float, int], Ran], seed: int
-) -> list[dict[str, Figure | str]]:  # fmt: skip
+) -> list[dict[str, Figure | str]]:
     table: list[dict[str, Figure | str]] = []
     for name, by_size in losses.items():
         for size, of_seeds in {0.0: [(0.0, 0.0)], **by_size}.items():
             runs = [found[name, size, seed + k] for k in range(len(of_seeds))]
             jct, throughput = (mean_interval([one[i] for one in of_seeds]) for i in (0, 1))
-            table.append({
-                "policy": name, "workload": Path(work.trace).name, "error": size, "seeds": len(of_seeds),
-                "jct_loss": jct.value, "jct_loss_low": jct.low, "jct_loss_high": jct.high,
-                "throughput_loss": throughput.value, "throughput_loss_low": throughput.low,
-                "throughput_loss_high": throughput.high,
-                **{
-                    key: float(np.mean([one.figures[key] for one in runs]))
-                    for key in ("jct_mean_s", "throughput", "completed", "finished", "restarts")
-                },
-            })  # fmt: skip
+            table.append(
+                {
+                    "policy": name,
+                    "workload": Path(work.trace).name,
+                    "error": size,
+                    "seeds": len(of_seeds),
+                    "jct_loss": jct.value,
+                    "jct_loss_low": jct.low,
+                    "jct_loss_high": jct.high,
+                    "throughput_loss": throughput.value,
+                    "throughput_loss_low": throughput.low,
+                    "throughput_loss_high": throughput.high,
+                    **{
+                        key: float(np.mean([one.figures[key] for one in runs]))
+                        for key in ("jct_mean_s", "throughput", "completed", "finished", "restarts")
+                    },
+                }
+            )
     return table
 
 
@@ -167,9 +184,16 @@ def plots(losses: Losses) -> list[Plot]:
             points = np.array([[one[i] for one in of_seeds] for of_seeds in by_size.values()])
             runs = np.vstack([np.zeros(points.shape[1]), points]).T
             series[name] = Curve.of([0.0, *by_size], runs)
-        found.append(curves(
-            f"Loss in {what}", series, x_label="mean relative error of estimates",
-            y_label=f"{what} lost", percent=True, styles=looks,
-            caption="Relative to the same policy's run on the truth; bands are 95 % intervals over draws.",
-        ))  # fmt: skip
+        found.append(
+            curves(
+                f"Loss in {what}",
+                series,
+                x_label="mean relative error of estimates",
+                y_label=f"{what} lost",
+                percent=True,
+                styles=looks,
+                caption="Relative to the same policy's run on the truth; bands are 95 % intervals"
+                " over draws.",
+            )
+        )
     return found

@@ -57,9 +57,17 @@ LABELS: Final[Mapping[Varied, str]] = {
 POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
 LISTED: Final = ",".join(POLICIES)
 MEANS: Final = (
-    "throughput", "samples_per_s", "makespan_s", "completed", "queue_mean_s", "restarts",
-    "restart_share", "utilisation", "stuck", "decide_p50_s",
-)  # fmt: skip
+    "throughput",
+    "samples_per_s",
+    "makespan_s",
+    "completed",
+    "queue_mean_s",
+    "restarts",
+    "restart_share",
+    "utilisation",
+    "stuck",
+    "decide_p50_s",
+)
 
 Found = Mapping[Varied, Mapping[float, ByPolicy]]
 
@@ -67,10 +75,17 @@ Found = Mapping[Varied, Mapping[float, ByPolicy]]
 @case(
     "load",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": 0.05, "jobs": 10, "seeds": 1, "workers": 0, "loads": "0.5,2",
-        "lives": "0.5", "larges": "0.5", "policies": "fcfs,arena,greedy:throughput",
+        "trace": SYNTHETIC,
+        "gpus_share": 0.05,
+        "jobs": 10,
+        "seeds": 1,
+        "workers": 0,
+        "loads": "0.5,2",
+        "lives": "0.5",
+        "larges": "0.5",
+        "policies": "fcfs,arena,greedy:throughput",
     },
-)  # fmt: skip
+)
 @on_work
 @in_sweep
 def load(
@@ -112,30 +127,41 @@ def load(
     integer program that is best by that metric at that point. None is a law.
     """
     points: dict[Varied, tuple[float, ...]] = {
-        "load": points_of("loads", loads), "life": points_of("lives", lives),
+        "load": points_of("loads", loads),
+        "life": points_of("lives", lives),
         "large": points_of("larges", larges),
-    }  # fmt: skip
+    }
     chosen = [name for name in SWEEPS if name in listed(sweeps, SWEEPS)]
     names, told = listed(policies), one_of("information", information, INFORMATION)
     work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
     base = Asked(
-        work=work, policy="", information=told, overheads=overheads,
+        work=work,
+        policy="",
+        information=told,
+        overheads=overheads,
         dp_memory=memory_file([told], dp_memory),
-    )  # fmt: skip
+    )
     drawn = range(seed, seed + seeds)
     found = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
     made = Report(seed=seed, figures=figures(found), table=list(_table(found, work)))
     if report is not None:
         options = {
-            "trace": work.trace, "gpus_share": gpus_share, "jobs_share": work.jobs_share,
+            "trace": work.trace,
+            "gpus_share": gpus_share,
+            "jobs_share": work.jobs_share,
             "rounds": work.rounds,
-            "policies": names, "information": told, "overheads": overheads,
-        }  # fmt: skip
+            "policies": names,
+            "information": told,
+            "overheads": overheads,
+        }
         page = report_of(
-            made, title="Load, lifespan and large models", options=options, seeds=list(drawn),
+            made,
+            title="Load, lifespan and large models",
+            options=options,
+            seeds=list(drawn),
             plots=list(_plots(found)),
             summary="How policies fare while jobs come faster, last longer, or are of larger models.",
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made
 
@@ -150,13 +176,16 @@ def _ran(
     """Return the runs of each policy at each point, by seed as ``drawn``."""
     runs = {
         (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
-        for varied, along in points.items() for x in along for name in names
-    }  # fmt: skip
+        for varied, along in points.items()
+        for x in along
+        for name in names
+    }
     checked(list(runs.values()), len(drawn))
     tasks = {
         (*key, k): seeded(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
-        for key, run in runs.items() for k in drawn
-    }  # fmt: skip
+        for key, run in runs.items()
+        for k in drawn
+    }
     one = runs_of(tasks, sweep)
     return {
         varied: {
@@ -229,12 +258,20 @@ def _table(found: Found, work: Work) -> Iterator[dict[str, Figure | str]]:
                 jct = mean_interval(common_jct_s(by_policy, name))
                 done = mean_interval([one.figures["throughput"] for one in runs])
                 row: dict[str, Figure | str] = {
-                    "sweep": sweep, "x": x, "policy": name, "workload": Path(work.trace).name,
-                    "load": mean(runs, "load"), "jobs": mean(runs, "jobs"), "seeds": len(runs),
-                    "jct_mean_s": jct.value, "jct_mean_low_s": jct.low, "jct_mean_high_s": jct.high,
+                    "sweep": sweep,
+                    "x": x,
+                    "policy": name,
+                    "workload": Path(work.trace).name,
+                    "load": mean(runs, "load"),
+                    "jobs": mean(runs, "jobs"),
+                    "seeds": len(runs),
+                    "jct_mean_s": jct.value,
+                    "jct_mean_low_s": jct.low,
+                    "jct_mean_high_s": jct.high,
                     **{key: mean(runs, key) for key in MEANS},
-                    "throughput_low": done.low, "throughput_high": done.high,
-                }  # fmt: skip
+                    "throughput_low": done.low,
+                    "throughput_high": done.high,
+                }
                 if "arena" in by_policy:
                     row["jct_over_arena"] = jct_ratio(runs, by_policy["arena"]).value
                     row["throughput_over_arena"] = throughput_ratio(runs, by_policy["arena"]).value
@@ -254,8 +291,10 @@ def _plots(found: Found) -> Iterator[Plot]:
     names = list(next(iter(next(iter(found.values())).values())))
     looks = styles(names, bold=[name for name in names if is_ours(name)])
     for sweep, by_x in found.items():
-        jct = {name: [[s / 3600 for s in common_jct_s(by, name)] for by in by_x.values()]
-               for name in names}  # fmt: skip
+        jct = {
+            name: [[s / 3600 for s in common_jct_s(by, name)] for by in by_x.values()]
+            for name in names
+        }
         work = {
             name: [[one.figures["throughput"] for one in by[name]] for by in by_x.values()]
             for name in names
@@ -270,13 +309,17 @@ def _plots(found: Found) -> Iterator[Plot]:
             ("throughput", "normalised throughput", work, "While jobs arrive."),
         ):
             yield curves(
-                f"{sweep.capitalize()}: {what}", _series(list(by_x), values), x_label=LABELS[sweep],
-                y_label=label, styles=looks, caption=f"{said} Intervals are of 95 % over seeds.",
-            )  # fmt: skip
+                f"{sweep.capitalize()}: {what}",
+                _series(list(by_x), values),
+                x_label=LABELS[sweep],
+                y_label=label,
+                styles=looks,
+                caption=f"{said} Intervals are of 95 % over seeds.",
+            )
 
 
 def _series(
     x: Sequence[float], values: Mapping[str, Sequence[Sequence[float]]]
-) -> dict[str, Curve]:  # fmt: skip
+) -> dict[str, Curve]:
     """Return curves of policy -> point -> seed."""
     return {name: Curve.of(x, np.array(points).T) for name, points in values.items()}

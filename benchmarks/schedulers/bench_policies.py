@@ -56,10 +56,13 @@ class Group:
 @case(
     "policies",
     smoke={
-        "trace": SYNTHETIC, "gpus_share": "0.05", "jobs": 20, "workers": 0,
+        "trace": SYNTHETIC,
+        "gpus_share": "0.05",
+        "jobs": 20,
+        "workers": 0,
         "policies": "fcfs,arena,greedy:throughput,ilp:jct",
     },
-)  # fmt: skip
+)
 @on_work
 @in_sweep
 def policies(
@@ -135,10 +138,14 @@ def policies(
     if report is not None:
         options = {**asdict(base), "policies": names, "overheads": overheads, "information": told}
         page = report_of(
-            made, title="Policies", options=options, seeds=list(drawn), notes=_notes(by_group, bounds),
+            made,
+            title="Policies",
+            options=options,
+            seeds=list(drawn),
+            notes=_notes(by_group, bounds),
             plots=pictures(by_group[groups[0]], best),
             summary=f"Our best integer program is {best}, on {groups[0].name}.",
-        )  # fmt: skip
+        )
         write_report(page, report)
     return made
 
@@ -151,15 +158,18 @@ def _ran(
         (group, name, k): asked(costs, group, name, k, mapped=k == drawn[0]).task(
             f"{name} on {group.name}, seed {k}"
         )
-        for group in groups for name in names for k in drawn
-    }  # fmt: skip
+        for group in groups
+        for name in names
+        for k in drawn
+    }
     limits = {
         (group.trace, group.gpus_share, k): bound_task(
             f"throughput bound of {Path(group.trace).name}, {group.gpus_share:g} of the GPUs, seed {k}",
             work_of(costs.work, group, k),
         )
-        for group in groups for k in drawn
-    }  # fmt: skip
+        for group in groups
+        for k in drawn
+    }
     found = sweep.run([*tasks.values(), *limits.values()])
     by_group: dict[Group, ByPolicy] = {
         group: {
@@ -179,9 +189,12 @@ def _ran(
 def asked(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:
     """Return the run of a policy in a group; who held which GPUs is kept of ours and Arena's."""
     return replace(
-        costs, work=work_of(costs.work, group, seed), policy=policy, information=group.information,
+        costs,
+        work=work_of(costs.work, group, seed),
+        policy=policy,
+        information=group.information,
         mapped=mapped and (is_ilp(policy) or policy == ARENA),
-    )  # fmt: skip
+    )
 
 
 def work_of(base: Work, group: Group, seed: int) -> Work:
@@ -202,11 +215,14 @@ def _table(
     for group, by_policy in by_group.items():
         first, best = next(iter(by_policy.values())), best_ilp(by_policy)
         shared: dict[str, Figure | str] = {
-            "workload": Path(group.trace).name, "information": group.information,
-            "gpus_share": group.gpus_share, "load": mean(first, "load"),
-            "jobs": mean(first, "jobs"), "dropped": mean(first, "dropped"),
+            "workload": Path(group.trace).name,
+            "information": group.information,
+            "gpus_share": group.gpus_share,
+            "load": mean(first, "load"),
+            "jobs": mean(first, "jobs"),
+            "dropped": mean(first, "dropped"),
             "throughput_bound": float(np.mean(bounds[group])),
-        }  # fmt: skip
+        }
         table += [
             {"policy": row["policy"], "best": row["policy"] == best, **shared, **row}
             for row in rows(by_policy, ARENA)

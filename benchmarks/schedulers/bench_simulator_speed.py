@@ -82,40 +82,56 @@ def simulator_speed(
         found[name] = _timed(scenario, policy, rounds, seed, steps(rounds, f"{name}: rounds"))
     gaps = [row.gap for row in found["ilp"].result.rounds]
     figures: dict[str, Figure] = {
-        "jobs": len(scenario.arrivals), "gpus": scenario.gpus, "worst_gap": max(gaps, default=0.0),
+        "jobs": len(scenario.arrivals),
+        "gpus": scenario.gpus,
+        "worst_gap": max(gaps, default=0.0),
         "refused": sum(one.result.refused for one in found.values()),
-    }  # fmt: skip
+    }
     for name, one in found.items():
         figures |= {
-            f"{name}_s": one.wall_s, f"{name}_cpu_s": one.cpu_s,
+            f"{name}_s": one.wall_s,
+            f"{name}_cpu_s": one.cpu_s,
             f"{name}_rounds": len(one.result.rounds),
             f"{name}_decided": sum(row.decided for row in one.result.rounds),
             f"{name}_decide_share": one.decide_s / one.wall_s,
             f"{name}_rounds_per_s": len(one.result.rounds) / one.wall_s,
-        }  # fmt: skip
+        }
     usual = work.trace != SYNTHETIC and not (trace or profiles or cluster)
     exact = usual and gpus_share == 1 and rounds == 2000
     return Report(
-        seed=seed, figures=figures, table=[_row(n, work, one) for n, one in found.items()],
+        seed=seed,
+        figures=figures,
+        table=[_row(n, work, one) for n, one in found.items()],
         waived=frozenset() if exact else frozenset({"ilp_s", "fcfs_s"}),
-    )  # fmt: skip
+    )
 
 
 def _work(
-    trace: Path | None, profiles: Path | None, cluster: str | None, gpus_share: float, rounds: int,
-    jobs: int, seed: int,
-) -> Work:  # fmt: skip
+    trace: Path | None,
+    profiles: Path | None,
+    cluster: str | None,
+    gpus_share: float,
+    rounds: int,
+    jobs: int,
+    seed: int,
+) -> Work:
     """Return the workload. Jobs that cannot run as requested stay: other policies run them elsewhere."""
     found = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
     return Work(
-        trace=str(found), profiles=str(profiles or ""), cluster=cluster or "", jobs=jobs,
-        gpus_share=gpus_share, rounds=rounds, on_bad="keep", seed=seed,
-    )  # fmt: skip
+        trace=str(found),
+        profiles=str(profiles or ""),
+        cluster=cluster or "",
+        jobs=jobs,
+        gpus_share=gpus_share,
+        rounds=rounds,
+        on_bad="keep",
+        seed=seed,
+    )
 
 
 def _timed(
     scenario: Scenario, policy: str, rounds: int, seed: int, bar: Iterator[int] | None = None
-) -> Timed:  # fmt: skip
+) -> Timed:
     """Return a run of so many rounds; ``bar`` advances with each."""
     decider = Decider(options_of(policy, seed))
 
@@ -137,12 +153,18 @@ def _row(name: str, work: Work, one: Timed) -> dict[str, Figure | str]:
     seconds = np.array([row.decide_s for row in one.result.rounds if row.decided] or [0.0])
     present = [row.running + row.waiting for row in one.result.rounds]
     return {
-        "policy": name, "workload": Path(work.trace).name, "rounds": len(one.result.rounds),
-        "seconds": one.wall_s, "cpu_s": one.cpu_s, "decide_s": one.decide_s,
-        "world_s": one.wall_s - one.decide_s, "decide_p50_s": float(np.median(seconds)),
-        "decide_p99_s": float(np.quantile(seconds, 0.99)), "decide_max_s": float(seconds.max()),
+        "policy": name,
+        "workload": Path(work.trace).name,
+        "rounds": len(one.result.rounds),
+        "seconds": one.wall_s,
+        "cpu_s": one.cpu_s,
+        "decide_s": one.decide_s,
+        "world_s": one.wall_s - one.decide_s,
+        "decide_p50_s": float(np.median(seconds)),
+        "decide_p99_s": float(np.quantile(seconds, 0.99)),
+        "decide_max_s": float(seconds.max()),
         "jobs_mean": float(np.mean(present)) if present else 0.0,
         "jobs_most": max(present, default=0),
         "finished": int(np.isfinite(one.result.end_s).sum()),
         "worst_gap": max((row.gap for row in one.result.rounds), default=0.0),
-    }  # fmt: skip
+    }

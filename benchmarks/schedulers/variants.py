@@ -77,9 +77,7 @@ class Variant:
 def simulated(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
     """Run a variant, to the end of all jobs; the result is what ``simulator.comparison.runs.Ran`` reads."""
     work = Work(**asked["work"])
-    return run(Variant(
-        asked=Asked(**{**asked, "work": work}), shape=Shape(**shape), depth=depth
-    ))  # fmt: skip
+    return run(Variant(asked=Asked(**{**asked, "work": work}), shape=Shape(**shape), depth=depth))
 
 
 def run(variant: Variant) -> dict[str, Any]:
@@ -88,9 +86,7 @@ def run(variant: Variant) -> dict[str, Any]:
     return run_in(world, variant.asked, told, variant.policy)
 
 
-def shaped(
-    world: Made, shape: Shape, seed: int
-) -> tuple[Made, list[EstimateRecord] | None]:  # fmt: skip
+def shaped(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRecord] | None]:
     """Return a world of that shape, and what rounds are told of its workloads; None: the truth.
 
     Load and horizon are those of the shaped jobs.
@@ -102,9 +98,11 @@ def shaped(
     if shape.gpu_types:
         scenario = on_fewer_types(scenario, shape.gpu_types, seed)
     recipe = Recipe(
-        large_share=shape.large_share, arrival_factor=shape.arrival_factor,
-        life_factor=shape.life_factor, seed=seed,
-    )  # fmt: skip
+        large_share=shape.large_share,
+        arrival_factor=shape.arrival_factor,
+        life_factor=shape.life_factor,
+        seed=seed,
+    )
     speeds = Speeds(scenario.profiles, Room.of(scenario.nodes))
     jobs, _ = follow(recipe, scenario.arrivals, speeds)
     jobs = queued(jobs, shape.queues, seed)
@@ -117,9 +115,12 @@ def shaped(
     horizon_s = ROUND_S * max(1, math.ceil(jobs[-1].arrival_s / ROUND_S))
     left = len(world.scenario.arrivals) - len(jobs)
     return replace(
-        world, scenario=scenario, horizon_s=horizon_s, dropped=world.dropped + left,
+        world,
+        scenario=scenario,
+        horizon_s=horizon_s,
+        dropped=world.dropped + left,
         load=load(jobs, speeds, scenario.gpus),
-    ), told  # fmt: skip
+    ), told
 
 
 def queued(jobs: Sequence[Arrival], queues: int, seed: int) -> list[Arrival]:
@@ -155,8 +156,11 @@ def only_as_requested(scenario: Scenario) -> tuple[Scenario, list[EstimateRecord
     by_work: dict[Workload, list[EstimateRecord]] = {}
     for record in scenario.profiles:
         by_work.setdefault(record.workload, []).append(record)
-    true = [(replace(e, workload=copy), gpus) for (work, gpus), copy in of.items()
-            for e in by_work.get(work, ())]  # fmt: skip
+    true = [
+        (replace(e, workload=copy), gpus)
+        for (work, gpus), copy in of.items()
+        for e in by_work.get(work, ())
+    ]
     told = [e for e, gpus in true if e.cell.gpus == gpus]
     return replace(scenario, arrivals=jobs, profiles=[e for e, _ in true]), told
 
@@ -222,11 +226,13 @@ def _nodes_of(nodes: Iterable[NodeSpec], kept: Sequence[str]) -> list[NodeSpec]:
     growth = total / sum(node.gpus for some in of_type.values() for node in some)
     return [
         replace(
-            some[i % len(some)], name=f"{kind}-{i:03d}", rack=f"{kind}-rack-{i // NODES_PER_RACK:02d}"
+            some[i % len(some)],
+            name=f"{kind}-{i:03d}",
+            rack=f"{kind}-rack-{i // NODES_PER_RACK:02d}",
         )
         for kind, some in of_type.items()
         for i in range(round(growth * len(some)))
-    ]  # fmt: skip
+    ]
 
 
 def seeded(variant: Variant, seed: int) -> Variant:

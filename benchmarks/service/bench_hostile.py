@@ -76,9 +76,11 @@ def hostile(
     figures["invariants_broken"] += len(missing)
     err.print(f"hostile: ended {sigterm_s:.1f} s after SIGTERM; {len(missing)} jobs are missing")
     return Report(
-        seed=seed, figures=figures, waived=waived_figures(figures),
+        seed=seed,
+        figures=figures,
+        waived=waived_figures(figures),
         table=[phase.row() for phase in (alone, *phases)],
-    )  # fmt: skip
+    )
 
 
 def chosen_phases(kinds: str) -> list[str]:

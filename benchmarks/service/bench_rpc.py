@@ -84,8 +84,15 @@ def rpc(
             "verified": all(r.verified and r.outcome == "committed" for r in found),
         },
         table=[
-            {"round": r.name.rpartition("/")[2], "seconds": t, "gap": r.gap, "running": r.running,
-             "waiting": r.waiting, "solver": r.solver, **{f"{k}_s": v for k, v in sorted(r.seconds.items())}}
+            {
+                "round": r.name.rpartition("/")[2],
+                "seconds": t,
+                "gap": r.gap,
+                "running": r.running,
+                "waiting": r.waiting,
+                "solver": r.solver,
+                **{f"{k}_s": v for k, v in sorted(r.seconds.items())},
+            }
             for r, t in zip(found, took, strict=True)
         ],
-    )  # fmt: skip
+    )

@@ -45,12 +45,15 @@ class Fleet:
         self._closed = threading.Event()
         self.error: grpc.RpcError | None = None
         hello = agents_pb2.Hello(
-            parent=f"clusters/{cluster}", agent_id=agent, incarnation=uuid.uuid4().hex, version="bench",
+            parent=f"clusters/{cluster}",
+            agent_id=agent,
+            incarnation=uuid.uuid4().hex,
+            version="bench",
             nodes=[
                 agents_pb2.AgentNode(node=n.name, gpu_type=n.gpu_type, gpus=n.gpus, rack=n.rack)
                 for n in nodes
             ],
-        )  # fmt: skip
+        )
         self._outbox.put(agents_pb2.AgentMessage(hello=hello))
         self._threads = [
             threading.Thread(target=self._listen, daemon=True),
@@ -109,11 +112,13 @@ class Fleet:
                 ended = run.iterations >= gang.iterations_total
                 for share in gang.shares:
                     observed.gangs.add(
-                        job=gang.job, generation=gang.generation, node=share.node,
+                        job=gang.job,
+                        generation=gang.generation,
+                        node=share.node,
                         phase=_Phase.SUCCEEDED if ended else _Phase.RUNNING,
                         iterations_done=run.iterations if share.node == gang.leader else -1.0,
                         iter_time_s=gang.iter_time_s,
-                    )  # fmt: skip
+                    )
         self._outbox.put(agents_pb2.AgentMessage(observed=observed))
 
     def _messages(self) -> Iterator[agents_pb2.AgentMessage]:

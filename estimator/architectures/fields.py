@@ -31,12 +31,27 @@ _SCALARS: Final[Mapping[type, type[RootModel[Any]]]] = {
 }
 
 MOST: Final[Mapping[str, int]] = {
-    "hidden": 2**20, "heads": 2**16, "kv_heads": 2**16, "head_dim": 2**16, "intermediate": 2**24,
-    "sequence": 10**7, "decoder_sequence": 10**7, "max_positions": 10**7, "position_buckets": 2**20,
-    "vocabulary": 10**8, "token_types": 2**20, "classes": 10**8, "image": 2**16, "patch": 2**16,
-    "channels": 2**20, "experts": 2**16, "top_k": 2**16, "expert_intermediate": 2**24, "group": 10**7,
+    "hidden": 2**20,
+    "heads": 2**16,
+    "kv_heads": 2**16,
+    "head_dim": 2**16,
+    "intermediate": 2**24,
+    "sequence": 10**7,
+    "decoder_sequence": 10**7,
+    "max_positions": 10**7,
+    "position_buckets": 2**20,
+    "vocabulary": 10**8,
+    "token_types": 2**20,
+    "classes": 10**8,
+    "image": 2**16,
+    "patch": 2**16,
+    "channels": 2**20,
+    "experts": 2**16,
+    "top_k": 2**16,
+    "expert_intermediate": 2**24,
+    "group": 10**7,
     "width": 2**10,
-}  # fmt: skip
+}
 """Dimensions, at most: ten times the largest that anybody has trained, or more. Beyond, one is a mistake."""
 
 MAX_NAME: Final = 1000

@@ -33,8 +33,10 @@ from tessera.formulation.errors import InvalidInput
 Architecture = Transformer | MixtureOfExperts | WideResNet
 
 _KINDS: Mapping[str, type[Architecture]] = {
-    "transformer": Transformer, "moe": MixtureOfExperts, "wide_resnet": WideResNet,
-}  # fmt: skip
+    "transformer": Transformer,
+    "moe": MixtureOfExperts,
+    "wide_resnet": WideResNet,
+}
 
 
 def load(

@@ -54,8 +54,11 @@ class _Source:
         """Return the activation's kind."""
         name = self.get(field, default)
         kinds: tuple[tuple[str, Activation], ...] = (
-            ("gelu", "gelu"), ("relu", "relu"), ("silu", "silu"), ("swish", "silu"),
-        )  # fmt: skip
+            ("gelu", "gelu"),
+            ("relu", "relu"),
+            ("silu", "silu"),
+            ("swish", "silu"),
+        )
         for part, kind in kinds:
             if part in name:
                 return kind
@@ -129,50 +132,67 @@ def _dtype(source: _Source) -> str:
 
 _CAUSAL = {"ForCausalLM": "lm", "LMHeadModel": "lm"}
 _ENCODER = {
-    "ForMaskedLM": "mlm", "ForPreTraining": "pretraining", "ForSequenceClassification": "classes",
-}  # fmt: skip
+    "ForMaskedLM": "mlm",
+    "ForPreTraining": "pretraining",
+    "ForSequenceClassification": "classes",
+}
 
 
 def _gpt2(s: _Source) -> dict[str, Any]:
     return {
-        "layers": s.need("n_layer"), "hidden": s.need("n_embd"), "heads": s.need("n_head"),
-        "vocabulary": s.need("vocab_size"), "sequence": s.length("n_positions"),
-        "max_positions": s.need("n_positions"), "intermediate": s.get("n_inner", 0),
+        "layers": s.need("n_layer"),
+        "hidden": s.need("n_embd"),
+        "heads": s.need("n_head"),
+        "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("n_positions"),
+        "max_positions": s.need("n_positions"),
+        "intermediate": s.get("n_inner", 0),
         "activation": s.activation("activation_function", "gelu_new"),
-        "tied": s.get("tie_word_embeddings", True), "head": s.purpose(_CAUSAL),
+        "tied": s.get("tie_word_embeddings", True),
+        "head": s.purpose(_CAUSAL),
         "dropout": s.drops("attn_pdrop", "resid_pdrop"),
-    }  # fmt: skip
+    }
 
 
 def _gpt_neo(s: _Source) -> dict[str, Any]:
     """Return GPT-Neo. Its local attention is counted in full, as the library computes it."""
     return {
-        "layers": s.need("num_layers"), "hidden": s.need("hidden_size"), "heads": s.need("num_heads"),
-        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
+        "layers": s.need("num_layers"),
+        "hidden": s.need("hidden_size"),
+        "heads": s.need("num_heads"),
+        "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("max_position_embeddings"),
         "max_positions": s.need("max_position_embeddings"),
-        "intermediate": s.get("intermediate_size", 0), "qkv_bias": False,
+        "intermediate": s.get("intermediate_size", 0),
+        "qkv_bias": False,
         "activation": s.activation("activation_function", "gelu_new"),
-        "tied": s.get("tie_word_embeddings", True), "head": s.purpose(_CAUSAL),
+        "tied": s.get("tie_word_embeddings", True),
+        "head": s.purpose(_CAUSAL),
         "dropout": s.get("attention_dropout", 0.0) > 0 or s.get("resid_dropout", 0.0) > 0,
-    }  # fmt: skip
+    }
 
 
 def _dimensions(s: _Source) -> dict[str, Any]:
     """Return the fields whose names most configurations share."""
     return {
-        "layers": s.need("num_hidden_layers"), "hidden": s.need("hidden_size"),
+        "layers": s.need("num_hidden_layers"),
+        "hidden": s.need("hidden_size"),
         "heads": s.need("num_attention_heads"),
-    }  # fmt: skip
+    }
 
 
 def _gpt_neox(s: _Source) -> dict[str, Any]:
     return _dimensions(s) | {
-        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
-        "intermediate": s.need("intermediate_size"), "positions": "rotary",
-        "activation": s.activation("hidden_act", "gelu"), "bias": s.get("attention_bias", True),
-        "tied": s.get("tie_word_embeddings", False), "head": s.purpose(_CAUSAL),
+        "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("max_position_embeddings"),
+        "intermediate": s.need("intermediate_size"),
+        "positions": "rotary",
+        "activation": s.activation("hidden_act", "gelu"),
+        "bias": s.get("attention_bias", True),
+        "tied": s.get("tie_word_embeddings", False),
+        "head": s.purpose(_CAUSAL),
         "dropout": s.get("attention_dropout", 0.0) > 0 or s.get("hidden_dropout", 0.0) > 0,
-    }  # fmt: skip
+    }
 
 
 def _opt(s: _Source) -> dict[str, Any]:
@@ -181,25 +201,36 @@ def _opt(s: _Source) -> dict[str, Any]:
     if s.get("word_embed_proj_dim", hidden) != hidden:
         raise InvalidInput("word_embed_proj_dim", f"must equal hidden_size ({hidden}) here")
     return _dimensions(s) | {
-        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
-        "max_positions": s.need("max_position_embeddings") + 2, "intermediate": s.need("ffn_dim"),
+        "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("max_position_embeddings"),
+        "max_positions": s.need("max_position_embeddings") + 2,
+        "intermediate": s.need("ffn_dim"),
         "activation": s.activation("activation_function", "relu"),
-        "bias": s.get("enable_bias", True), "norm_first": s.get("do_layer_norm_before", True),
-        "tied": s.get("tie_word_embeddings", True), "head": s.purpose(_CAUSAL),
+        "bias": s.get("enable_bias", True),
+        "norm_first": s.get("do_layer_norm_before", True),
+        "tied": s.get("tie_word_embeddings", True),
+        "head": s.purpose(_CAUSAL),
         "dropout": s.drops("dropout"),
-    }  # fmt: skip
+    }
 
 
 def _llama(s: _Source) -> dict[str, Any]:
     return _dimensions(s) | {
         "kv_heads": s.get("num_key_value_heads", s.need("num_attention_heads")),
-        "head_dim": s.get("head_dim", 0), "intermediate": s.need("intermediate_size"),
-        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
-        "positions": "rotary", "norm": "rms", "gated": True,
-        "activation": s.activation("hidden_act", "silu"), "bias": s.get("mlp_bias", False),
-        "qkv_bias": s.get("attention_bias", False), "attention_bias": s.get("attention_bias", False),
-        "tied": s.get("tie_word_embeddings", False), "head": s.purpose(_CAUSAL),
-    }  # fmt: skip
+        "head_dim": s.get("head_dim", 0),
+        "intermediate": s.need("intermediate_size"),
+        "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("max_position_embeddings"),
+        "positions": "rotary",
+        "norm": "rms",
+        "gated": True,
+        "activation": s.activation("hidden_act", "silu"),
+        "bias": s.get("mlp_bias", False),
+        "qkv_bias": s.get("attention_bias", False),
+        "attention_bias": s.get("attention_bias", False),
+        "tied": s.get("tie_word_embeddings", False),
+        "head": s.purpose(_CAUSAL),
+    }
 
 
 def _qwen2(s: _Source) -> dict[str, Any]:
@@ -215,21 +246,29 @@ def _gemma(s: _Source) -> dict[str, Any]:
 
 def _mixtral(s: _Source) -> dict[str, Any]:
     return _llama(s) | {
-        "experts": s.need("num_local_experts"), "top_k": s.get("num_experts_per_tok", 2),
-    }  # fmt: skip
+        "experts": s.need("num_local_experts"),
+        "top_k": s.get("num_experts_per_tok", 2),
+    }
 
 
 def _bert(s: _Source) -> dict[str, Any]:
     head = s.purpose(_ENCODER)
     return _dimensions(s) | {
-        "vocabulary": s.need("vocab_size"), "sequence": s.length("max_position_embeddings"),
+        "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("max_position_embeddings"),
         "max_positions": s.need("max_position_embeddings"),
-        "token_types": s.get("type_vocab_size", 2), "intermediate": s.need("intermediate_size"),
-        "activation": s.activation("hidden_act", "gelu"), "causal": False, "norm_first": False,
-        "head": head, "head_bias": True, "tied": s.get("tie_word_embeddings", True),
-        "classes": s.labels() if head == "classes" else 0, "pooler": head == "classes",
+        "token_types": s.get("type_vocab_size", 2),
+        "intermediate": s.need("intermediate_size"),
+        "activation": s.activation("hidden_act", "gelu"),
+        "causal": False,
+        "norm_first": False,
+        "head": head,
+        "head_bias": True,
+        "tied": s.get("tie_word_embeddings", True),
+        "classes": s.labels() if head == "classes" else 0,
+        "pooler": head == "classes",
         "dropout": s.drops("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    }  # fmt: skip
+    }
 
 
 def _roberta(s: _Source) -> dict[str, Any]:
@@ -244,13 +283,18 @@ def _vit(s: _Source) -> dict[str, Any]:
     s.purpose({"ForImageClassification": "classes"})
     qkv = s.get("qkv_bias", True)
     return _dimensions(s) | {
-        "intermediate": s.need("intermediate_size"), "image": s.get("image_size", 224),
-        "patch": s.get("patch_size", 16), "channels": s.get("num_channels", 3), "causal": False,
-        "activation": s.activation("hidden_act", "gelu"), "qkv_bias": qkv, "head": "classes",
+        "intermediate": s.need("intermediate_size"),
+        "image": s.get("image_size", 224),
+        "patch": s.get("patch_size", 16),
+        "channels": s.get("num_channels", 3),
+        "causal": False,
+        "activation": s.activation("hidden_act", "gelu"),
+        "qkv_bias": qkv,
+        "head": "classes",
         "classes": s.labels(),
         "dropout": s.get("hidden_dropout_prob", 0.0) > 0
         or s.get("attention_probs_dropout_prob", 0.0) > 0,
-    }  # fmt: skip
+    }
 
 
 def _t5_family(s: _Source, projection: str, *, tied: bool) -> dict[str, Any]:
@@ -260,15 +304,24 @@ def _t5_family(s: _Source, projection: str, *, tied: bool) -> dict[str, Any]:
         "feed_forward_proj", "relu"
     )
     return {
-        "layers": layers, "decoder_layers": s.get("num_decoder_layers", layers),
-        "hidden": s.need("d_model"), "heads": s.need("num_heads"), "head_dim": s.need("d_kv"),
-        "intermediate": s.need("d_ff"), "vocabulary": s.need("vocab_size"),
-        "sequence": s.length("n_positions"), "positions": "relative", "norm": "rms", "bias": False,
-        "position_buckets": s.get("relative_attention_num_buckets", 32), "activation": activation,
-        "gated": form.startswith("gated-"), "tied": s.get("tie_word_embeddings", tied),
+        "layers": layers,
+        "decoder_layers": s.get("num_decoder_layers", layers),
+        "hidden": s.need("d_model"),
+        "heads": s.need("num_heads"),
+        "head_dim": s.need("d_kv"),
+        "intermediate": s.need("d_ff"),
+        "vocabulary": s.need("vocab_size"),
+        "sequence": s.length("n_positions"),
+        "positions": "relative",
+        "norm": "rms",
+        "bias": False,
+        "position_buckets": s.get("relative_attention_num_buckets", 32),
+        "activation": activation,
+        "gated": form.startswith("gated-"),
+        "tied": s.get("tie_word_embeddings", tied),
         "dropout": s.drops("dropout_rate"),
         "head": s.purpose({"ForConditionalGeneration": "lm", "WithLMHeadModel": "lm"}),
-    }  # fmt: skip
+    }
 
 
 def _t5(s: _Source) -> dict[str, Any]:
@@ -280,10 +333,22 @@ def _mt5(s: _Source) -> dict[str, Any]:
 
 
 _READERS: Mapping[str, Callable[[_Source], dict[str, Any]]] = {
-    "gpt2": _gpt2, "gpt_neo": _gpt_neo, "gpt_neox": _gpt_neox, "opt": _opt, "llama": _llama,
-    "mistral": _llama, "qwen2": _qwen2, "gemma": _gemma, "mixtral": _mixtral, "bert": _bert,
-    "roberta": _roberta, "xlm-roberta": _roberta, "vit": _vit, "t5": _t5, "mt5": _mt5,
-}  # fmt: skip
+    "gpt2": _gpt2,
+    "gpt_neo": _gpt_neo,
+    "gpt_neox": _gpt_neox,
+    "opt": _opt,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _qwen2,
+    "gemma": _gemma,
+    "mixtral": _mixtral,
+    "bert": _bert,
+    "roberta": _roberta,
+    "xlm-roberta": _roberta,
+    "vit": _vit,
+    "t5": _t5,
+    "mt5": _mt5,
+}
 
 SUPPORTED = tuple(_READERS)
 """The values of ``model_type`` that can be read."""

@@ -80,8 +80,10 @@ def _expert_layer(c: MixtureOfExperts) -> Layer:
     return block_part(c, causal=c.causal, feed=expert_part(c)).layer(
         f"expert block {shape_name(c)} s{c.tokens} e{c.experts} k{c.top_k} x{_inner(c)}"
         f" {c.expert_activation or c.activation} c{c.capacity_factor:g}/{c.group}",
-        boundary=c.tokens * c.hidden, tensor_limit=tensor_limit(c), experts=c.experts,
-    )  # fmt: skip
+        boundary=c.tokens * c.hidden,
+        tensor_limit=tensor_limit(c),
+        experts=c.experts,
+    )
 
 
 def _inner(c: MixtureOfExperts) -> int:
@@ -96,17 +98,28 @@ def expert_part(c: MixtureOfExperts) -> Part:
     """
     places = c.slots * c.tokens
     one = feed_forward(
-        places, c.hidden, _inner(c),
-        activation=c.expert_activation or c.activation, gated=c.gated, biased=c.expert_bias,
-    )  # fmt: skip
+        places,
+        c.hidden,
+        _inner(c),
+        activation=c.expert_activation or c.activation,
+        gated=c.gated,
+        biased=c.expert_bias,
+    )
     experts = Part(
-        flops=one.flops, touched=one.touched, kernels=one.kernels, kept=one.kept, working=one.working,
+        flops=one.flops,
+        touched=one.touched,
+        kernels=one.kernels,
+        kept=one.kept,
+        working=one.working,
         expert_weights=c.experts * (one.weights + one.shared_weights),
-    )  # fmt: skip
+    )
     exchanged = 2 * places * c.hidden
-    return gate(c) + experts + route(c, places) + Part(
-        exchanged=exchanged, reduced=c.tokens * c.hidden
-    )  # fmt: skip
+    return (
+        gate(c)
+        + experts
+        + route(c, places)
+        + Part(exchanged=exchanged, reduced=c.tokens * c.hidden)
+    )
 
 
 def gate(c: MixtureOfExperts) -> Part:
@@ -114,9 +127,12 @@ def gate(c: MixtureOfExperts) -> Part:
     scores = c.tokens * c.experts
     product = linear(c.tokens, c.hidden, c.experts, bias="none", keeps=False)
     return Part(
-        flops=product.flops, touched=product.touched + 4 * scores, kernels=3,
-        shared_weights=product.weights, kept=scores,
-    )  # fmt: skip
+        flops=product.flops,
+        touched=product.touched + 4 * scores,
+        kernels=3,
+        shared_weights=product.weights,
+        kept=scores,
+    )
 
 
 def route(c: MixtureOfExperts, places: float) -> Part:
@@ -137,4 +153,4 @@ def route(c: MixtureOfExperts, places: float) -> Part:
         kernels=4 + c.top_k,
         kept=2 * mask + 2 * size,
         working=mask,
-    )  # fmt: skip
+    )

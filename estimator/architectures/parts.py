@@ -68,9 +68,12 @@ def norm(tokens: float, hidden: float, *, biased: bool) -> Part:
     """Return a normalisation (layer norm, or root mean square without bias); its output is kept."""
     size = tokens * hidden
     return Part(
-        touched=2 * size, kernels=1, shared_weights=(2 if biased else 1) * hidden,
-        kept=size, unsplit=size,
-    )  # fmt: skip
+        touched=2 * size,
+        kernels=1,
+        shared_weights=(2 if biased else 1) * hidden,
+        kept=size,
+        unsplit=size,
+    )
 
 
 def add(tokens: float, hidden: float, *, dropped: bool, keeps: bool, dtype: str) -> Part:
@@ -125,8 +128,10 @@ def _scores(a: Attention, queries: float, keys: float) -> Part:
     if a.flash:
         return Part(
             flops=products * (0.5 if a.causal and queries == keys else 1.0),
-            touched=2 * context + 2 * keys * kv, kernels=1, kept=context + a.heads * queries,
-        )  # fmt: skip
+            touched=2 * context + 2 * keys * kv,
+            kernels=1,
+            kept=context + a.heads * queries,
+        )
     dropped = scores * (1 + 1 / DTYPE_BYTES[a.dtype]) if a.dropout else 0.0  # result and mask
     return Part(
         flops=products,

@@ -72,16 +72,26 @@ def published() -> Mapping[tuple[str, str], Published]:
 
 
 _WIDE_RESNETS = {  # channels, width
-    "500M": (224, 2), "1B": (320, 2), "2B": (448, 2), "4B": (640, 2), "6.8B": (320, 16),
-}  # fmt: skip
+    "500M": (224, 2),
+    "1B": (320, 2),
+    "2B": (448, 2),
+    "4B": (640, 2),
+    "6.8B": (320, 16),
+}
 _BERTS = {  # hidden, layers, heads
-    "760M": (1536, 24, 16), "1.3B": (2048, 24, 32), "2.6B": (2560, 32, 32),
-    "6.7B": (4096, 32, 32), "15B": (5120, 48, 40),
-}  # fmt: skip
+    "760M": (1536, 24, 16),
+    "1.3B": (2048, 24, 32),
+    "2.6B": (2560, 32, 32),
+    "6.7B": (4096, 32, 32),
+    "15B": (5120, 48, 40),
+}
 _MOES = {  # hidden, layers, experts
-    "690M": (768, 8, 16), "1.3B": (768, 16, 16), "2.4B": (1024, 16, 16), "10B": (1536, 16, 32),
+    "690M": (768, 8, 16),
+    "1.3B": (768, 16, 16),
+    "2.4B": (1024, 16, 16),
+    "10B": (1536, 16, 32),
     "27B": (2048, 16, 48),
-}  # fmt: skip
+}
 
 
 def _arena(
@@ -103,12 +113,16 @@ def _wide_resnets() -> list[Published]:
     """Return Wide-ResNets of 50 layers in 32 bits, on 224 x 224 pixels and 1,024 classes, SGD."""
     return [
         _arena(
-            "wide_resnet", params,
-            wide_resnet(WideResNet(name=f"wide_resnet {params}", channels=c, width=w, classes=1024)),
-            (256, 512, 1024), MOMENTUM_F32,
+            "wide_resnet",
+            params,
+            wide_resnet(
+                WideResNet(name=f"wide_resnet {params}", channels=c, width=w, classes=1024)
+            ),
+            (256, 512, 1024),
+            MOMENTUM_F32,
         )
         for params, (c, w) in _WIDE_RESNETS.items()
-    ]  # fmt: skip
+    ]
 
 
 def _berts() -> list[Published]:
@@ -116,16 +130,29 @@ def _berts() -> list[Published]:
     GPT-3's dimensions, untied embeddings, no token types."""
     return [
         _arena(
-            "bert", params,
-            transformer(Transformer(
-                name=f"bert {params}", layers=layers, hidden=hidden, heads=heads, sequence=1024,
-                vocabulary=51_200, causal=False, norm_first=False, head="mlm", head_bias=True,
-                tied=False, dtype="f16",
-            )),
-            (128, 256, 512), ADAM_MIXED,
+            "bert",
+            params,
+            transformer(
+                Transformer(
+                    name=f"bert {params}",
+                    layers=layers,
+                    hidden=hidden,
+                    heads=heads,
+                    sequence=1024,
+                    vocabulary=51_200,
+                    causal=False,
+                    norm_first=False,
+                    head="mlm",
+                    head_bias=True,
+                    tied=False,
+                    dtype="f16",
+                )
+            ),
+            (128, 256, 512),
+            ADAM_MIXED,
         )
         for params, (hidden, layers, heads) in _BERTS.items()
-    ]  # fmt: skip
+    ]
 
 
 def _moes() -> list[Published]:
@@ -133,17 +160,33 @@ def _moes() -> list[Published]:
     for each, nets eight times as wide as the model, 16 heads; Adafactor."""
     return [
         _arena(
-            "moe", params,
-            mixture(MixtureOfExperts(
-                name=f"moe {params}", layers=layers, hidden=hidden, heads=16, sequence=1024,
-                vocabulary=32_000, intermediate=8 * hidden, causal=False, norm_first=False,
-                head_bias=True, tied=False, dtype="f16",
-                experts=experts, every=2, capacity_factor=1.0, expert_activation="relu",
-            )),
-            (256, 512, 1024), ADAFACTOR_MIXED,
+            "moe",
+            params,
+            mixture(
+                MixtureOfExperts(
+                    name=f"moe {params}",
+                    layers=layers,
+                    hidden=hidden,
+                    heads=16,
+                    sequence=1024,
+                    vocabulary=32_000,
+                    intermediate=8 * hidden,
+                    causal=False,
+                    norm_first=False,
+                    head_bias=True,
+                    tied=False,
+                    dtype="f16",
+                    experts=experts,
+                    every=2,
+                    capacity_factor=1.0,
+                    expert_activation="relu",
+                )
+            ),
+            (256, 512, 1024),
+            ADAFACTOR_MIXED,
         )
         for params, (hidden, layers, experts) in _MOES.items()
-    ]  # fmt: skip
+    ]
 
 
 def _morphling() -> list[Published]:
@@ -170,67 +213,140 @@ def _morphling() -> list[Published]:
     }
     return [
         Published(
-            model=model, params=params, graph=graph, batches=(batch,),
+            model=model,
+            params=params,
+            graph=graph,
+            batches=(batch,),
             training=Training(global_batch=batch, micro_batches=1, state_bytes=ADAM_MIXED),
         )
         for (model, params), (batch, graph) in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def _vit() -> Graph:
     """Return ViT-B/16 with 200 classes: 85,952,456 parameters."""
-    return transformer(Transformer(
-        name="vit 86M", layers=12, hidden=768, heads=12, image=224, patch=16, causal=False,
-        head="classes", classes=200, dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name="vit 86M",
+            layers=12,
+            hidden=768,
+            heads=12,
+            image=224,
+            patch=16,
+            causal=False,
+            head="classes",
+            classes=200,
+            dtype="f16",
+        )
+    )
 
 
 def _roberta() -> Graph:
     """Return RoBERTa-large with its masked-language head: 355,412,057 parameters."""
-    return transformer(Transformer(
-        name="roberta 355M", layers=24, hidden=1024, heads=16, sequence=512, vocabulary=50_265,
-        max_positions=514, token_types=1, causal=False, norm_first=False, head="mlm",
-        head_bias=True, dropout=True, dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name="roberta 355M",
+            layers=24,
+            hidden=1024,
+            heads=16,
+            sequence=512,
+            vocabulary=50_265,
+            max_positions=514,
+            token_types=1,
+            causal=False,
+            norm_first=False,
+            head="mlm",
+            head_bias=True,
+            dropout=True,
+            dtype="f16",
+        )
+    )
 
 
 def _bert_large() -> Graph:
     """Return BERT-large with both pre-training heads, vocabulary padded: 336,297,858 parameters."""
-    return transformer(Transformer(
-        name="bert 336M", layers=24, hidden=1024, heads=16, sequence=512, vocabulary=30_592,
-        token_types=2, causal=False, norm_first=False, head="pretraining", head_bias=True,
-        dropout=True, dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name="bert 336M",
+            layers=24,
+            hidden=1024,
+            heads=16,
+            sequence=512,
+            vocabulary=30_592,
+            token_types=2,
+            causal=False,
+            norm_first=False,
+            head="pretraining",
+            head_bias=True,
+            dropout=True,
+            dtype="f16",
+        )
+    )
 
 
 def _t5(params: str, *, layers: int, head_dim: int, inner: int, gated: bool, rows: int) -> Graph:
     """Return a T5 with 32 heads. Of 1.2B no shape is published: one with its count, hidden size and
     32 layers in all (``models.csv``)."""
-    return transformer(Transformer(
-        name=f"t5 {params}", layers=layers, decoder_layers=layers, hidden=1024, heads=32,
-        head_dim=head_dim, intermediate=inner, gated=gated, activation="gelu" if gated else "relu",
-        sequence=512, vocabulary=rows, positions="relative", norm="rms", bias=False, dropout=True,
-        dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name=f"t5 {params}",
+            layers=layers,
+            decoder_layers=layers,
+            hidden=1024,
+            heads=32,
+            head_dim=head_dim,
+            intermediate=inner,
+            gated=gated,
+            activation="gelu" if gated else "relu",
+            sequence=512,
+            vocabulary=rows,
+            positions="relative",
+            norm="rms",
+            bias=False,
+            dropout=True,
+            dtype="f16",
+        )
+    )
 
 
 def _gpt2() -> Graph:
     """Return GPT-2 XL, vocabulary padded: 1,557,686,400 parameters."""
-    return transformer(Transformer(
-        name="gpt2 1.5B", layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50_304,
-        dropout=True, dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name="gpt2 1.5B",
+            layers=48,
+            hidden=1600,
+            heads=25,
+            sequence=1024,
+            vocabulary=50_304,
+            dropout=True,
+            dtype="f16",
+        )
+    )
 
 
 def _llama(
     name: str, hidden: int, layers: int, heads: int, inner: int, *, vocabulary: int
 ) -> Graph:
     """Return a LLaMA. The smaller one has a padding token: 6,738,423,808 parameters."""
-    return transformer(Transformer(
-        name=name, layers=layers, hidden=hidden, heads=heads, intermediate=inner, gated=True,
-        activation="silu", sequence=2048, vocabulary=vocabulary, positions="rotary", norm="rms",
-        bias=False, tied=False, dtype="f16",
-    ))  # fmt: skip
+    return transformer(
+        Transformer(
+            name=name,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            intermediate=inner,
+            gated=True,
+            activation="silu",
+            sequence=2048,
+            vocabulary=vocabulary,
+            positions="rotary",
+            norm="rms",
+            bias=False,
+            tied=False,
+            dtype="f16",
+        )
+    )
 
 
 def jax_step(model: str, params: str) -> tuple[str, Mapping[str, int | str]] | None:
@@ -264,21 +380,30 @@ def _sizes(
     hidden: int, layers: int, heads: int, vocabulary: int, sequence: int, **others: int
 ) -> dict[str, int | str]:
     return {
-        "hidden": hidden, "layers": layers, "heads": heads, "vocabulary": vocabulary,
-        "sequence": sequence, "dtype": "f16", **others,
-    }  # fmt: skip
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "vocabulary": vocabulary,
+        "sequence": sequence,
+        "dtype": "f16",
+        **others,
+    }
 
 
 _JAX_LLAMA_7B = _sizes(4096, 32, 32, 32_001, 2048, llama=1, inner=11_008)
-_JAX_MORPHLING: Mapping[tuple[str, str], tuple[str, dict[str, int | str]]] = MappingProxyType({
-    ("vit", "86M"): ("vision", {"classes": 200, "dtype": "f16"}),
-    ("roberta", "355M"): ("decoder", _sizes(1024, 24, 16, 50_265, 512, causal=0)),
-    ("bert", "336M"): ("decoder", _sizes(1024, 24, 16, 30_592, 512, causal=0)),
-    ("t5_3B", "3B"): ("encoder_decoder", _sizes(
-        1024, 24, 32, 32_128, 512, inner=16_384, head_width=128)),
-    ("gpt2", "1.5B"): ("decoder", _sizes(1600, 48, 25, 50_304, 1024)),
-    ("llama7", "7B"): ("decoder", _JAX_LLAMA_7B),
-    ("llama7b_bsz16", "7B"): ("decoder", _JAX_LLAMA_7B),
-    ("llama30", "30B"): ("decoder", _sizes(6656, 60, 52, 32_000, 2048, llama=1, inner=17_920)),
-})  # fmt: skip
+_JAX_MORPHLING: Mapping[tuple[str, str], tuple[str, dict[str, int | str]]] = MappingProxyType(
+    {
+        ("vit", "86M"): ("vision", {"classes": 200, "dtype": "f16"}),
+        ("roberta", "355M"): ("decoder", _sizes(1024, 24, 16, 50_265, 512, causal=0)),
+        ("bert", "336M"): ("decoder", _sizes(1024, 24, 16, 30_592, 512, causal=0)),
+        ("t5_3B", "3B"): (
+            "encoder_decoder",
+            _sizes(1024, 24, 32, 32_128, 512, inner=16_384, head_width=128),
+        ),
+        ("gpt2", "1.5B"): ("decoder", _sizes(1600, 48, 25, 50_304, 1024)),
+        ("llama7", "7B"): ("decoder", _JAX_LLAMA_7B),
+        ("llama7b_bsz16", "7B"): ("decoder", _JAX_LLAMA_7B),
+        ("llama30", "30B"): ("decoder", _sizes(6656, 60, 52, 32_000, 2048, llama=1, inner=17_920)),
+    }
+)
 """Functions and arguments for Morphling's; of T5 1.2B, whose nets are gated without being LLaMA's, none."""

@@ -59,9 +59,13 @@ def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Par
     weights = into * out * kernel**2
     size = side**2 * out
     return Part(
-        flops=2 * side**2 * weights, touched=before**2 * into + size, kernels=1, weights=weights,
-        kept=size, working=size,
-    )  # fmt: skip
+        flops=2 * side**2 * weights,
+        touched=before**2 * into + size,
+        kernels=1,
+        weights=weights,
+        kept=size,
+        working=size,
+    )
 
 
 def batch_norm(channels: int, side: int, *, keeps: bool) -> Part:
@@ -88,8 +92,9 @@ def _block(into: int, channels: int, width: int, before: int, side: int) -> Laye
     part += Part(reduced=_reduced(channels, inner, out, before, side))
     return part.layer(
         f"bottleneck {into}-{channels}-{inner}-{out} {before}-{side}{' projection' * projects}",
-        boundary=side**2 * out, tensor_limit=channels,
-    )  # fmt: skip
+        boundary=side**2 * out,
+        tensor_limit=channels,
+    )
 
 
 def _reduced(channels: int, inner: int, out: int, before: int, side: int) -> float:

@@ -102,12 +102,18 @@ class Transformer:
     def attention(self, *, causal: bool) -> Attention:
         """Return the attention of a block."""
         return Attention(
-            hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads or self.heads,
-            head_dim=self.head_dim or self.hidden // self.heads, causal=causal, flash=self.flash,
-            rotary=self.positions == "rotary", dropout=self.dropout, dtype=self.dtype,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads or self.heads,
+            head_dim=self.head_dim or self.hidden // self.heads,
+            causal=causal,
+            flash=self.flash,
+            rotary=self.positions == "rotary",
+            dropout=self.dropout,
+            dtype=self.dtype,
             in_bias=self.bias if self.qkv_bias is None else self.qkv_bias,
             out_bias=self.bias if self.attention_bias is None else self.attention_bias,
-        )  # fmt: skip
+        )
 
 
 def check(c: Transformer) -> None:
@@ -124,9 +130,18 @@ def check(c: Transformer) -> None:
         wrong = "decoder_layers" if 1 <= c.layers <= MOST_LAYERS else "layers"
         raise InvalidInput(wrong, f"must lie in 1 to {MOST_LAYERS:,}")
     for field in (
-        "sequence", "vocabulary", "kv_heads", "head_dim", "intermediate", "max_positions",
-        "position_buckets", "token_types", "classes", "decoder_sequence", "image",
-    ):  # fmt: skip
+        "sequence",
+        "vocabulary",
+        "kv_heads",
+        "head_dim",
+        "intermediate",
+        "max_positions",
+        "position_buckets",
+        "token_types",
+        "classes",
+        "decoder_sequence",
+        "image",
+    ):
         if getattr(c, field) < 0:
             raise InvalidInput(field, "must not be negative")
     if c.dtype not in DTYPE_BYTES:
@@ -210,15 +225,17 @@ def block_layer(c: Transformer, *, causal: bool) -> Layer:
     part = block_part(c, causal=causal)
     return part.layer(
         f"{'decoder' if causal else 'encoder'} block {shape_name(c)} s{c.tokens}",
-        boundary=c.tokens * c.hidden, tensor_limit=tensor_limit(c),
-    )  # fmt: skip
+        boundary=c.tokens * c.hidden,
+        tensor_limit=tensor_limit(c),
+    )
 
 
 def _decoder_layer(c: Transformer) -> Layer:
     return block_part(c, causal=True, cross=True).layer(
         f"cross block {shape_name(c)} s{c.target_tokens}x{c.tokens}",
-        boundary=(c.target_tokens + c.tokens) * c.hidden, tensor_limit=tensor_limit(c),
-    )  # fmt: skip
+        boundary=(c.target_tokens + c.tokens) * c.hidden,
+        tensor_limit=tensor_limit(c),
+    )
 
 
 def tensor_limit(c: Transformer) -> int:
@@ -231,10 +248,17 @@ def shape_name(c: Transformer) -> str:
     """Return the dimensions of a block in a few letters; equal names are equal operators."""
     a = c.attention(causal=True)
     switches = (
-        c.activation, "gated" * c.gated, c.norm, "" if c.norm_first else "post", "bias" * c.bias,
-        "qkv-bias" * a.in_bias, "out-bias" * a.out_bias, "rotary" * a.rotary, "flash" * a.flash,
+        c.activation,
+        "gated" * c.gated,
+        c.norm,
+        "" if c.norm_first else "post",
+        "bias" * c.bias,
+        "qkv-bias" * a.in_bias,
+        "out-bias" * a.out_bias,
+        "rotary" * a.rotary,
+        "flash" * a.flash,
         "dropout" * a.dropout,
-    )  # fmt: skip
+    )
     dimensions = f"h{c.hidden} a{a.heads}/{a.kv_heads}x{a.head_dim} f{c.inner}"
     return " ".join((dimensions, *filter(None, switches)))
 
@@ -256,8 +280,9 @@ def embedding_layer(c: Transformer) -> Layer:
     return part.layer(
         f"{kind} h{c.hidden} s{c.tokens} {c.positions}{c.max_positions}+{c.token_types}"
         f"{'' if c.norm_first else ' norm'}{' tied' * c.tied}",
-        boundary=size, tensor_limit=limit,
-    )  # fmt: skip
+        boundary=size,
+        tensor_limit=limit,
+    )
 
 
 def _places(c: Transformer) -> Part:
@@ -266,15 +291,19 @@ def _places(c: Transformer) -> Part:
     rows = (c.max_positions or c.tokens) if c.positions == "learned" else 0
     tables = bool(rows) + bool(c.token_types)
     part = Part(
-        touched=(tables and 2 + tables) * size, kernels=float(tables > 0),
+        touched=(tables and 2 + tables) * size,
+        kernels=float(tables > 0),
         shared_weights=(rows + c.token_types) * c.hidden,
-    )  # fmt: skip
+    )
     if not c.norm_first:
         after = norm(c.tokens, c.hidden, biased=c.norm == "layer")
         part += Part(
-            touched=after.touched, kernels=1, shared_weights=after.shared_weights,
-            kept=size, unsplit=size,
-        )  # fmt: skip
+            touched=after.touched,
+            kernels=1,
+            shared_weights=after.shared_weights,
+            kept=size,
+            unsplit=size,
+        )
     return part
 
 
@@ -290,13 +319,18 @@ def _target_embedding(c: Transformer) -> Layer:
     boundary = size + c.tokens * c.hidden
     kept = max(0.0, part.kept - c.tokens * c.hidden)  # the normalised output is in the boundary
     part = Part(
-        touched=part.touched, kernels=part.kernels, shared_weights=part.shared_weights,
-        reduced=part.reduced, kept=kept, unsplit=kept,
-    )  # fmt: skip
+        touched=part.touched,
+        kernels=part.kernels,
+        shared_weights=part.shared_weights,
+        reduced=part.reduced,
+        kept=kept,
+        unsplit=kept,
+    )
     return part.layer(
         f"target embedding v{c.vocabulary} h{c.hidden} s{c.target_tokens}+{c.tokens}",
-        boundary=boundary, tensor_limit=float(c.vocabulary),
-    )  # fmt: skip
+        boundary=boundary,
+        tensor_limit=float(c.vocabulary),
+    )
 
 
 def head_layer(c: Transformer) -> Layer:

@@ -79,8 +79,13 @@ def _payload_shapes(instruction: Instruction) -> tuple[Shape, ...]:
 
 
 def _scatters(
-    module: Module, computation: Computation, instruction: Instruction, part: int, shape: Shape, size: int
-) -> bool:  # fmt: skip
+    module: Module,
+    computation: Computation,
+    instruction: Instruction,
+    part: int,
+    shape: Shape,
+    size: int,
+) -> bool:
     """Return whether each device keeps no more than its part of the result."""
 
     def cut(user: Instruction) -> bool:

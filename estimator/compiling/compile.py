@@ -55,9 +55,13 @@ def compile_step(
     try:
         done = subprocess.run(
             [sys.executable, "-m", "tessera.estimator.compiling.worker"],
-            input=given, capture_output=True, text=True, timeout=timeout_s, check=False,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
             env=_environment(request.dp * request.tp),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         raise Uncompilable(
             f"{request.target} was not compiled within {timeout_s:.0f} s; allow more or make it smaller"

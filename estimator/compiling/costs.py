@@ -10,15 +10,48 @@ import math
 from tessera.estimator.compiling.hlo import Computation, Instruction, Module
 
 _FREE = frozenset(
-    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
-     "after-all", "partition-id", "replica-id"}
-)  # fmt: skip
+    {
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "while",
+        "conditional",
+        "call",
+        "after-all",
+        "partition-id",
+        "replica-id",
+    }
+)
 _MOVES = _FREE | frozenset(
-    {"broadcast", "reshape", "transpose", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "iota",
-     "concatenate", "pad", "reverse", "gather", "scatter", "convert", "fusion", "select", "all-reduce",
-     "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "custom-call",
-     "copy-start", "copy-done"}
-)  # fmt: skip
+    {
+        "broadcast",
+        "reshape",
+        "transpose",
+        "copy",
+        "slice",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "iota",
+        "concatenate",
+        "pad",
+        "reverse",
+        "gather",
+        "scatter",
+        "convert",
+        "fusion",
+        "select",
+        "all-reduce",
+        "all-gather",
+        "reduce-scatter",
+        "all-to-all",
+        "collective-permute",
+        "custom-call",
+        "copy-start",
+        "copy-done",
+    }
+)
 
 
 def further_turns(module: Module) -> tuple[float, float]:

@@ -13,9 +13,25 @@ from tessera.estimator.compiling.compiled import Uncompilable
 from tessera.formulation.tables import Ints
 
 ITEM_BYTES = {
-    "pred": 1, "s4": 1, "u4": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4,
-    "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16, "token": 0,
-}  # fmt: skip
+    "pred": 1,
+    "s4": 1,
+    "u4": 1,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+    "bf16": 2,
+    "f16": 2,
+    "s32": 4,
+    "u32": 4,
+    "f32": 4,
+    "s64": 8,
+    "u64": 8,
+    "f64": 8,
+    "c64": 8,
+    "c128": 16,
+    "token": 0,
+}
 
 _INSTRUCTION = re.compile(
     r"^\s+(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) (?P<opcode>[\w\-]+)\((?P<rest>.*)$"
@@ -93,9 +109,10 @@ class Computation:
     def parameter(self, number: int) -> Instruction:
         """Return a parameter by its number."""
         return next(
-            i for i in self.instructions.values()
+            i
+            for i in self.instructions.values()
             if i.opcode == "parameter" and i.attributes.startswith(f"{number})")
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

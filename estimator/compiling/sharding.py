@@ -53,9 +53,13 @@ def _train(step: Step, params: Any, state: Any, batch: Any, moments: Any) -> Any
     """Return parameters, Adam's moments (Kingma and Ba 2015, algorithm 1, without bias correction), loss."""
     loss, gradients = jax.value_and_grad(step.loss, allow_int=True)(params, batch)
     gradients = jax.tree.map(
-        lambda g, p, s: jax.lax.with_sharding_constraint(g, s) if _is_floating(p) else jnp.zeros(p.shape),
-        gradients, params, moments,
-    )  # fmt: skip
+        lambda g, p, s: (
+            jax.lax.with_sharding_constraint(g, s) if _is_floating(p) else jnp.zeros(p.shape)
+        ),
+        gradients,
+        params,
+        moments,
+    )
     first, second = state
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), first, gradients)
     second = jax.tree.map(

@@ -12,9 +12,22 @@ from tessera.estimator.exporting.lowering import Lowering, Rule
 from tessera.estimator.exporting.nodes import Node, reads, refs
 
 SAVES_RESULT: Final = frozenset(
-    {"relu", "sigmoid", "tanh", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "_softmax", "_log_softmax",
-     "softmax", "log_softmax", "tan"}
-)  # fmt: skip
+    {
+        "relu",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "expm1",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "_softmax",
+        "_log_softmax",
+        "softmax",
+        "log_softmax",
+        "tan",
+    }
+)
 
 ACTIVATIONS: Final = frozenset(
     {
@@ -146,18 +159,37 @@ RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(("sum", "mean", "nansum"), reduction("reduce_sum")),
     **dict.fromkeys(("amax", "max"), reduction("reduce_max", saves=True)),
     **dict.fromkeys(("amin", "min"), reduction("reduce_min", saves=True)),
-    **dict.fromkeys(("prod", "var", "var_mean", "std", "std_mean", "logsumexp", "linalg_vector_norm", "norm"),
-                    reduction("reduce_sum", saves=True)),
+    **dict.fromkeys(
+        ("prod", "var", "var_mean", "std", "std_mean", "logsumexp", "linalg_vector_norm", "norm"),
+        reduction("reduce_sum", saves=True),
+    ),
     **dict.fromkeys(("any", "all"), reduction("reduce_or")),
     "argmax": reduction("argmax"),
     "argmin": reduction("argmin"),
-    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "native_group_norm",
-                     "group_norm"), normalisation),
-    **dict.fromkeys(("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm",
-                     "batch_norm", "cudnn_batch_norm"), batch_normalisation),
+    **dict.fromkeys(
+        (
+            "layer_norm",
+            "native_layer_norm",
+            "rms_norm",
+            "_fused_rms_norm",
+            "native_group_norm",
+            "group_norm",
+        ),
+        normalisation,
+    ),
+    **dict.fromkeys(
+        (
+            "_native_batch_norm_legit_functional",
+            "_native_batch_norm_legit",
+            "native_batch_norm",
+            "batch_norm",
+            "cudnn_batch_norm",
+        ),
+        batch_normalisation,
+    ),
     "_native_batch_norm_legit_no_training": normalisation_in_inference,
     **dict.fromkeys(("native_dropout", "dropout"), dropout),
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), along("cumsum")),
     "topk": along("top_k"),
     **dict.fromkeys(("sort", "argsort"), along("sort")),
-}  # fmt: skip
+}

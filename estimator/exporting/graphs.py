@@ -24,8 +24,15 @@ SAMPLES: Final = (2, 4)
 """Numbers of samples that a function which takes ``samples`` is asked for."""
 
 _GROWING: Final = (
-    "flops", "touched", "boundary", "kept", "unsplit", "working", "reduced", "exchanged",
-)  # fmt: skip
+    "flops",
+    "touched",
+    "boundary",
+    "kept",
+    "unsplit",
+    "working",
+    "reduced",
+    "exchanged",
+)
 _ROUNDING: Final = 1e-9
 
 
@@ -86,9 +93,10 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
     if len(few.inputs) != len(many.inputs):
         raise Untraceable(f"{name}: the number of arguments changes with `samples`; keep it fixed")
     grows = [
-        n for n, (a, b) in enumerate(zip(few.inputs, many.inputs, strict=True))
+        n
+        for n, (a, b) in enumerate(zip(few.inputs, many.inputs, strict=True))
         if few.values[a].shape != many.values[b].shape
-    ]  # fmt: skip
+    ]
     if not grows:
         raise Untraceable(
             f"{name}: no argument grows with `samples`; give the example arguments that many samples"

@@ -166,10 +166,28 @@ RULES: Final[dict[str, Rule]] = {
         scattered,
     ),
     **dict.fromkeys(
-        ("arange", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "empty_like",
-         "scalar_tensor", "new_zeros", "new_ones", "new_full", "new_empty", "eye", "linspace",
-         "tril_indices"),
+        (
+            "arange",
+            "full",
+            "full_like",
+            "zeros",
+            "zeros_like",
+            "ones",
+            "ones_like",
+            "empty",
+            "empty_like",
+            "scalar_tensor",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "new_empty",
+            "eye",
+            "linspace",
+            "tril_indices",
+        ),
         made,
     ),
-    **dict.fromkeys(("rand", "randn", "randint", "randperm", "bernoulli", "rand_like", "randn_like"), random),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("rand", "randn", "randint", "randperm", "bernoulli", "rand_like", "randn_like"), random
+    ),
+}

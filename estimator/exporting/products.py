@@ -30,9 +30,14 @@ def maybe(node: Node, name: str) -> int | None:
 
 
 def _product(
-    low: Lowering, left: int, right: int, write: int, bias: int | None,
-    contracted: tuple[Axes, Axes], batch: tuple[Axes, Axes] = ((), ()),
-) -> None:  # fmt: skip
+    low: Lowering,
+    left: int,
+    right: int,
+    write: int,
+    bias: int | None,
+    contracted: tuple[Axes, Axes],
+    batch: tuple[Axes, Axes] = ((), ()),
+) -> None:
     reads = (left, right) if bias is None else (left, right, bias)
     low.emit("dot_general", reads, write, dimension_numbers=(contracted, batch))
     low.save_factors(left, right)
@@ -79,9 +84,13 @@ def convolution(low: Lowering, node: Node) -> None:
     spread = (*node.arguments["stride"], groups) if transposed else (1,)
     reads = (data, kernel) if bias is None else (data, kernel, bias)
     low.emit(
-        "conv_general_dilated", reads, node.writes[0], dimension_numbers=spec,
-        lhs_dilation=spread, feature_group_count=groups,
-    )  # fmt: skip
+        "conv_general_dilated",
+        reads,
+        node.writes[0],
+        dimension_numbers=spec,
+        lhs_dilation=spread,
+        feature_group_count=groups,
+    )
     low.save_factors(data, kernel)
 
 
@@ -122,11 +131,14 @@ def pool(name: str) -> Rule:
 
 
 _ATTENTION: Final = (
-    "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math",
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_attention_math",
     "_scaled_dot_product_fused_attention_overrideable",
-)  # fmt: skip
+)
 
 RULES: Final[dict[str, Rule]] = {
     "linear": linear,

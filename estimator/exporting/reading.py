@@ -22,9 +22,13 @@ from tessera.estimator.graph import Untraceable
 from tessera.estimator.programs.program import Value
 
 KEPT = (
-    "linear.default", "matmul.default", "scaled_dot_product_attention.default", "layer_norm.default",
-    "rms_norm.default", "silu.default",
-)  # fmt: skip
+    "linear.default",
+    "matmul.default",
+    "scaled_dot_product_attention.default",
+    "layer_norm.default",
+    "rms_norm.default",
+    "silu.default",
+)
 """Operators that stay whole; all others that PyTorch can take apart become its core operators."""
 
 INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint")
@@ -206,9 +210,12 @@ class _Reader:
             if spec.kind is signatures.OutputKind.USER_OUTPUT and isinstance(ref, Ref)
         ]
         return Exported(
-            values=tuple(self.values), nodes=tuple(self.nodes), parameters=tuple(parameters),
-            inputs=tuple(inputs), results=tuple(wanted),
-        )  # fmt: skip
+            values=tuple(self.values),
+            nodes=tuple(self.nodes),
+            parameters=tuple(parameters),
+            inputs=tuple(inputs),
+            results=tuple(wanted),
+        )
 
     def _walk(self, graph: Any, known: dict[Any, Any], inside: str) -> Sequence[Any]:
         """Read the nodes of a graph whose placeholders are known; return its results."""
@@ -252,9 +259,11 @@ class _Reader:
             Node(
                 target=plain if space == "aten" else schema.name,
                 arguments={a.name: bound[a.name] for a in schema.arguments if a.name in bound},
-                writes=tuple(found), pointwise=torch.Tag.pointwise in node.target.tags, path=path,
+                writes=tuple(found),
+                pointwise=torch.Tag.pointwise in node.target.tags,
+                path=path,
             )
-        )  # fmt: skip
+        )
         given = [Ref(v) if v >= 0 else None for v in found]
         return given if many else given[0]
 

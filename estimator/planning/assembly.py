@@ -163,14 +163,18 @@ def _joint_s(
     parts = np.minimum(dp_a * tp_a, dp_b * tp_b)
     nodes = 1 + (dp_a * tp_a + dp_b * tp_b > gpus_per_node).astype(np.int64)
     pairs = Groups(
-        size=np.full(len(parts), 2, dtype=np.int64), nodes=nodes,
+        size=np.full(len(parts), 2, dtype=np.int64),
+        nodes=nodes,
         beside=np.minimum(parts, gpus_per_node),
-    )  # fmt: skip
+    )
     sent = network.seconds(Primitive.SEND, size / parts, pairs)
     within = Groups(
-        size=tp_b, nodes=-(-tp_b // gpus_per_node),
-        beside=np.maximum(1, np.minimum(dp_b * tp_b, gpus_per_node) // np.minimum(tp_b, gpus_per_node)),
-    )  # fmt: skip
+        size=tp_b,
+        nodes=-(-tp_b // gpus_per_node),
+        beside=np.maximum(
+            1, np.minimum(dp_b * tp_b, gpus_per_node) // np.minimum(tp_b, gpus_per_node)
+        ),
+    )
     gathered = network.seconds(Primitive.ALL_GATHER, size / dp_b, within)
     joined: Floats = sent + gathered
     return joined

@@ -35,9 +35,13 @@ def dense(options: Options, value: Floats, sizes: Ints) -> Floats:
 
 
 def suffixes(
-    options: Options, value: Floats, fold: Fold, stages: int, gpus: int,
+    options: Options,
+    value: Floats,
+    fold: Fold,
+    stages: int,
+    gpus: int,
     cancelled: Callable[[], bool] = never,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """Return the least that the rest costs, shape (C, stages + 1, layers + 1, gpus + 1).
 
     ``value`` has shape (C, K). A stage with j stages from it to the end is made of options with depth >= j.

@@ -67,9 +67,12 @@ Judge = Callable[[Floats, Floats], Floats]
 
 
 def rest_of(
-    options: Options, criteria: Criteria, stages: int, gpus: int,
+    options: Options,
+    criteria: Criteria,
+    stages: int,
+    gpus: int,
     cancelled: Callable[[], bool] = never,
-) -> Rest:  # fmt: skip
+) -> Rest:
     """Return bounds for plans of up to ``stages`` stages on up to ``gpus`` GPUs."""
     return Rest(
         added=suffixes(options, criteria.added, np.add, stages, gpus, cancelled),
@@ -78,9 +81,15 @@ def rest_of(
 
 
 def complete(
-    options: Options, criteria: Criteria, rest: Rest, stages: int, gpus: int,
-    judge: Judge, most: int, cancelled: Callable[[], bool] = never,
-) -> tuple[Labels, bool]:  # fmt: skip
+    options: Options,
+    criteria: Criteria,
+    rest: Rest,
+    stages: int,
+    gpus: int,
+    judge: Judge,
+    most: int,
+    cancelled: Callable[[], bool] = never,
+) -> tuple[Labels, bool]:
     """Return whole plans that ``judge`` keeps, and whether none was left out.
 
     After each stage at most ``most`` labels are kept, those with the least score. Of two labels at the same
@@ -121,10 +130,12 @@ def totals(labels: Labels, rest: Rest, left: int) -> tuple[Floats, Floats]:
 
 def _none_yet(criteria: Criteria, gpus: int) -> Labels:
     return Labels(
-        layer=np.zeros(1, dtype=np.int64), gpus=np.array([gpus], dtype=np.int64),
-        added=np.zeros((len(criteria.added), 1)), worst=np.zeros((len(criteria.worst), 1)),
+        layer=np.zeros(1, dtype=np.int64),
+        gpus=np.array([gpus], dtype=np.int64),
+        added=np.zeros((len(criteria.added), 1)),
+        worst=np.zeros((len(criteria.worst), 1)),
         rows=np.zeros((0, 1), dtype=np.int64),
-    )  # fmt: skip
+    )
 
 
 def _extended(

@@ -47,9 +47,13 @@ class Options:
     def only(self, kept: Bools | Ints) -> Options:
         """Return the options of a mask, or of indices in ascending order."""
         return Options(
-            start=self.start[kept], end=self.end[kept], gpus=self.gpus[kept],
-            depth=self.depth[kept], source=self.source[kept], layers=self.layers,
-        )  # fmt: skip
+            start=self.start[kept],
+            end=self.end[kept],
+            gpus=self.gpus[kept],
+            depth=self.depth[kept],
+            source=self.source[kept],
+            layers=self.layers,
+        )
 
 
 def options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> Options:
@@ -64,9 +68,13 @@ def options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> Op
     source = np.flatnonzero(fits > 0)
     source = source[np.argsort(start[source], kind="stable")]
     return Options(
-        start=start[source], end=end[source], gpus=gpus[source], depth=fits[source],
-        source=source.astype(np.int64), layers=int(end.max()),
-    )  # fmt: skip
+        start=start[source],
+        end=end[source],
+        gpus=gpus[source],
+        depth=fits[source],
+        source=source.astype(np.int64),
+        layers=int(end.max()),
+    )
 
 
 def options_of(candidates: Candidates, depth: Ints | None = None) -> Options:
@@ -97,11 +105,15 @@ def stages_at(candidates: Candidates, rows: Ints) -> tuple[Stage, ...]:
     c = candidates
     return tuple(
         Stage(
-            start=int(c.start[i]), end=int(c.end[i]), dp=int(c.dp[i]),
-            tp=int(c.tp[i]), ep=int(c.ep[i]), sp=bool(c.sp[i]),
+            start=int(c.start[i]),
+            end=int(c.end[i]),
+            dp=int(c.dp[i]),
+            tp=int(c.tp[i]),
+            ep=int(c.ep[i]),
+            sp=bool(c.sp[i]),
         )
         for i in rows
-    )  # fmt: skip
+    )
 
 
 def every_stage(layers: int, gpus: int) -> tuple[Ints, Ints, Ints]:

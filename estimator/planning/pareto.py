@@ -99,9 +99,14 @@ def thinned(ends: Ints, load: Floats, limit: int, kept: int) -> Ints:
 
 
 def frontier(
-    options: Options, load: Floats, comm: Floats, gpus: int, stages: int,
-    micro_batches: int, limit: int = LIMIT,
-) -> Frontier:  # fmt: skip
+    options: Options,
+    load: Floats,
+    comm: Floats,
+    gpus: int,
+    stages: int,
+    micro_batches: int,
+    limit: int = LIMIT,
+) -> Frontier:
     """Return the Pareto frontier over partitions, GPUs and shapes of stages.
 
     ``load`` (L,) is each layer's, ``comm`` (K,) as in :func:`comm_each`, for the rows of the options'
@@ -128,9 +133,14 @@ def frontier(
 
 
 def _improved(
-    options: Options, criteria: Criteria, rest: Rest, known: Ints, stages: int, gpus: int,
+    options: Options,
+    criteria: Criteria,
+    rest: Rest,
+    known: Ints,
+    stages: int,
+    gpus: int,
     micro_batches: int,
-) -> tuple[Ints, bool]:  # fmt: skip
+) -> tuple[Ints, bool]:
     """Return plans, as rows (S, P), with the whole frontier among them; and whether that is certain."""
     for _ in range(3):
         bias, total = _measures(criteria, known, micro_batches)
@@ -196,9 +206,11 @@ def _ranked(
     few = thinned(ends, load, limit, proxy) if len(bias) > limit else np.arange(len(bias))
     plans = {
         int(i): Ranked(
-            rows=tuple(options.source[rows[:, i]].tolist()), ends=tuple(ends[i].tolist()),
-            bias=float(bias[i]), comm_load_s=float(load[i]),
+            rows=tuple(options.source[rows[:, i]].tolist()),
+            ends=tuple(ends[i].tolist()),
+            bias=float(bias[i]),
+            comm_load_s=float(load[i]),
         )
         for i in few[np.argsort(bias[few])]
-    }  # fmt: skip
+    }
     return Frontier(plans=tuple(plans.values()), proxy=plans[proxy], found=len(bias), exact=exact)

@@ -67,9 +67,12 @@ class Found:
 
 
 def best_plans(
-    options: Options, latency: Latency, gpus: int, degrees: Iterable[int],
+    options: Options,
+    latency: Latency,
+    gpus: int,
+    degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:  # fmt: skip
+) -> dict[int, Found]:
     """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs; degrees without one
     are absent.
 
@@ -113,15 +116,22 @@ def plan_of(found: Found, costs: StageCosts, training: Training, room: Room | No
     flights = in_flight(training.schedule, len(rows), training.micro_batches)
     every = memory_bytes(costs, 0, room)[rows] + costs.flight_bytes[rows] * flights
     return Plan(
-        stages=stages_at(costs.candidates, rows), micro_batches=training.micro_batches,
-        iter_time_s=found.latency_s, memory_bytes=tuple(every.tolist()),
-    )  # fmt: skip
+        stages=stages_at(costs.candidates, rows),
+        micro_batches=training.micro_batches,
+        iter_time_s=found.latency_s,
+        memory_bytes=tuple(every.tolist()),
+    )
 
 
 def _best(
-    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int,
+    options: Options,
+    criteria: Criteria,
+    weight: Floats,
+    rest: Rest,
+    stages: int,
+    gpus: int,
     cancelled: Callable[[], bool],
-) -> Found:  # fmt: skip
+) -> Found:
     """Return the best plan: a first good one leaves few stages, and bounds made of those few plans."""
     best = _first(options, criteria, weight, rest, stages, gpus, cancelled)
     kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
@@ -141,9 +151,14 @@ def _best(
 
 
 def _first(
-    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int,
+    options: Options,
+    criteria: Criteria,
+    weight: Floats,
+    rest: Rest,
+    stages: int,
+    gpus: int,
     cancelled: Callable[[], bool],
-) -> Found:  # fmt: skip
+) -> Found:
     """Return a good plan: the best of those with the least sum within limits on the heaviest maximum.
 
     The other maxima count as their mean over stages, which is a sum.
@@ -163,9 +178,16 @@ def _first(
 
 
 def _below(
-    options: Options, criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int,
-    limit_s: float, width: int, cancelled: Callable[[], bool],
-) -> tuple[Found | None, bool]:  # fmt: skip
+    options: Options,
+    criteria: Criteria,
+    weight: Floats,
+    rest: Rest,
+    stages: int,
+    gpus: int,
+    limit_s: float,
+    width: int,
+    cancelled: Callable[[], bool],
+) -> tuple[Found | None, bool]:
     """Return the best plan found that is faster than ``limit_s``, and whether there is no faster one."""
 
     def judge(added: Floats, worst: Floats) -> Floats:

@@ -186,9 +186,10 @@ def _least_bias_of_cheapest(
     table = suffixes(near, value[None], np.add, stages, gpus)[0]
     rows = walk(near, value, table, stages, gpus)
     return Stages(
-        ends=tuple(near.end[rows].tolist()), gpus=tuple(near.gpus[rows].tolist()),
+        ends=tuple(near.end[rows].tolist()),
+        gpus=tuple(near.gpus[rows].tolist()),
         bias=float(np.sqrt(bias[rows].sum())),
-    )  # fmt: skip
+    )
 
 
 def _all_stages(load: Floats, gpus: int) -> tuple[Options, Floats]:
@@ -199,6 +200,7 @@ def _all_stages(load: Floats, gpus: int) -> tuple[Options, Floats]:
 
 def _made(every: Options, share: Floats, rows: Ints) -> Stages:
     return Stages(
-        ends=tuple(every.end[rows].tolist()), gpus=tuple(every.gpus[rows].tolist()),
+        ends=tuple(every.end[rows].tolist()),
+        gpus=tuple(every.gpus[rows].tolist()),
         bias=float(bias_of(share[rows], every.gpus[rows])),
-    )  # fmt: skip
+    )

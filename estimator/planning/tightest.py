@@ -46,8 +46,10 @@ class _Rows:
         candidates = costs.candidates
         self.rows, self.gpus = rows, gpus
         self.start, self.end, self.size = (
-            candidates.start[rows], candidates.end[rows], candidates.gpus[rows],
-        )  # fmt: skip
+            candidates.start[rows],
+            candidates.end[rows],
+            candidates.gpus[rows],
+        )
         self.starts, self.first = np.unique(self.start, return_index=True)
         self.layers = layers
 

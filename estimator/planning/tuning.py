@@ -98,9 +98,12 @@ def whole_space(
 ) -> SearchSpace:
     """Return all plans of the candidates that fit: what an unguided search looks at."""
     return SearchSpace(
-        name="full", candidates=candidates, options=options_of(candidates, depth),
-        stages=stages, gpus=gpus,
-    )  # fmt: skip
+        name="full",
+        candidates=candidates,
+        options=options_of(candidates, depth),
+        stages=stages,
+        gpus=gpus,
+    )
 
 
 def proxy_alone(space: SearchSpace, proxy: Sequence[int]) -> SearchSpace:
@@ -174,6 +177,9 @@ def _checked(space: SearchSpace, rows: Sequence[int]) -> Ints:
 
 def _kept(space: SearchSpace, name: str, kept: Bools) -> SearchSpace:
     return SearchSpace(
-        name=name, candidates=space.candidates, options=space.options.only(kept),
-        stages=space.stages, gpus=space.gpus,
-    )  # fmt: skip
+        name=name,
+        candidates=space.candidates,
+        options=space.options.only(kept),
+        stages=space.stages,
+        gpus=space.gpus,
+    )

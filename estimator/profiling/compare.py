@@ -30,31 +30,98 @@ from tessera.formulation.errors import TesseraError
 _STEPS = "tessera.estimator.tracing.models.steps:"
 
 SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
-    ("gpt", Source(target=f"{_STEPS}decoder", arguments={
-        "hidden": 256, "layers": 4, "heads": 4, "vocabulary": 2048, "sequence": 128, "dtype": "f32",
-    }), (4,)),
-    ("moe", Source(target=f"{_STEPS}decoder", arguments={
-        "hidden": 128, "layers": 4, "heads": 4, "vocabulary": 2048, "sequence": 128, "dtype": "f32",
-        "experts": 4, "expert_group": 256,
-    }), (4,)),
-    ("wide_resnet", Source(target=f"{_STEPS}wide_resnet", arguments={
-        "base": 16, "width": 2, "side": 64, "classes": 128,
-    }), (4,)),
-)  # fmt: skip
+    (
+        "gpt",
+        Source(
+            target=f"{_STEPS}decoder",
+            arguments={
+                "hidden": 256,
+                "layers": 4,
+                "heads": 4,
+                "vocabulary": 2048,
+                "sequence": 128,
+                "dtype": "f32",
+            },
+        ),
+        (4,),
+    ),
+    (
+        "moe",
+        Source(
+            target=f"{_STEPS}decoder",
+            arguments={
+                "hidden": 128,
+                "layers": 4,
+                "heads": 4,
+                "vocabulary": 2048,
+                "sequence": 128,
+                "dtype": "f32",
+                "experts": 4,
+                "expert_group": 256,
+            },
+        ),
+        (4,),
+    ),
+    (
+        "wide_resnet",
+        Source(
+            target=f"{_STEPS}wide_resnet",
+            arguments={
+                "base": 16,
+                "width": 2,
+                "side": 64,
+                "classes": 128,
+            },
+        ),
+        (4,),
+    ),
+)
 """Names, models and samples for a CPU: the families of the papers, a few million parameters each."""
 
 REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
-    ("bert 760M", Source(target=f"{_STEPS}decoder", arguments={
-        "hidden": 1536, "layers": 24, "heads": 16, "vocabulary": 51_200, "sequence": 1024,
-    }), (2, 4)),
-    ("moe 690M", Source(target=f"{_STEPS}decoder", arguments={
-        "hidden": 768, "layers": 8, "heads": 16, "vocabulary": 32_000, "sequence": 1024,
-        "inner": 8 * 768, "experts": 16,
-    }), (4, 8)),
-    ("wide_resnet 500M", Source(target=f"{_STEPS}wide_resnet", arguments={
-        "base": 224, "width": 2, "classes": 1024,
-    }), (8, 16)),
-)  # fmt: skip
+    (
+        "bert 760M",
+        Source(
+            target=f"{_STEPS}decoder",
+            arguments={
+                "hidden": 1536,
+                "layers": 24,
+                "heads": 16,
+                "vocabulary": 51_200,
+                "sequence": 1024,
+            },
+        ),
+        (2, 4),
+    ),
+    (
+        "moe 690M",
+        Source(
+            target=f"{_STEPS}decoder",
+            arguments={
+                "hidden": 768,
+                "layers": 8,
+                "heads": 16,
+                "vocabulary": 32_000,
+                "sequence": 1024,
+                "inner": 8 * 768,
+                "experts": 16,
+            },
+        ),
+        (4, 8),
+    ),
+    (
+        "wide_resnet 500M",
+        Source(
+            target=f"{_STEPS}wide_resnet",
+            arguments={
+                "base": 224,
+                "width": 2,
+                "classes": 1024,
+            },
+        ),
+        (8, 16),
+    ),
+)
 """The same at the smallest sizes of the papers, for an accelerator of 40 GB or more."""
 
 
@@ -100,13 +167,19 @@ def compare(
             whole = measure_step(step, effort=effort)
             found.append(
                 Comparison(
-                    model=name, samples=samples, layers=len(graph), kinds=len(set(graph.kind)),
-                    summed_s=total_s(graph, records, samples), passes_s=whole.passes_s,
-                    update_s=measure_update(step, effort=effort), step_s=whole.step_s,
-                    profile_device_s=sum(r.device_s for r in new), direct_device_s=whole.device_s,
+                    model=name,
+                    samples=samples,
+                    layers=len(graph),
+                    kinds=len(set(graph.kind)),
+                    summed_s=total_s(graph, records, samples),
+                    passes_s=whole.passes_s,
+                    update_s=measure_update(step, effort=effort),
+                    step_s=whole.step_s,
+                    profile_device_s=sum(r.device_s for r in new),
+                    direct_device_s=whole.device_s,
                     method=whole.method,
                 )
-            )  # fmt: skip
+            )
     return found, records
 
 
@@ -123,8 +196,10 @@ def main() -> None:
     if keep := request.get("records"):
         save(records, Path(keep))
     report = {
-        "device": device_name(), "versions": versions(), "comparisons": [asdict(c) for c in found],
-    }  # fmt: skip
+        "device": device_name(),
+        "versions": versions(),
+        "comparisons": [asdict(c) for c in found],
+    }
     sys.stdout.write(json.dumps(report) + "\n")
 
 

@@ -48,9 +48,10 @@ def piece_of(traced: Traced, layer: int) -> Piece:
     floats = [v for v in inputs if _trained(flow, v)]
     others = [v for v in inputs if v not in floats]
     outputs = [
-        v for v in dict.fromkeys(w for i in own for w in program.operators[i].writes)
+        v
+        for v in dict.fromkeys(w for i in own for w in program.operators[i].writes)
         if v == program.loss or _read_later(program, flow, traced.ends[layer], v)
-    ]  # fmt: skip
+    ]
 
     def run(now: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
         known = dict(program.constants) | dict(zip([*floats, *others], [*now, *rest], strict=True))

@@ -50,9 +50,14 @@ def kept(path: Path) -> list[ProfileRecord]:
 
 
 def measured(
-    source: Source, sizes: Sequence[Size], *, known: Iterable[ProfileRecord], date: str,
-    told: Callable[[ProfileRecord, int], object], effort: Effort | None = None,
-) -> Measured:  # fmt: skip
+    source: Source,
+    sizes: Sequence[Size],
+    *,
+    known: Iterable[ProfileRecord],
+    date: str,
+    told: Callable[[ProfileRecord, int], object],
+    effort: Effort | None = None,
+) -> Measured:
     """Measure a step's layers at ``sizes``; what is among ``known`` is not measured again.
 
     ``told`` is called with each new record and how many there are to be in all. Of a tensor degree the sizes
@@ -72,9 +77,15 @@ def measured(
             continue
         try:
             new = profile_stage(
-                source, samples, tp, date=date, known=known, effort=effort, names=names,
+                source,
+                samples,
+                tp,
+                date=date,
+                known=known,
+                effort=effort,
+                names=names,
                 told=lambda record: told(record, len(layers) * len(sizes)),
-            )  # fmt: skip
+            )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

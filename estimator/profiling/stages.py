@@ -47,10 +47,18 @@ class Whole:
 
 
 def profile_stage(
-    source: Source, samples: int, tp: int = 1, *, date: str, start: int = 0, end: int | None = None,
-    known: Iterable[ProfileRecord] = (), effort: Effort | None = None,
-    told: Callable[[ProfileRecord], object] = lambda _: None, names: Graph | None = None,
-) -> list[ProfileRecord]:  # fmt: skip
+    source: Source,
+    samples: int,
+    tp: int = 1,
+    *,
+    date: str,
+    start: int = 0,
+    end: int | None = None,
+    known: Iterable[ProfileRecord] = (),
+    effort: Effort | None = None,
+    told: Callable[[ProfileRecord], object] = lambda _: None,
+    names: Graph | None = None,
+) -> list[ProfileRecord]:
     """Return records of the layers ``start`` to ``end`` that are not among ``known``, each kind once.
 
     Kinds are named as in ``kinds_of(source)``, whatever ``samples`` and ``tp``, so that records serve all
@@ -150,9 +158,12 @@ def measure_step(step: Step, *, effort: Effort | None = None) -> Whole:
     alone = _timed(passes, (params, batch), effort)
     full = _timed(whole, (params, moments, moments, batch), effort)
     return Whole(
-        samples=step.samples, passes_s=alone.run_s, step_s=full.run_s, method=full.method,
+        samples=step.samples,
+        passes_s=alone.run_s,
+        step_s=full.run_s,
+        method=full.method,
         device_s=effort.clock() - begun,
-    )  # fmt: skip
+    )
 
 
 def measure_update(step: Step, *, effort: Effort | None = None) -> float:

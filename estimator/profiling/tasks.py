@@ -172,9 +172,12 @@ def _profile(rows: Sequence[ProfileRow]) -> Profile:
     for (tp, samples), (forward_s, backward_s) in sorted(sums.items()):
         points[tp].append((samples, forward_s, backward_s))
     return Profile(
-        points={tp: tuple(found) for tp, found in points.items()}, device=rows[-1].device,
-        date=rows[-1].date, records=len(rows), device_s=sum(row.device_s for row in rows),
-    )  # fmt: skip
+        points={tp: tuple(found) for tp, found in points.items()},
+        device=rows[-1].device,
+        date=rows[-1].date,
+        records=len(rows),
+        device_s=sum(row.device_s for row in rows),
+    )
 
 
 def task_name(workload: Workload, step: Step, gpu_type: str) -> str:
@@ -188,30 +191,41 @@ def task_of(workload: Workload, step: Step, gpu_type: str, options: Options) -> 
     samples = [s for s in options.samples if s <= workload.global_batch] or [1]
     sizes = [(s, tp) for tp in options.tp for s in samples]
     task = {
-        "step": step.target, "arguments": dict(step.arguments), "source": step.source,
+        "step": step.target,
+        "arguments": dict(step.arguments),
+        "source": step.source,
         "sizes": sizes,
         "workload": [workload.model, workload.params, workload.global_batch],
-    }  # fmt: skip
+    }
     return JobSpec(
         name=task_name(workload, step, gpu_type),
         workload=TASKS,
-        iterations=len(sizes), requested_gpus=1, requested_type=gpu_type, pinned_type=True,
-        tenant=PROFILING, queue=LAST_QUEUE, weight=LEAST_WEIGHT, restart_s=0.0, max_retries=1,
+        iterations=len(sizes),
+        requested_gpus=1,
+        requested_type=gpu_type,
+        pinned_type=True,
+        tenant=PROFILING,
+        queue=LAST_QUEUE,
+        weight=LEAST_WEIGHT,
+        restart_s=0.0,
+        max_retries=1,
         command=(json.dumps(task, sort_keys=True),),
         labels={"profiles": f"{workload.model}/{workload.params}"[:255]},
-    )  # fmt: skip
+    )
 
 
 def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
     """Return the Cells that all tasks run on: one GPU of a type."""
     return [
         EstimateRecord(
-            workload=TASKS, cell=Cell(gpu_type=gpu_type, gpus=1, pipeline_degree=1, nodes=1),
-            iter_time_s=NOMINAL_S, source=Source.ANALYTIC,
+            workload=TASKS,
+            cell=Cell(gpu_type=gpu_type, gpus=1, pipeline_degree=1, nodes=1),
+            iter_time_s=NOMINAL_S,
+            source=Source.ANALYTIC,
             provenance="nominal: of one size of a profiling task",
         )
         for gpu_type in gpu_types
-    ]  # fmt: skip
+    ]
 
 
 def missing_tasks(
@@ -262,10 +276,13 @@ def _types(known: Estimation, catalogue: Iterable[str]) -> list[str]:
 
 
 _ENDED: Final = {
-    JobState.FAILED: TaskState.FAILED, JobState.FAILING: TaskState.FAILED,
-    JobState.CANCELLED: TaskState.CANCELLED, JobState.CANCELLING: TaskState.CANCELLED,
-    JobState.REJECTED: TaskState.FAILED, JobState.SUCCEEDED: TaskState.DONE,
-}  # fmt: skip
+    JobState.FAILED: TaskState.FAILED,
+    JobState.FAILING: TaskState.FAILED,
+    JobState.CANCELLED: TaskState.CANCELLED,
+    JobState.CANCELLING: TaskState.CANCELLED,
+    JobState.REJECTED: TaskState.FAILED,
+    JobState.SUCCEEDED: TaskState.DONE,
+}
 
 
 def _task_status(known: Estimation, workload: Workload, step: Step, gpu_type: str) -> TaskStatus:
@@ -280,8 +297,11 @@ def _task_status(known: Estimation, workload: Workload, step: Step, gpu_type: st
         active = TaskState.RUNS if task.state in ACTIVE else TaskState.WAITS
         state = _ENDED.get(task.state, active)
     return TaskStatus(
-        gpu_type=gpu_type, state=state, job=name if task else "",
+        gpu_type=gpu_type,
+        state=state,
+        job=name if task else "",
         problem=task.last_error if task and state is TaskState.FAILED else "",
-        records=len(rows), device_s=sum(r.device_s for r in rows),
+        records=len(rows),
+        device_s=sum(r.device_s for r in rows),
         service_gpu_s=task.service_gpu_s if task else 0.0,
-    )  # fmt: skip
+    )

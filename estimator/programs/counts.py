@@ -20,25 +20,81 @@ HEAVY = frozenset(
 """Products: kernels of their own that carry nearly all the work."""
 
 ALIAS = frozenset(
-    {"reshape", "squeeze", "expand_dims", "stop_gradient", "slice_of", "stack_of", "copy_p", "copy",
-     "optimization_barrier", "sharding_constraint", "permuted", "expanded", "part", "headed"}
-)  # fmt: skip
+    {
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "stop_gradient",
+        "slice_of",
+        "stack_of",
+        "copy_p",
+        "copy",
+        "optimization_barrier",
+        "sharding_constraint",
+        "permuted",
+        "expanded",
+        "part",
+        "headed",
+    }
+)
 """Another view of the same data: no kernel."""
 
 MOVING = frozenset(
-    {"transpose", "broadcast_in_dim", "slice", "pad", "concatenate", "rev", "iota", "convert_element_type",
-     "bitcast_convert_type", "split", "dynamic_slice", "dynamic_update_slice", "gather", "select_n",
-     "random_wrap", "random_unwrap", "tile", "empty", "real", "imag", "clone", "headed_clone",
-     "pick"} | ALIAS
-)  # fmt: skip
+    {
+        "transpose",
+        "broadcast_in_dim",
+        "slice",
+        "pad",
+        "concatenate",
+        "rev",
+        "iota",
+        "convert_element_type",
+        "bitcast_convert_type",
+        "split",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "gather",
+        "select_n",
+        "random_wrap",
+        "random_unwrap",
+        "tile",
+        "empty",
+        "real",
+        "imag",
+        "clone",
+        "headed_clone",
+        "pick",
+    }
+    | ALIAS
+)
 """Data movement: no arithmetic."""
 
 ALONE = HEAVY | frozenset(
-    {"gather", "pick", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "approx_top_k", "cumsum",
-     "cumprod", "cummax", "cumlogsumexp", "reduce_window", "reduce_window_sum", "reduce_window_max",
-     "reduce_window_min", "select_and_scatter_add", "select_and_gather_add", "fft",
-     "rng_bit_generator", "random_bits", "threefry2x32"}
-)  # fmt: skip
+    {
+        "gather",
+        "pick",
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "sort",
+        "top_k",
+        "approx_top_k",
+        "cumsum",
+        "cumprod",
+        "cummax",
+        "cumlogsumexp",
+        "reduce_window",
+        "reduce_window_sum",
+        "reduce_window_max",
+        "reduce_window_min",
+        "select_and_scatter_add",
+        "select_and_gather_add",
+        "fft",
+        "rng_bit_generator",
+        "random_bits",
+        "threefry2x32",
+    }
+)
 """Kernels that no compiler fuses with their neighbours."""
 
 

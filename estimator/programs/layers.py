@@ -56,9 +56,16 @@ def layered(
 
 
 def _layer(
-    flow: Flow, start: int, end: int, footprint: Footprint, weights: dict[str, float], scalar: float,
-    samples: int, division: Division, n: int,
-) -> Layer:  # fmt: skip
+    flow: Flow,
+    start: int,
+    end: int,
+    footprint: Footprint,
+    weights: dict[str, float],
+    scalar: float,
+    samples: int,
+    division: Division,
+    n: int,
+) -> Layer:
     ops = [flow.program.operators[i] for i in flow.active[start:end]]
     return Layer(
         kind=kind_of(flow, start, end),
@@ -97,10 +104,12 @@ def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, 
                 shape = flow.program.shape(value)
                 many = len(shape) > 1
                 field = (
-                    "expert_weights" if value in expert
-                    else "weights" if value in divided and many
+                    "expert_weights"
+                    if value in expert
+                    else "weights"
+                    if value in divided and many
                     else "shared_weights"
-                )  # fmt: skip
+                )
                 counts[field] += float(math.prod(shape))
         seen |= used
         found.append(counts)

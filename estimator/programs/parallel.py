@@ -47,9 +47,11 @@ def divide(flow: Flow, ends: list[int]) -> Division:
         ops = [flow.program.operators[i] for i in flow.active[start:end]]
         _layer(flow, division, ops)
         crossing = {
-            v for op in ops for v in op.writes
+            v
+            for op in ops
+            for v in op.writes
             if v in division.tensor and flow.last_read[flow.root[v]] >= end
-        }  # fmt: skip
+        }
         gathered = {flow.root[v] for v in crossing}
         division.reduced[-1] += flow.amount(gathered) / 2
         for value in [v for v in division.tensor if flow.root[v] in gathered]:

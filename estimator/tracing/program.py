@@ -59,10 +59,12 @@ class JaxProgram(Program):
         key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
         return self.append(
             Value(
-                shape=tuple(aval.shape), dtype=str(aval.dtype), itemsize=4 if key else aval.dtype.itemsize,
+                shape=tuple(aval.shape),
+                dtype=str(aval.dtype),
+                itemsize=4 if key else aval.dtype.itemsize,
                 floating=bool(jnp.issubdtype(aval.dtype, jnp.inexact)),
             )
-        )  # fmt: skip
+        )
 
     def _add(self, operator: Operator, run: Callable[..., Sequence[Any]]) -> None:
         self.operators.append(operator)
@@ -116,11 +118,9 @@ class JaxProgram(Program):
             return self._scan(equation.params, reads)
         writes = [self.new(v.aval.shape, v.aval.dtype) for v in equation.outvars]  # type: ignore[attr-defined]
         self._add(
-            Operator(
-                name, tuple(reads), tuple(writes), equation_flops(equation), equation.params
-            ),
+            Operator(name, tuple(reads), tuple(writes), equation_flops(equation), equation.params),
             _runner(equation),
-        )  # fmt: skip
+        )
         return writes
 
     def _branch(self, equation: JaxprEqn, reads: list[int]) -> list[int]:

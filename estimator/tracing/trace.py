@@ -43,9 +43,13 @@ def traced(step: Step | str) -> Traced:
     program = program_of(step)
     made = layered(step.name, program, samples)
     return Traced(
-        step=step, program=program, graph=made.graph, flow=made.flow, ends=made.ends,
+        step=step,
+        program=program,
+        graph=made.graph,
+        flow=made.flow,
+        ends=made.ends,
         division=made.division,
-    )  # fmt: skip
+    )
 
 
 def parameter_axes(result: Traced) -> dict[int, tuple[str, int]]:

@@ -20,9 +20,11 @@ MILLIONTH: Final = 1e-6
 
 
 def schedule_violations(
-    snapshot: Snapshot, legs: Legs, promised: Bools,
+    snapshot: Snapshot,
+    legs: Legs,
+    promised: Bools,
     reserved_gpus: Mapping[int, int] = MappingProxyType({}),
-) -> list[Violation]:  # fmt: skip
+) -> list[Violation]:
     """Return every way in which ``legs`` fail to meet the deadlines of ``promised`` (bool[jobs]) together.
 
     Plain loops over the legs, independent of the slots: one Cell at a time, capacity at every moment, restart

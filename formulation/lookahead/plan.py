@@ -158,10 +158,13 @@ def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
             if option >= 0:
                 cell = int(ahead.cell[option])
                 rows.append(
-                    {"job": int(ahead.job[job]), "start_s": float(ahead.boundary_s[first]),
-                     "end_s": float(ahead.boundary_s[after]),
-                     **ahead.cells.key_at(cell)._asdict()}
-                )  # fmt: skip
+                    {
+                        "job": int(ahead.job[job]),
+                        "start_s": float(ahead.boundary_s[first]),
+                        "end_s": float(ahead.boundary_s[after]),
+                        **ahead.cells.key_at(cell)._asdict(),
+                    }
+                )
     return Legs.from_rows(rows)
 
 

@@ -61,20 +61,31 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     option_cell, option_owner = np.array(cell, np.int64), np.array(owner, np.int64)
     keeps = steady[taking]
     ahead = Lookahead(
-        boundary_s=boundary_s, names=tuple(jobs.name[j] for j in taking.tolist()), job=taking,
+        boundary_s=boundary_s,
+        names=tuple(jobs.name[j] for j in taking.tolist()),
+        job=taking,
         work=work_left(snapshot)[taking],
         total_work=(jobs.iterations * snapshot.global_batch)[taking],
-        deadline_s=jobs.deadline_s[taking], restart_s=jobs.restart_s[taking],
+        deadline_s=jobs.deadline_s[taking],
+        restart_s=jobs.restart_s[taking],
         reserve_s=np.zeros(len(taking)),
-        weight=draft.weight[taking], promised=jobs.admitted[taking], steady=keeps,
+        weight=draft.weight[taking],
+        promised=jobs.admitted[taking],
+        steady=keeps,
         held=np.where(keeps & draft.must_run[taking], jobs.current_type[taking], -1),
         option_start=np.searchsorted(option_owner, np.arange(len(taking) + 1)).astype(np.int64),
-        cells=base.cells, cell=option_cell, rate=np.array(rate), stays=np.array(stays, np.bool_),
-        now=np.array(now, np.bool_), lag_s=np.array(lag), floor=np.array(floor, np.int64),
+        cells=base.cells,
+        cell=option_cell,
+        rate=np.array(rate),
+        stays=np.array(stays, np.bool_),
+        now=np.array(now, np.bool_),
+        lag_s=np.array(lag),
+        floor=np.array(floor, np.int64),
         use=_use(draft, taking, option_owner, option_cell),
         capacity=_free(draft, taking, boundary_s),
-        binding=policy.deadline_mode != PLANNED, check=draft.check,
-    )  # fmt: skip
+        binding=policy.deadline_mode != PLANNED,
+        check=draft.check,
+    )
     return _with_reserve(ahead, snapshot.legs) if scattered(snapshot.nodes) else ahead
 
 
@@ -111,9 +122,11 @@ def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
 
 def _charged(ahead: Lookahead, reserve_s: Floats) -> Lookahead:
     return replace(
-        ahead, restart_s=ahead.restart_s + reserve_s, reserve_s=reserve_s,
+        ahead,
+        restart_s=ahead.restart_s + reserve_s,
+        reserve_s=reserve_s,
         lag_s=ahead.lag_s + np.where(ahead.stays, reserve_s[ahead.owner], 0.0),
-    )  # fmt: skip
+    )
 
 
 def without_reserve(ahead: Lookahead) -> Lookahead:

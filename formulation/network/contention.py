@@ -161,11 +161,15 @@ class Demand:
         counts = np.diff(self.link_start)[jobs]
         at = ranges(self.link_start[jobs], counts)
         return Demand(
-            work_flop=self.work_flop[jobs], compute_s=self.compute_s[jobs],
-            start_s=self.start_s[jobs], delay_s=self.delay_s[jobs],
-            link_start=starts(counts), link=self.link[at],
-            busy_s=self.busy_s[at], links=self.links,
-        )  # fmt: skip
+            work_flop=self.work_flop[jobs],
+            compute_s=self.compute_s[jobs],
+            start_s=self.start_s[jobs],
+            delay_s=self.delay_s[jobs],
+            link_start=starts(counts),
+            link=self.link[at],
+            busy_s=self.busy_s[at],
+            links=self.links,
+        )
 
 
 def demand_of(contention: Contention, chosen: Ints) -> Demand:
@@ -190,11 +194,15 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
     delay_s = np.zeros(len(c.jobs))
     np.maximum.at(delay_s, c.bundle_job, c.bundle_messages * c.path_delay_s[path])
     return Demand(
-        work_flop=c.work_flop, compute_s=c.compute_s, start_s=c.start_s,
+        work_flop=c.work_flop,
+        compute_s=c.compute_s,
+        start_s=c.start_s,
         delay_s=c.fixed_delay_s + delay_s,
-        link_start=np.searchsorted(key, np.arange(len(c.jobs) + 1) * count), link=key % count,
-        busy_s=total / c.link_bytes_per_s[key % count], links=count,
-    )  # fmt: skip
+        link_start=np.searchsorted(key, np.arange(len(c.jobs) + 1) * count),
+        link=key % count,
+        busy_s=total / c.link_bytes_per_s[key % count],
+        links=count,
+    )
 
 
 def joined(parts: Sequence[Contention]) -> Contention:
@@ -221,9 +229,18 @@ def joined(parts: Sequence[Contention]) -> Contention:
 
 
 _FLAT = (
-    "work_flop", "compute_s", "start_s", "gpus", "fixed_link", "fixed_bytes", "fixed_delay_s",
-    "bundle_bytes", "bundle_messages", "path_link", "path_delay_s",
-)  # fmt: skip
+    "work_flop",
+    "compute_s",
+    "start_s",
+    "gpus",
+    "fixed_link",
+    "fixed_bytes",
+    "fixed_delay_s",
+    "bundle_bytes",
+    "bundle_messages",
+    "path_link",
+    "path_delay_s",
+)
 _STARTS = ("fixed_start", "bundle_start", "candidate_start", "path_start")
 
 

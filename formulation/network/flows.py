@@ -41,9 +41,13 @@ class NetworkJob:
 
 
 def contention(
-    topology: Topology, jobs: Sequence[NetworkJob], *, most: int = MOST,
-    qps_per_connection: int = 1, routes: Routes | None = None,
-) -> tuple[Contention, list[Note]]:  # fmt: skip
+    topology: Topology,
+    jobs: Sequence[NetworkJob],
+    *,
+    most: int = MOST,
+    qps_per_connection: int = 1,
+    routes: Routes | None = None,
+) -> tuple[Contention, list[Note]]:
     """Return all jobs with what they load and may choose, and what has to be said about them.
 
     A job on a host or GPU that the topology lacks, or on GPUs that no path joins, stays in the list without
@@ -73,15 +77,21 @@ def contention(
         ways = routes.ways(flows.source, flows.target)
     notes += _said(jobs, flows, ways, {name for name, _ in notes})
     if len(cut := np.flatnonzero(ways.total > routes.most)):
-        notes.append((
-            "", f"{len(cut):,} flows have more equal-cost paths than the {routes.most} that they choose from,"
-            f" up to {ways.total.max():,.0f}",
-        ))  # fmt: skip
+        notes.append(
+            (
+                "",
+                f"{len(cut):,} flows have more equal-cost paths than the {routes.most} that they choose from,"
+                f" up to {ways.total.max():,.0f}",
+            )
+        )
     if topology.adaptive and ways.crosses.any():
-        notes.append((
-            "", "the network is adaptive: switches choose paths, so none can be chosen here; traffic is taken"
-            " to spread evenly over them",
-        ))  # fmt: skip
+        notes.append(
+            (
+                "",
+                "the network is adaptive: switches choose paths, so none can be chosen here; traffic is taken"
+                " to spread evenly over them",
+            )
+        )
     return _assembled(topology, jobs, flows, ways, qps_per_connection), notes
 
 
@@ -198,16 +208,22 @@ def _assembled(
         compute_s=np.array([t.compute_s for t in traffic], dtype=np.float64),
         start_s=np.array([t.start_s for t in traffic], dtype=np.float64),
         gpus=np.array([job.gpus for job in jobs], dtype=np.int64),
-        fixed_start=fixed_start, fixed_link=fixed_link, fixed_bytes=fixed_bytes,
+        fixed_start=fixed_start,
+        fixed_link=fixed_link,
+        fixed_bytes=fixed_bytes,
         fixed_delay_s=fixed_delay_s,
         bundle_start=np.searchsorted(flows.job[bundle], np.arange(count + 1)),
-        bundle_bytes=flows.sent_bytes[bundle] / qps, bundle_messages=flows.messages[bundle],
+        bundle_bytes=flows.sent_bytes[bundle] / qps,
+        bundle_messages=flows.messages[bundle],
         candidate_start=starts(many),
         candidate=ranges(ways.choice_start[choice], many),
-        path_start=ways.path_start, path_link=ways.path_link, path_delay_s=path_delay_s,
+        path_start=ways.path_start,
+        path_link=ways.path_link,
+        path_delay_s=path_delay_s,
         link_bytes_per_s=e.bytes_per_s,
-        bundle_source=flows.source[bundle], bundle_target=flows.target[bundle],
-    )  # fmt: skip
+        bundle_source=flows.source[bundle],
+        bundle_target=flows.target[bundle],
+    )
 
 
 def _spread(flows: Flows, ways: Ways, chooses: Bools, links: int) -> tuple[Ints, Ints, Floats]:

@@ -52,9 +52,12 @@ class _Groups:
     def flows(self, group: Ints, source: Ints, target: Ints, share: Floats) -> Flows:
         """Return flows that carry ``share`` of what a member sends."""
         return Flows(
-            job=self.job[group], source=source, target=target,
-            sent_bytes=self.sent_bytes[group] * share, messages=self.messages[group],
-        )  # fmt: skip
+            job=self.job[group],
+            source=source,
+            target=target,
+            sent_bytes=self.sent_bytes[group] * share,
+            messages=self.messages[group],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,10 +96,12 @@ def _pairs(placed: Placed) -> Flows:
         a, b = a[a != b], b[a != b]
     source, target = placed.vertex[:, a].ravel(), placed.vertex[:, b].ravel()
     return Flows(
-        job=np.full(len(source), placed.job), source=source, target=target,
+        job=np.full(len(source), placed.job),
+        source=source,
+        target=target,
         sent_bytes=np.full(len(source), placed.exchange.sent_bytes),
         messages=np.full(len(source), placed.exchange.messages),
-    )  # fmt: skip
+    )
 
 
 def _groups(rings: Sequence[Placed]) -> _Groups:
@@ -122,9 +127,11 @@ def _blocks(groups: _Groups, host: Ints) -> _Blocks:
     met = np.minimum.reduceat(order, start) if len(start) else start
     by_turn = np.lexsort((met, group[start]))
     return _Blocks(
-        vertex=groups.vertex[order], group=group[start][by_turn],
-        start=start[by_turn], size=size[by_turn],
-    )  # fmt: skip
+        vertex=groups.vertex[order],
+        group=group[start][by_turn],
+        start=start[by_turn],
+        size=size[by_turn],
+    )
 
 
 def _hosts_of(blocks: _Blocks, groups: _Groups) -> Ints:
@@ -184,7 +191,9 @@ def _merged(parts: Sequence[Flows], vertices: int) -> Flows:
     key, which = np.unique(key, return_inverse=True)
     pair = key % (vertices * vertices)
     return Flows(
-        job=key // (vertices * vertices), source=pair // vertices, target=pair % vertices,
+        job=key // (vertices * vertices),
+        source=pair // vertices,
+        target=pair % vertices,
         sent_bytes=sums(which, sent[real], len(key)),
         messages=np.bincount(which, messages[real], minlength=len(key)).astype(np.int64),
-    )  # fmt: skip
+    )

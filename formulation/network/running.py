@@ -47,11 +47,15 @@ def running_after(snapshot: Snapshot, decisions: Iterable[Decision]) -> list[Run
     generation, since_s = snapshot.jobs.generation, snapshot.jobs.since_s
     return [
         Running(
-            job=d.job, generation=int(generation[d.job]) + (d.kind in CHANGES_GPUS), gang=d.gang,
-            cell=d.cell, since_s=snapshot.now_s if d.kind in CHANGES_GPUS else float(since_s[d.job]),
+            job=d.job,
+            generation=int(generation[d.job]) + (d.kind in CHANGES_GPUS),
+            gang=d.gang,
+            cell=d.cell,
+            since_s=snapshot.now_s if d.kind in CHANGES_GPUS else float(since_s[d.job]),
         )
-        for d in decisions if d.gang is not None
-    ]  # fmt: skip
+        for d in decisions
+        if d.gang is not None
+    ]
 
 
 def running_now(snapshot: Snapshot) -> list[Running]:
@@ -62,11 +66,14 @@ def running_now(snapshot: Snapshot) -> list[Running]:
     cells = jobs.keys(np.array(list(gangs), dtype=np.int64))
     return [
         Running(
-            job=job, generation=int(jobs.generation[job]), gang=gang, cell=cell,
+            job=job,
+            generation=int(jobs.generation[job]),
+            gang=gang,
+            cell=cell,
             since_s=float(jobs.since_s[job]),
         )
         for (job, gang), cell in zip(gangs.items(), cells, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def observed(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> Observed:
@@ -79,8 +86,9 @@ def observed(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> 
             rows[key[0]].append(row)
     waiting = [
         (r.since_s + policy.network_measure_s - snapshot.now_s, r.job)
-        for r in running if r.gang.nodes > 1 and r.job not in rows
-    ]  # fmt: skip
+        for r in running
+        if r.gang.nodes > 1 and r.job not in rows
+    ]
     return Observed(
         seen={job: _seen(snapshot, of_job) for job, of_job in rows.items()},
         unmeasured=sorted((left_s, job) for left_s, job in waiting if left_s > 0),

@@ -92,9 +92,13 @@ class Settings:
 
 
 def assigned(
-    levels_of: Mapping[str, int], levels: int, tags: Mapping[str, int] | None = None,
-    *, fabric: Fabric | None = None, spare: int = 8,
-) -> Settings:  # fmt: skip
+    levels_of: Mapping[str, int],
+    levels: int,
+    tags: Mapping[str, int] | None = None,
+    *,
+    fabric: Fabric | None = None,
+    spare: int = 8,
+) -> Settings:
     """Return a tag for each job in ``levels_of`` (0 to ``levels`` - 1, the higher is served first).
 
     A job in ``tags`` keeps its tag, whatever its level has become. Others get a free one, the most urgent
@@ -133,9 +137,11 @@ def assigned(
     priorities = {tag: fabric.priority(level, levels) for tag, level in carried.items()}
     priorities[fabric.control_tag] = fabric.control_priority
     return Settings(
-        tags=given, priorities=dict(sorted(priorities.items())), control_tag=fabric.control_tag,
+        tags=given,
+        priorities=dict(sorted(priorities.items())),
+        control_tag=fabric.control_tag,
         remarks=(*_sharing(at, levels_of), *_misplaced(at, fabric)),
-    )  # fmt: skip
+    )
 
 
 def check_tag(tag: int, whose: str) -> int:

@@ -57,6 +57,8 @@ def routes_of(topology: Topology, c: Contention, plan: NetworkPlan, job: int) ->
             at, to = int(links.source[hop]), int(links.target[hop])
             ends += [to] if ends and ends[-1] == at else [at, to]
         yield Route(
-            source=name[c.bundle_source[bundle]], target=name[c.bundle_target[bundle]],
-            via=tuple(name[v] for v in ends), sent_bytes=float(c.bundle_bytes[bundle]),
-        )  # fmt: skip
+            source=name[c.bundle_source[bundle]],
+            target=name[c.bundle_target[bundle]],
+            via=tuple(name[v] for v in ends),
+            sent_bytes=float(c.bundle_bytes[bundle]),
+        )

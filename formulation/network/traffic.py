@@ -167,9 +167,11 @@ class CellTraffic:
             sent = stage.handed[0] * stage.gpus / most, stage.handed[1]
             exchanges += _exchange(Pattern.CHAIN, np.stack([left, right], axis=1), sent)
         return Traffic(
-            work_flop=self.work_flop, compute_s=self.compute_s, start_s=self.start_s,
+            work_flop=self.work_flop,
+            compute_s=self.compute_s,
+            start_s=self.start_s,
             exchanges=tuple(exchanges),
-        )  # fmt: skip
+        )
 
 
 def cell_traffic(text: str) -> CellTraffic:

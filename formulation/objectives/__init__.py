@@ -87,6 +87,10 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     worth, taken = bounded_worth(worth, taken, scale, draft.job_start)
     gross, price = scaled(worth, scale), scaled(taken, scale)
     return Linear(
-        name=stage.name, unit=parts[0][1].unit if alone else WEIGHTED_SUM, value=gross - price,
-        restart_price=price, scale=scale, tolerance=stage.tolerance,
-    )  # fmt: skip
+        name=stage.name,
+        unit=parts[0][1].unit if alone else WEIGHTED_SUM,
+        value=gross - price,
+        restart_price=price,
+        scale=scale,
+        tolerance=stage.tolerance,
+    )

@@ -44,9 +44,11 @@ def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> Valued:
         worth *= (policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)) ** exponent
     gross = worth[draft.job] * draft.rate
     return Valued(
-        gross=gross, price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
-        unit=unit, scale=scale,
-    )  # fmt: skip
+        gross=gross,
+        price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
+        unit=unit,
+        scale=scale,
+    )
 
 
 def restart_paid_s(draft: Draft) -> Floats:

@@ -30,9 +30,10 @@ def cost(draft: Draft) -> Valued:
     """Return what each column's GPUs cost, as a loss; a start costs its restart share on top (Eq. 11)."""
     spent = draft.gpus * price_of_gpu(draft)[draft.gpu_type]
     return Valued(
-        gross=-spent, price=np.where(draft.starts, spent * draft.restart_share[draft.job], 0.0),
+        gross=-spent,
+        price=np.where(draft.starts, spent * draft.restart_share[draft.job], 0.0),
         unit="kW" if draft.policy.cost_of == "watts" else "dollars/h",
-    )  # fmt: skip
+    )
 
 
 def jobs_running(draft: Draft) -> Linear:
@@ -40,9 +41,12 @@ def jobs_running(draft: Draft) -> Linear:
     scale, none = float(VALUE_SCALE), np.zeros(len(draft.job))
     worth, _ = bounded_worth(draft.weight[draft.job], none, scale, draft.job_start)
     return Linear(
-        name="jobs running", unit="weight", value=scaled(worth, scale),
-        restart_price=np.zeros(len(draft.cell), np.int64), scale=scale,
-    )  # fmt: skip
+        name="jobs running",
+        unit="weight",
+        value=scaled(worth, scale),
+        restart_price=np.zeros(len(draft.cell), np.int64),
+        scale=scale,
+    )
 
 
 def priced_and_fast_enough(draft: Draft) -> Draft:
@@ -79,10 +83,15 @@ def _missing(draft: Draft, job: int, unpriced: Bools) -> Reason:
             " rate at the requested GPUs"
         )
     return Reason(
-        code=ReasonCode.MISSING_DATA, message=message,
+        code=ReasonCode.MISSING_DATA,
+        message=message,
         next_step=f"set {field} of these GPU types, or choose another objective",
-        evidence=(("types", names), ("field", field), ("rate floor", f"{draft.policy.rate_floor:g}")),
-    )  # fmt: skip
+        evidence=(
+            ("types", names),
+            ("field", field),
+            ("rate floor", f"{draft.policy.rate_floor:g}"),
+        ),
+    )
 
 
 _FIELD: Final = {"dollars": "dollars_per_hour", "watts": "watts"}

@@ -24,9 +24,12 @@ def finish_time_fairness(draft: Draft) -> Levels:
     age_s = np.maximum(0.0, snapshot.now_s - jobs.submit_s)
     alone_s = np.maximum(draft.policy.round_s, jobs.iterations * snapshot.global_batch / fair)
     return compared(
-        draft, name="finish-time-fairness", unit="rho",
-        level=(age_s[draft.job] + level) / alone_s[draft.job], waiting=(age_s + waiting) / alone_s,
-    )  # fmt: skip
+        draft,
+        name="finish-time-fairness",
+        unit="rho",
+        level=(age_s[draft.job] + level) / alone_s[draft.job],
+        waiting=(age_s + waiting) / alone_s,
+    )
 
 
 def max_min(draft: Draft) -> Levels:

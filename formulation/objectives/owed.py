@@ -45,6 +45,7 @@ def _no_weight(draft: Draft, job: int) -> Reason:
         whose = f"the weight of tenant {jobs.tenant[job]} is 0, or too small beside the job's"
         step = "give the tenant a positive weight"
     return Reason(
-        code=ReasonCode.NO_WEIGHT, message=f"{whose}: it is not to run for its own sake",
+        code=ReasonCode.NO_WEIGHT,
+        message=f"{whose}: it is not to run for its own sake",
         next_step=step,
-    )  # fmt: skip
+    )

@@ -19,8 +19,9 @@ def throughput(draft: Draft) -> Valued:
     with np.errstate(invalid="ignore"):
         gross = draft.weight[draft.job] * draft.rate / unit_of[draft.job]
     return Valued(
-        gross=gross, price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
+        gross=gross,
+        price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
         unit="samples/s" if raw else "effective GPUs",
         # raw samples/s are a thousand times larger than normalised rates
         scale=float(VALUE_SCALE / 1000 if raw else VALUE_SCALE),
-    )  # fmt: skip
+    )

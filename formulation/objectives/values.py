@@ -32,6 +32,9 @@ def compared(
     """Return the levels where jobs without weight or any Cell, and profiling tasks, count nowhere: -inf."""
     counts = (draft.weight > 0) & ~np.isnan(draft.unit_rate) & ~draft.snapshot.profiling()
     return Levels(
-        name=name, unit=unit, sign=sign, level=np.where(counts[draft.job], level, -np.inf),
+        name=name,
+        unit=unit,
+        sign=sign,
+        level=np.where(counts[draft.job], level, -np.inf),
         waiting=np.where(counts, waiting, -np.inf),
-    )  # fmt: skip
+    )

@@ -195,10 +195,8 @@ def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
         code=ReasonCode.DEADLINE_PLANNED,
         message=f"{plan} starts it at {start}",
         next_step="nothing: it starts then, or earlier where GPUs are free",
-        evidence=(
-            ("start", start), ("deadline", _deadline(draft, job))
-        ),
-    )  # fmt: skip
+        evidence=(("start", start), ("deadline", _deadline(draft, job))),
+    )
 
 
 def _refused(draft: Draft, admission: Admission, out: Bools) -> Draft:
@@ -223,10 +221,8 @@ def _beside_promises(draft: Draft, earliest_s: float, job: int) -> Reason:
         next_step=f"ask for a deadline of {earliest} or later, or raise its weight"
         if known
         else "ask for a later deadline, or wait for promised jobs to end",
-        evidence=(
-            ("deadline", deadline), *((("earliest_deadline", earliest),) if known else ())
-        ),
-    )  # fmt: skip
+        evidence=(("deadline", deadline), *((("earliest_deadline", earliest),) if known else ())),
+    )
 
 
 def _dropped(draft: Draft, late: Bools) -> Draft:
@@ -271,9 +267,10 @@ def _finish_s(draft: Draft) -> Floats:
     found = np.full(len(draft.current), np.inf)
     with np.errstate(divide="ignore"):
         np.minimum.at(
-            found, draft.job, draft.snapshot.now_s + pause_s
-            + work_left(draft.snapshot)[draft.job] / rate,
-        )  # fmt: skip
+            found,
+            draft.job,
+            draft.snapshot.now_s + pause_s + work_left(draft.snapshot)[draft.job] / rate,
+        )
     return found
 
 
@@ -323,9 +320,7 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
     running = np.flatnonzero(draft.must_run & launched(draft.snapshot))
     claims |= {(int(j), int(jobs.current_type[j])) for j in running}
     planned = _members(draft, legs.job.tolist())
-    claims |= {
-        (int(draft.job[c]), int(draft.gpu_type[c])) for c, _ in reserved(draft, ~planned)
-    }  # fmt: skip
+    claims |= {(int(draft.job[c]), int(draft.gpu_type[c])) for c, _ in reserved(draft, ~planned)}
     counts = lasting[draft.job] & (steady[draft.job] | draft.starts)
     if claims:
         types = len(draft.snapshot.gpu_types)

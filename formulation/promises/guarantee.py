@@ -152,7 +152,8 @@ def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
         f" may have now gives {best:.6g}",
         next_step="bring lost nodes back, add Cells, or request less",
         evidence=(
-            ("request", request), ("guaranteed samples/s", f"{floor[job]:.6g}"),
+            ("request", request),
+            ("guaranteed samples/s", f"{floor[job]:.6g}"),
             ("best samples/s", f"{best:.6g}"),
         ),
-    )  # fmt: skip
+    )

@@ -102,7 +102,8 @@ def _row(draft: Draft, packing: Packing, job: int, kind: int, late: Bools, past:
     seated = packing.column[packing.column >= 0]
     spare = int(draft.snapshot.schedulable_gpus()[kind]) - int(packing.need[job, kind])
     row = Row(
-        kind=RowKind.RESERVED, subject=jobs.name[job],
+        kind=RowKind.RESERVED,
+        subject=jobs.name[job],
         capacity=max(spare, int(hold[seated].sum())),
-    )  # fmt: skip
+    )
     return RowUse(row=row, column=column, amount=hold[column])

@@ -46,9 +46,12 @@ def changes_are_capped(draft: Draft) -> Draft:
     column = np.flatnonzero(stays[draft.job] & draft.starts)
     idle = np.flatnonzero(stays)
     use = RowUse(
-        row=Row(kind=RowKind.CHANGES, capacity=len(idle)), column=column, amount=np.ones_like(column),
-        idle_job=idle, idle_amount=np.ones_like(idle),
-    )  # fmt: skip
+        row=Row(kind=RowKind.CHANGES, capacity=len(idle)),
+        column=column,
+        amount=np.ones_like(column),
+        idle_job=idle,
+        idle_amount=np.ones_like(idle),
+    )
     packed = _as_they_are(draft, use)
     if packed is None:  # promises must be given up before changes can be counted
         return replace(draft, rows=(*draft.rows, use))

@@ -18,10 +18,17 @@ from tessera.formulation.topologies.topology import Tier, Topology
 
 
 def clos(
-    hosts: Sequence[str], shape: HostShape, *, tors: int, aggregations: int,
-    tor_bytes_per_s: float, tor_delay_s: float = 0.0, cables: int = 1, adaptive: bool = False,
+    hosts: Sequence[str],
+    shape: HostShape,
+    *,
+    tors: int,
+    aggregations: int,
+    tor_bytes_per_s: float,
+    tor_delay_s: float = 0.0,
+    cables: int = 1,
+    adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
-) -> Topology:  # fmt: skip
+) -> Topology:
     """Return a two-layer Clos: hosts on ToRs in equal blocks, in order; each ToR to each aggregation switch.
 
     Args:
@@ -40,11 +47,20 @@ def clos(
 
 
 def double_sided(
-    hosts: Sequence[str], shape: HostShape, *, tors: int, aggregations: int, cores: int,
-    tor_bytes_per_s: float, aggregation_bytes_per_s: float, tor_delay_s: float = 0.0,
-    aggregation_delay_s: float = 0.0, pods: int | None = None, adaptive: bool = False,
+    hosts: Sequence[str],
+    shape: HostShape,
+    *,
+    tors: int,
+    aggregations: int,
+    cores: int,
+    tor_bytes_per_s: float,
+    aggregation_bytes_per_s: float,
+    tor_delay_s: float = 0.0,
+    aggregation_delay_s: float = 0.0,
+    pods: int | None = None,
+    adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
-) -> Topology:  # fmt: skip
+) -> Topology:
     """Return three layers where each host is on both ToRs of a pair, each NIC by a port of half its speed.
 
     Four NICs so make the paper's eight links. Our wiring: ``pods`` (by default one for each pair of ToRs)
@@ -89,10 +105,15 @@ def double_sided(
 
 
 def torus(
-    hosts: Sequence[str], shape: HostShape, *, sizes: Sequence[int], link_bytes_per_s: float,
-    link_delay_s: float = 0.0, adaptive: bool = False,
+    hosts: Sequence[str],
+    shape: HostShape,
+    *,
+    sizes: Sequence[int],
+    link_bytes_per_s: float,
+    link_delay_s: float = 0.0,
+    adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
-) -> Topology:  # fmt: skip
+) -> Topology:
     """Return a torus of 2 or 3 dimensions: each host's NICs on its own router, routers joined to neighbours.
 
     Hosts fill the last dimension first. A dimension of 2 has one cable between two routers, one of 1 none.
@@ -120,11 +141,19 @@ def torus(
 
 
 def lingjun(
-    rows: Sequence[tuple[str, str, str, str]], shape: HostShape, *, ports_per_nic: int,
-    asw_cables: int, psw_cables: int, asw_bytes_per_s: float, psw_bytes_per_s: float,
-    asw_delay_s: float = 0.0, psw_delay_s: float = 0.0, adaptive: bool = False,
+    rows: Sequence[tuple[str, str, str, str]],
+    shape: HostShape,
+    *,
+    ports_per_nic: int,
+    asw_cables: int,
+    psw_cables: int,
+    asw_bytes_per_s: float,
+    psw_bytes_per_s: float,
+    asw_delay_s: float = 0.0,
+    psw_delay_s: float = 0.0,
+    adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
-) -> Topology:  # fmt: skip
+) -> Topology:
     """Return the network of hosts in groups of switches (Lingjun 2023), a group drawn as one switch.
 
     The data set says which host is in which groups and no more: how many cables there are and how fast is
@@ -145,8 +174,10 @@ def lingjun(
             )
     draft = Draft(cancelled)
     nics = [shape.build(draft, host) for host, *_ in rows]
-    low = {key: draft.vertex("/".join(key), Tier.TOR)
-           for key in dict.fromkeys((psw, asw) for _, _, psw, asw in rows)}  # fmt: skip
+    low = {
+        key: draft.vertex("/".join(key), Tier.TOR)
+        for key in dict.fromkeys((psw, asw) for _, _, psw, asw in rows)
+    }
     middle = {psw: draft.vertex(psw, Tier.AGGREGATION) for psw in above}
     high = {dsw: draft.vertex(dsw, Tier.CORE) for dsw in dict.fromkeys(above.values())}
     speed = shape.nic_bytes_per_s / ports_per_nic

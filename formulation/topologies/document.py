@@ -67,10 +67,12 @@ def write(topology: Topology) -> dict[str, Any]:
     """Return the topology column by column; ``read`` makes the very same of it, with the same numbers."""
     v, e = topology.vertices, topology.links
     return {
-        "kind": "columns", "adaptive": topology.adaptive, "hosts": list(topology.hosts),
+        "kind": "columns",
+        "adaptive": topology.adaptive,
+        "hosts": list(topology.hosts),
         "vertices": {"name": list(v.name), "tier": v.tier.tolist(), "host": v.host.tolist()},
         "links": {name: getattr(e, name).tolist() for name in _COLUMNS},
-    }  # fmt: skip
+    }
 
 
 def assumptions(document: object) -> list[str]:
@@ -80,8 +82,20 @@ def assumptions(document: object) -> list[str]:
 
 
 def _clos(document: object, cancelled: Callable[[], bool]) -> Topology:
-    f = Fields("", document, (*_ANY, *_NAMES, "tors", "hosts_per_tor", "aggregations", "cables",
-                              "tor_bytes_per_s", "tor_delay_s"))  # fmt: skip
+    f = Fields(
+        "",
+        document,
+        (
+            *_ANY,
+            *_NAMES,
+            "tors",
+            "hosts_per_tor",
+            "aggregations",
+            "cables",
+            "tor_bytes_per_s",
+            "tor_delay_s",
+        ),
+    )
     hosts = _hosts(f)
     if ("tors" in f) == ("hosts_per_tor" in f):
         raise InvalidInput("tors, hosts_per_tor", "one of them must be given, and only one")
@@ -90,46 +104,95 @@ def _clos(document: object, cancelled: Callable[[], bool]) -> Topology:
     else:
         tors = -(-len(hosts) // f.whole("hosts_per_tor", 1, MAX_HOSTS))
     return builders.clos(
-        hosts, _shape(f), tors=tors, aggregations=f.whole("aggregations", 1, MAX_SWITCHES),
-        tor_bytes_per_s=f.speed("tor_bytes_per_s"), tor_delay_s=f.delay("tor_delay_s"),
-        cables=f.whole("cables", 1, MAX_CABLES, 1), adaptive=f.flag("adaptive"), cancelled=cancelled,
-    )  # fmt: skip
+        hosts,
+        _shape(f),
+        tors=tors,
+        aggregations=f.whole("aggregations", 1, MAX_SWITCHES),
+        tor_bytes_per_s=f.speed("tor_bytes_per_s"),
+        tor_delay_s=f.delay("tor_delay_s"),
+        cables=f.whole("cables", 1, MAX_CABLES, 1),
+        adaptive=f.flag("adaptive"),
+        cancelled=cancelled,
+    )
 
 
 def _double_sided(document: object, cancelled: Callable[[], bool]) -> Topology:
-    f = Fields("", document, (*_ANY, *_NAMES, "tors", "aggregations", "cores", "pods", "tor_bytes_per_s",
-                              "tor_delay_s", "aggregation_bytes_per_s", "aggregation_delay_s"))  # fmt: skip
+    f = Fields(
+        "",
+        document,
+        (
+            *_ANY,
+            *_NAMES,
+            "tors",
+            "aggregations",
+            "cores",
+            "pods",
+            "tor_bytes_per_s",
+            "tor_delay_s",
+            "aggregation_bytes_per_s",
+            "aggregation_delay_s",
+        ),
+    )
     return builders.double_sided(
-        _hosts(f), _shape(f),
-        tors=f.whole("tors", 2, MAX_SWITCHES), aggregations=f.whole("aggregations", 1, MAX_SWITCHES),
+        _hosts(f),
+        _shape(f),
+        tors=f.whole("tors", 2, MAX_SWITCHES),
+        aggregations=f.whole("aggregations", 1, MAX_SWITCHES),
         cores=f.whole("cores", 1, MAX_SWITCHES),
         pods=f.whole("pods", 1, MAX_SWITCHES) if "pods" in f else None,
-        tor_bytes_per_s=f.speed("tor_bytes_per_s"), tor_delay_s=f.delay("tor_delay_s"),
+        tor_bytes_per_s=f.speed("tor_bytes_per_s"),
+        tor_delay_s=f.delay("tor_delay_s"),
         aggregation_bytes_per_s=f.speed("aggregation_bytes_per_s"),
-        aggregation_delay_s=f.delay("aggregation_delay_s"), adaptive=f.flag("adaptive"), cancelled=cancelled,
-    )  # fmt: skip
+        aggregation_delay_s=f.delay("aggregation_delay_s"),
+        adaptive=f.flag("adaptive"),
+        cancelled=cancelled,
+    )
 
 
 def _torus(document: object, cancelled: Callable[[], bool]) -> Topology:
     f = Fields("", document, (*_ANY, *_NAMES, "sizes", "link_bytes_per_s", "link_delay_s"))
     f.raw("sizes")
     return builders.torus(
-        _hosts(f), _shape(f), sizes=f.wholes("sizes", 1, MAX_HOSTS),
-        link_bytes_per_s=f.speed("link_bytes_per_s"), link_delay_s=f.delay("link_delay_s"),
-        adaptive=f.flag("adaptive"), cancelled=cancelled,
-    )  # fmt: skip
+        _hosts(f),
+        _shape(f),
+        sizes=f.wholes("sizes", 1, MAX_HOSTS),
+        link_bytes_per_s=f.speed("link_bytes_per_s"),
+        link_delay_s=f.delay("link_delay_s"),
+        adaptive=f.flag("adaptive"),
+        cancelled=cancelled,
+    )
 
 
 def _lingjun(document: object, cancelled: Callable[[], bool]) -> Topology:
-    f = Fields("", document, (*_ANY, "host", "rows", "ports_per_nic", "asw_cables", "asw_bytes_per_s",
-                              "asw_delay_s", "psw_cables", "psw_bytes_per_s", "psw_delay_s"))  # fmt: skip
+    f = Fields(
+        "",
+        document,
+        (
+            *_ANY,
+            "host",
+            "rows",
+            "ports_per_nic",
+            "asw_cables",
+            "asw_bytes_per_s",
+            "asw_delay_s",
+            "psw_cables",
+            "psw_bytes_per_s",
+            "psw_delay_s",
+        ),
+    )
     return builders.lingjun(
-        list(_rows(f)), _shape(f), ports_per_nic=f.whole("ports_per_nic", 1, MAX_IN_HOST),
-        asw_cables=f.whole("asw_cables", 1, MAX_CABLES), psw_cables=f.whole("psw_cables", 1, MAX_CABLES),
-        asw_bytes_per_s=f.speed("asw_bytes_per_s"), psw_bytes_per_s=f.speed("psw_bytes_per_s"),
-        asw_delay_s=f.delay("asw_delay_s"), psw_delay_s=f.delay("psw_delay_s"),
-        adaptive=f.flag("adaptive"), cancelled=cancelled,
-    )  # fmt: skip
+        list(_rows(f)),
+        _shape(f),
+        ports_per_nic=f.whole("ports_per_nic", 1, MAX_IN_HOST),
+        asw_cables=f.whole("asw_cables", 1, MAX_CABLES),
+        psw_cables=f.whole("psw_cables", 1, MAX_CABLES),
+        asw_bytes_per_s=f.speed("asw_bytes_per_s"),
+        psw_bytes_per_s=f.speed("psw_bytes_per_s"),
+        asw_delay_s=f.delay("asw_delay_s"),
+        psw_delay_s=f.delay("psw_delay_s"),
+        adaptive=f.flag("adaptive"),
+        cancelled=cancelled,
+    )
 
 
 def _rows(f: Fields) -> Iterator[tuple[str, str, str, str]]:
@@ -255,14 +318,17 @@ def _columns(document: object, cancelled: Callable[[], bool]) -> Topology:
         hosts=tuple(text(at, name) for at, name in f.items("hosts")),
         vertices=Vertices(
             name=tuple(text(at, name) for at, name in v.items("name")),
-            tier=_whole_numbers(v, "tier"), host=_whole_numbers(v, "host"),
+            tier=_whole_numbers(v, "tier"),
+            host=_whole_numbers(v, "host"),
         ),
         links=Links(
-            source=_whole_numbers(e, "source"), target=_whole_numbers(e, "target"), bytes_per_s=speed,
+            source=_whole_numbers(e, "source"),
+            target=_whole_numbers(e, "target"),
+            bytes_per_s=speed,
             delay_s=_numbers(e, "delay_s", cancelled),
         ),
         adaptive=f.flag("adaptive"),
-    )  # fmt: skip
+    )
 
 
 def _numbers(
@@ -282,9 +348,13 @@ def _whole_numbers(f: Fields, key: str) -> np.ndarray[tuple[int], np.dtype[np.in
 
 
 KINDS: Final[dict[str, Callable[[object, Callable[[], bool]], Topology]]] = {
-    "clos": _clos, "double-sided": _double_sided, "torus": _torus, "lingjun": _lingjun,
-    "explicit": _explicit, "columns": _columns,
-}  # fmt: skip
+    "clos": _clos,
+    "double-sided": _double_sided,
+    "torus": _torus,
+    "lingjun": _lingjun,
+    "explicit": _explicit,
+    "columns": _columns,
+}
 """What a document's ``kind`` may be."""
 
 _ASSUMED: Final = {

@@ -102,12 +102,15 @@ class Draft:
         return Topology(
             hosts=tuple(self._hosts),
             vertices=Vertices(
-                name=tuple(self._names), tier=np.array(self._tiers, dtype=np.int64),
+                name=tuple(self._names),
+                tier=np.array(self._tiers, dtype=np.int64),
                 host=np.array(self._host, dtype=np.int64),
             ),
             links=Links(
-                source=ends[:, 0], target=ends[:, 1],
-                bytes_per_s=costs[:, 0], delay_s=costs[:, 1],
+                source=ends[:, 0],
+                target=ends[:, 1],
+                bytes_per_s=costs[:, 0],
+                delay_s=costs[:, 1],
             ),
             adaptive=adaptive,
-        )  # fmt: skip
+        )

@@ -197,9 +197,12 @@ class Fabric:
             then.append(self._into[at])
             frontier, depth = np.unique(self._out_of[at]), depth + 1
         return _Hops(
-            distance=distance, ways=ways, vertex=np.concatenate(vertex),
-            link=np.concatenate(link), then=np.concatenate(then),
-        )  # fmt: skip
+            distance=distance,
+            ways=ways,
+            vertex=np.concatenate(vertex),
+            link=np.concatenate(link),
+            then=np.concatenate(then),
+        )
 
 
 class _Chooser:
@@ -270,10 +273,12 @@ def _split(links: Ints, owner: Ints, taken: Ints, ways: Floats) -> Listed:
     keep = (links[rows] >= 0) & ~common[owner[rows]]
     return Listed(
         ways=ways,
-        common_start=starts(common.sum(axis=1)), common=lowest[common],
+        common_start=starts(common.sum(axis=1)),
+        common=lowest[common],
         first=starts(np.where(taken > 1, taken, 0)),
-        path_start=starts(keep.sum(axis=1)), path_link=links[rows][keep],
-    )  # fmt: skip
+        path_start=starts(keep.sum(axis=1)),
+        path_link=links[rows][keep],
+    )
 
 
 def _joined(parts: list[Listed]) -> Listed:

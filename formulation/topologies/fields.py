@@ -14,8 +14,14 @@ LOW_BYTES_PER_S: Final = 1e6
 HIGH_BYTES_PER_S: Final = 1e14
 HIGH_DELAY_S: Final = 10.0
 _UNITS: Final = {
-    "": 1.0, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12,
-}  # fmt: skip
+    "": 1.0,
+    "Mb/s": 1e6 / 8,
+    "Gb/s": 1e9 / 8,
+    "Tb/s": 1e12 / 8,
+    "MB/s": 1e6,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+}
 _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)", re.ASCII)
 _NEAR: Final = 0.6
 
@@ -72,9 +78,13 @@ class Fields:
         if key not in self and default is not None:
             return default
         return _amount(
-            self.at(key), self.raw(key), LOW_BYTES_PER_S, HIGH_BYTES_PER_S,
-            "a number of bytes/s from 1e6 to 1e14, or a text such as 200 Gb/s or 25 GB/s", _UNITS,
-        )  # fmt: skip
+            self.at(key),
+            self.raw(key),
+            LOW_BYTES_PER_S,
+            HIGH_BYTES_PER_S,
+            "a number of bytes/s from 1e6 to 1e14, or a text such as 200 Gb/s or 25 GB/s",
+            _UNITS,
+        )
 
     def delay(self, key: str) -> float:
         """Return seconds; 0 where there are none."""

@@ -84,8 +84,12 @@ class Routes:
             crosses=crosses,
             fixed_flow=np.concatenate([flow, over[shared]]),
             fixed_link=np.concatenate([link, common]),
-            choice=chosen, choice_start=runs, path_start=paths[0], path_link=paths[1], total=total,
-        )  # fmt: skip
+            choice=chosen,
+            choice_start=runs,
+            path_start=paths[0],
+            path_link=paths[1],
+            total=total,
+        )
 
     def between(self, source: int, target: int) -> list[tuple[int, ...]]:
         """Return the listed paths from GPU to GPU, each as its links in order.

@@ -73,9 +73,13 @@ class HostShape:
 
 
 A100_HOST: Final = HostShape(
-    gpus=8, nics=4, pcie_switches=4, nic_bytes_per_s=200 * GBIT_BYTES, pcie_bytes_per_s=31.5e9,
+    gpus=8,
+    nics=4,
+    pcie_switches=4,
+    nic_bytes_per_s=200 * GBIT_BYTES,
+    pcie_bytes_per_s=31.5e9,
     nvlink_bytes_per_s=300e9,
-)  # fmt: skip
+)
 """Crux's testbed (section 6): 8 A100, 4 x 200 Gb/s, two GPUs to a NIC. PCIe 4.0 x16; NVLink 3 of NVIDIA's
 data sheet, 600 GB/s in both directions together. How PCIe switches are wired is our assumption."""
 

@@ -122,26 +122,33 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
     """Return the gang that the server described."""
     m = message
     return Gang(
-        job=m.job, generation=m.generation,
+        job=m.job,
+        generation=m.generation,
         shares=tuple((share.node, tuple(share.gpu_indices)) for share in m.shares),
-        leader=m.leader, members=tuple(m.members), model=m.model, params=m.params,
+        leader=m.leader,
+        members=tuple(m.members),
+        model=m.model,
+        params=m.params,
         global_batch=m.global_batch,
-        cell=Cell(
-            gpu_type=m.gpu_type, gpus=m.gpus, pipeline_degree=m.pipeline_degree, plan=m.plan
-        ),
+        cell=Cell(gpu_type=m.gpu_type, gpus=m.gpus, pipeline_degree=m.pipeline_degree, plan=m.plan),
         iter_time_s=m.iter_time_s,
-        iterations_total=m.iterations_total, iterations_done=m.iterations_done,
-        restart_s=m.restart_s, command=tuple(m.command), runtime=m.runtime,
+        iterations_total=m.iterations_total,
+        iterations_done=m.iterations_done,
+        restart_s=m.restart_s,
+        command=tuple(m.command),
+        runtime=m.runtime,
         job_number=m.job_number,
         network=_part(m.network) if m.HasField("network") else None,
-    )  # fmt: skip
+    )
 
 
 def _part(message: pb.GangNetwork) -> Part:
     return Part(
-        level=message.level, levels=message.levels, dscp=message.dscp,
+        level=message.level,
+        levels=message.levels,
+        dscp=message.dscp,
         routes=tuple((r.source, r.target, tuple(r.via)) for r in message.routes),
-    )  # fmt: skip
+    )
 
 
 def observed_message(
@@ -153,12 +160,18 @@ def observed_message(
     """
     gangs = [
         pb.ObservedGang(
-            job=r.job, generation=r.generation, node=r.node,
-            phase=pb.ObservedGang.Phase.Value(r.phase.name), iterations_done=r.iterations_done,
-            iter_time_s=r.iter_time_s, error=r.error, period_s=r.period_s, sent_bytes=r.sent_bytes,
+            job=r.job,
+            generation=r.generation,
+            node=r.node,
+            phase=pb.ObservedGang.Phase.Value(r.phase.name),
+            iterations_done=r.iterations_done,
+            iter_time_s=r.iter_time_s,
+            error=r.error,
+            period_s=r.period_s,
+            sent_bytes=r.sent_bytes,
         )
         for r in reports
-    ]  # fmt: skip
+    ]
     return pb.AgentMessage(
         observed=pb.Observed(gangs=gangs, revision=revision, network_remarks=network)
     )

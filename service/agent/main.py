@@ -70,9 +70,12 @@ class Config:
     def hello(self) -> pb.Hello:
         """Return the message that registers the agent."""
         return pb.Hello(
-            parent=f"clusters/{self.cluster}", agent_id=self.agent_id,
-            incarnation=self.incarnation, nodes=self.nodes, version=release(),
-        )  # fmt: skip
+            parent=f"clusters/{self.cluster}",
+            agent_id=self.agent_id,
+            incarnation=self.incarnation,
+            nodes=self.nodes,
+            version=release(),
+        )
 
 
 class _Leave(Exception):
@@ -94,17 +97,28 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
             changed = asyncio.Event()
             sampling = _sampling(config)
             supervisor = Supervisor(
-                runtime, state, grace_s=config.grace_s, spawn=tasks.create_task, changed=changed.set,
-                network=_carrying(config, tasks), sampling=sampling,
-            )  # fmt: skip
+                runtime,
+                state,
+                grace_s=config.grace_s,
+                spawn=tasks.create_task,
+                changed=changed.set,
+                network=_carrying(config, tasks),
+                sampling=sampling,
+            )
             supervisor.adopt()
             if sampling is not None:
                 tasks.create_task(sampling.watch(supervisor.live, changed.set))
             lease = Lease(state, time.monotonic, config.timing.lease_s)
             link = Link(
-                servers=config.servers, hello=config.hello(), supervisor=supervisor, lease=lease,
-                timing=config.timing, changed=changed, leave=leave, clock=time.monotonic,
-            )  # fmt: skip
+                servers=config.servers,
+                hello=config.hello(),
+                supervisor=supervisor,
+                lease=lease,
+                timing=config.timing,
+                changed=changed,
+                leave=leave,
+                clock=time.monotonic,
+            )
             tasks.create_task(watch_lease(lease, supervisor))
             tasks.create_task(_stay_connected(link, supervisor))
             await leave.wait()
@@ -169,11 +183,13 @@ def read_nodes(path: Path) -> list[pb.AgentNode]:
     try:
         return [
             pb.AgentNode(
-                node=row["node"], gpu_type=row["gpu_type"], gpus=row["gpus"],
+                node=row["node"],
+                gpu_type=row["gpu_type"],
+                gpus=row["gpus"],
                 rack=row.get("rack", ""),
             )
             for row in read_json("--nodes-file", path.read_text(encoding="utf-8"), NODE_LIST)
-        ]  # fmt: skip
+        ]
     except (NotJson, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             "--nodes-file",
@@ -252,17 +268,23 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
     backends = tuple(network.backends(options, dry_run=options.network_dry_run))
     marks = options.mark_traffic or any(not backend.dry_run for backend in backends)
     return Config(
-        servers=tuple(options.server), cluster=options.cluster,
-        agent_id=options.agent_id or nodes[0].node, incarnation=incarnation, nodes=tuple(nodes),
+        servers=tuple(options.server),
+        cluster=options.cluster,
+        agent_id=options.agent_id or nodes[0].node,
+        incarnation=incarnation,
+        nodes=tuple(nodes),
         data_dir=options.data_dir,
         checkpoints=options.checkpoint_dir or options.data_dir / "checkpoints",
         timing=Timing(
             lease_s=options.lease_s, heartbeat_s=options.heartbeat_s, inspect_s=options.inspect_s
         ),
-        grace_s=options.grace_s, stop_on_exit=options.stop_on_exit,
-        backends=backends, launch=Launch(queue_pairs=options.queue_pairs, marks=marks),
-        measure_s=options.measure_traffic, sent_bytes=_counted(options, nodes),
-    )  # fmt: skip
+        grace_s=options.grace_s,
+        stop_on_exit=options.stop_on_exit,
+        backends=backends,
+        launch=Launch(queue_pairs=options.queue_pairs, marks=marks),
+        measure_s=options.measure_traffic,
+        sent_bytes=_counted(options, nodes),
+    )
 
 
 def _counted(

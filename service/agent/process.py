@@ -52,9 +52,15 @@ class Process:
 
     @classmethod
     def spawn(
-        cls, argv: list[str], message: str, *, identity: Path, errors: Path, blocked: Iterable[int] = (),
+        cls,
+        argv: list[str],
+        message: str,
+        *,
+        identity: Path,
+        errors: Path,
+        blocked: Iterable[int] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
-    ) -> Process:  # fmt: skip
+    ) -> Process:
         """Start ``argv`` with ``message`` (at most 64 KiB) on its standard input.
 
         Its identity is in the file ``identity`` before the message is sent, so a process that an agent's
@@ -64,14 +70,23 @@ class Process:
         our_in, child_out = os.pipe()
         try:
             pid = os.posix_spawn(
-                argv[0], argv, environment,
+                argv[0],
+                argv,
+                environment,
                 file_actions=(
                     (os.POSIX_SPAWN_DUP2, child_in, 0),
                     (os.POSIX_SPAWN_DUP2, child_out, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, str(errors), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                    (
+                        os.POSIX_SPAWN_OPEN,
+                        2,
+                        str(errors),
+                        os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+                        0o644,
+                    ),
                 ),
-                setsid=True, setsigmask=blocked,
-            )  # fmt: skip
+                setsid=True,
+                setsigmask=blocked,
+            )
         except OSError:
             os.close(our_in)
             os.close(our_out)

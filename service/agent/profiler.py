@@ -30,24 +30,34 @@ class ProfilerRuntime:
     environment: Mapping[str, str]
 
     def start(
-        self, gang: Gang, directory: Path, checkpoints: Path,
+        self,
+        gang: Gang,
+        directory: Path,
+        checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:  # fmt: skip
+    ) -> Handle:
         """Start the process. Raises InvalidInput (not one GPU, or not a task), OSError."""
         RUNTIMES[PROFILER].check_command("command", gang.command)
         if len(gang.devices) != 1:
             raise InvalidInput("gpus", f"a profiling task has one GPU, not {len(gang.devices)}")
         ((_, gpu),) = gang.devices
         spec = {
-            "directory": str(directory), "checkpoints": str(checkpoints), "task": gang.command[0],
-            "job": gang.job, "gpu_type": gang.cell.gpu_type,
-            "node": gang.leader, "cluster": self.cluster, "servers": self.servers,
-        }  # fmt: skip
+            "directory": str(directory),
+            "checkpoints": str(checkpoints),
+            "task": gang.command[0],
+            "job": gang.job,
+            "gpu_type": gang.cell.gpu_type,
+            "node": gang.leader,
+            "cluster": self.cluster,
+            "servers": self.servers,
+        }
         visible = {name: self._device(name, gpu) for name in VISIBLE}
         return ReplayHandle.spawn(
-            [sys.executable, "-m", MODULE], spec, directory,
+            [sys.executable, "-m", MODULE],
+            spec,
+            directory,
             {**self.environment, **environment, **visible},
-        )  # fmt: skip
+        )
 
     def adopt(self, directory: Path) -> Handle | None:
         """Return the handle of the process that an earlier agent started there, dead or alive."""
@@ -69,9 +79,12 @@ class ByName:
         self._own, self._others = own, others
 
     def start(
-        self, gang: Gang, directory: Path, checkpoints: Path,
+        self,
+        gang: Gang,
+        directory: Path,
+        checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:  # fmt: skip
+    ) -> Handle:
         """Start it. Raises InvalidInput (no such runtime, or it cannot run it), OSError."""
         runtime = self._others.get(gang.runtime) if gang.runtime else self._own
         if runtime is None:

@@ -32,19 +32,28 @@ class ReplayRuntime:
             raise InvalidInput("clock_factor, checkpoint_s", "must be above 0")
 
     def start(
-        self, gang: Gang, directory: Path, checkpoints: Path,
+        self,
+        gang: Gang,
+        directory: Path,
+        checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:  # fmt: skip
+    ) -> Handle:
         """Start the job's process. Raises InvalidInput (another command than ``fail-at N``), OSError."""
         if not gang.iter_time_s > 0:
             raise InvalidInput("iter_time_s", f"must be above 0, not {gang.iter_time_s}")
         spec = {
-            "directory": str(directory), "checkpoints": str(checkpoints),
-            "generation": gang.generation, "job_number": gang.job_number, "iter_time_s": gang.iter_time_s,
-            "iterations_total": gang.iterations_total, "iterations_done": gang.iterations_done,
-            "restart_s": gang.restart_s, "fail_at": fail_at(gang.command),
-            "clock_factor": self.clock_factor, "checkpoint_s": self.checkpoint_s,
-        }  # fmt: skip
+            "directory": str(directory),
+            "checkpoints": str(checkpoints),
+            "generation": gang.generation,
+            "job_number": gang.job_number,
+            "iter_time_s": gang.iter_time_s,
+            "iterations_total": gang.iterations_total,
+            "iterations_done": gang.iterations_done,
+            "restart_s": gang.restart_s,
+            "fail_at": fail_at(gang.command),
+            "clock_factor": self.clock_factor,
+            "checkpoint_s": self.checkpoint_s,
+        }
         argv = python_argv(Path(replay_job.__file__))
         return ReplayHandle.spawn(argv, spec, directory, environment)
 
@@ -76,14 +85,21 @@ class ReplayHandle:
 
     @classmethod
     def spawn(
-        cls, argv: list[str], spec: Mapping[str, object], directory: Path,
+        cls,
+        argv: list[str],
+        spec: Mapping[str, object],
+        directory: Path,
         environment: Mapping[str, str],
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Start the process, which reads ``spec``. Raises OSError."""
         process = Process.spawn(
-            argv, json.dumps(spec), identity=directory / "process.json",
-            errors=directory / "errors.log", blocked=replay_job.STOP, environment=environment,
-        )  # fmt: skip
+            argv,
+            json.dumps(spec),
+            identity=directory / "process.json",
+            errors=directory / "errors.log",
+            blocked=replay_job.STOP,
+            environment=environment,
+        )
         return cls(process, directory)
 
     @classmethod
@@ -154,9 +170,12 @@ class ReplayHandle:
         if name not in self._complained:
             self._complained.add(name)
             log.warning(
-                "%s of %s is not used: %s", name, self._directory.name, problem,
+                "%s of %s is not used: %s",
+                name,
+                self._directory.name,
+                problem,
                 extra={"action": "read"},
-            )  # fmt: skip
+            )
 
 
 def _is_amount(value: object) -> TypeGuard[float]:

@@ -71,9 +71,12 @@ class Runtime(Protocol):
     """
 
     def start(
-        self, gang: Gang, directory: Path, checkpoints: Path,
+        self,
+        gang: Gang,
+        directory: Path,
+        checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:  # fmt: skip
+    ) -> Handle:
         """Start ``gang``; ``directory`` exists and is its own, ``checkpoints`` is the whole job's.
 
         Its processes find ``environment`` in theirs: how their traffic is marked.

@@ -159,9 +159,11 @@ def _written_down(directory: Path) -> Gang | None:
         return gang_from_json(stored) if stored is not None else None
     except (KeyError, OSError, TypeError, ValueError) as error:
         log.warning(
-            "%s is cleared, and what runs there ends: %s", directory.name, error,
+            "%s is cleared, and what runs there ends: %s",
+            directory.name,
+            error,
             extra={"action": "clear"},
-        )  # fmt: skip
+        )
         return None
 
 

@@ -132,9 +132,17 @@ class Link:
     """Keeps one stream to one of several servers, whichever answers; any of them will do."""
 
     def __init__(
-        self, *, servers: Sequence[str], hello: pb.Hello, supervisor: Supervisor, lease: Lease,
-        timing: Timing, changed: asyncio.Event, leave: asyncio.Event, clock: Clock,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        servers: Sequence[str],
+        hello: pb.Hello,
+        supervisor: Supervisor,
+        lease: Lease,
+        timing: Timing,
+        changed: asyncio.Event,
+        leave: asyncio.Event,
+        clock: Clock,
+    ) -> None:
         self._servers = servers
         self._hello = hello
         self._supervisor = supervisor
@@ -185,9 +193,11 @@ class Link:
         if missing != self._logged:
             log.error(
                 "%s: %s: it was deleted, or it was never created. This agent runs nothing and waits for"
-                " it; stop the agent if it is not coming back", server, missing,
+                " it; stop the agent if it is not coming back",
+                server,
+                missing,
                 extra={"action": "unknown_cluster"},
-            )  # fmt: skip
+            )
         self._logged = missing
 
     def _log_deleted(self, deleted: frozenset[str]) -> None:
@@ -195,9 +205,10 @@ class Link:
         if gone := sorted(deleted - self._deleted):
             log.error(
                 "deleted from the cluster: %s. Nothing runs there, and this process does not register them"
-                " again; restart the agent to do so, or stop it", ", ".join(gone),
+                " again; restart the agent to do so, or stop it",
+                ", ".join(gone),
                 extra={"action": "unknown_node"},
-            )  # fmt: skip
+            )
         if back := sorted(self._deleted - deleted):
             log.info("in the cluster again: %s", ", ".join(back), extra={"action": "known_node"})
         self._deleted = deleted

@@ -96,10 +96,16 @@ class Supervisor:
     """
 
     def __init__(
-        self, runtime: Runtime, state: StateDir, *, grace_s: float,
-        spawn: Callable[[Coroutine[Any, Any, None]], object], changed: Callable[[], None],
-        network: Carrying | None = None, sampling: Sampling | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        runtime: Runtime,
+        state: StateDir,
+        *,
+        grace_s: float,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        changed: Callable[[], None],
+        network: Carrying | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
         self._runtime = runtime
         self._state = state
         self._grace_s = grace_s
@@ -140,9 +146,11 @@ class Supervisor:
         """
         if revision < self.revision:
             log.warning(
-                "ignored desired state %d: %d was seen before", revision, self.revision,
+                "ignored desired state %d: %d was seen before",
+                revision,
+                self.revision,
                 extra={"action": "ignore"},
-            )  # fmt: skip
+            )
             return
         if revision > self.revision:  # even if nothing follows from it: the server waits for this
             self._changed()
@@ -249,9 +257,11 @@ class Supervisor:
             self._state.tell(gang.key, gang.network)
         except OSError as error:
             log.warning(
-                "%s is not told its part in the network: %s", _name(gang.key), error,
+                "%s is not told its part in the network: %s",
+                _name(gang.key),
+                error,
                 extra={"action": "network"},
-            )  # fmt: skip
+            )
 
     def _network_told(self) -> None:
         """Go on with gangs that waited for the map, and say what is wrong with the network."""

@@ -41,20 +41,26 @@ CELLS: Final[Sequence[Column[CellEstimate]]] = (
     Column("GPUS", lambda c: str(c.cell.gpus), right=True),
     Column("NODES", lambda c: str(c.nodes), right=True),
     Column("STAGES", lambda c: str(c.cell.pipeline_degree or ""), right=True),
-    Column("S/ITERATION", lambda c: "infeasible" if c.infeasible else number(c.iter_time_s), right=True),
+    Column(
+        "S/ITERATION", lambda c: "infeasible" if c.infeasible else number(c.iter_time_s), right=True
+    ),
     Column("SOURCE", lambda c: EstimateSource.Name(c.source)),
     Column("PLAN", lambda c: c.cell.plan, wide=True),
     Column("FROM", lambda c: c.provenance, wide=True),
-)  # fmt: skip
+)
 
 Model = Annotated[
-    str, typer.Option(metavar="NAME[/PARAMS]", help="With --batch: the workload's model.",
-                      show_default=False)
-]  # fmt: skip
+    str,
+    typer.Option(
+        metavar="NAME[/PARAMS]", help="With --batch: the workload's model.", show_default=False
+    ),
+]
 Batch = Annotated[
-    int, typer.Option(min=0, max=limits.MAX_BATCH, help="With --model: its global batch.",
-                      show_default=False)
-]  # fmt: skip
+    int,
+    typer.Option(
+        min=0, max=limits.MAX_BATCH, help="With --model: its global batch.", show_default=False
+    ),
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -101,10 +107,17 @@ def list_cells(
 def delete(
     model: Model = "",
     batch: Batch = 0,
-    gpu_type: Annotated[str, typer.Option(help="Cells on this GPU type only.", show_default=False)] = "",
+    gpu_type: Annotated[
+        str, typer.Option(help="Cells on this GPU type only.", show_default=False)
+    ] = "",
     gpus: Annotated[
-        int, typer.Option(min=0, max=limits.MAX_GPUS, help="Cells with this number of GPUs only.",
-                          show_default=False)
+        int,
+        typer.Option(
+            min=0,
+            max=limits.MAX_GPUS,
+            help="Cells with this number of GPUs only.",
+            show_default=False,
+        ),
     ] = 0,
     everything: Annotated[bool, typer.Option("--all", help="All Cells of the cluster.")] = False,
     yes: Yes = False,
@@ -112,7 +125,7 @@ def delete(
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Delete the Cells that match all options; refused while jobs run on one of them.
 
     Measurements and profiles stay, and the server estimates workloads of live jobs again.
@@ -123,9 +136,14 @@ def delete(
             "say which Cells: give some of these, or --all alone",
         )
     request = DeleteCellsRequest(
-        parent=parent(cluster), workload=_workload(model, batch), gpu_type=gpu_type, gpus=gpus,
-        all=everything, validate_only=True, request_id="",
-    )  # fmt: skip
+        parent=parent(cluster),
+        workload=_workload(model, batch),
+        gpu_type=gpu_type,
+        gpus=gpus,
+        all=everything,
+        validate_only=True,
+        request_id="",
+    )
     with connect(server) as client:
         count = client.call(client.estimates.DeleteCells, request).deleted
         if count and not validate_only:

@@ -37,9 +37,14 @@ class Child:
 
 @contextlib.contextmanager
 def running(
-    name: str, module: str, arguments: Sequence[str], folder: Path, grace_s: float,
-    environment: Mapping[str, str] | None = None, keep_open: Sequence[int] = (),
-) -> Iterator[Child]:  # fmt: skip
+    name: str,
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    grace_s: float,
+    environment: Mapping[str, str] | None = None,
+    keep_open: Sequence[int] = (),
+) -> Iterator[Child]:
     """Run a Python module as a child for the length of the block, then stop it.
 
     It has a session of its own, so that Ctrl-C at the terminal reaches only the parent, which stops its
@@ -49,10 +54,14 @@ def running(
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, stdout=out,
-            stderr=out, start_new_session=True, env={**os.environ, **(environment or {})},
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
             pass_fds=keep_open,
-        )  # fmt: skip
+        )
     try:
         yield Child(name, process, log)
     finally:

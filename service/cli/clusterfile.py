@@ -50,9 +50,17 @@ class NodeEntry(FileEntry):
     """A node, or ``count`` of them: ``{}`` in the name or rack stands for the number from 0."""
 
     shown: ClassVar = (
-        "etag", "state", "free_gpus", "jobs", "silent_s", "network_remarks", "drain_reason",
-        "drained_by", "drain_time", "drained",
-    )  # fmt: skip
+        "etag",
+        "state",
+        "free_gpus",
+        "jobs",
+        "silent_s",
+        "network_remarks",
+        "drain_reason",
+        "drained_by",
+        "drain_time",
+        "drained",
+    )
     """What `tessera nodes -o yaml` prints besides; but for the etag they are not read."""
 
     name: Text
@@ -73,8 +81,13 @@ class ClusterEntry(FileEntry):
     """The one document of a cluster file."""
 
     shown: ClassVar = (
-        "etag", "create_time", "gpus", "last_round", "next_round_time", "round_period",
-    )  # fmt: skip
+        "etag",
+        "create_time",
+        "gpus",
+        "last_round",
+        "next_round_time",
+        "round_period",
+    )
     """What `tessera cluster get -o yaml` prints besides; but for the etag they are not read."""
 
     name: Text = ""
@@ -154,9 +167,11 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
             continue
         kind = check(GpuTypeEntry, at, said)
         yield GpuType(
-            name=str(name), memory_bytes=kind.memory, dollars_per_hour=kind.dollars_per_hour,
+            name=str(name),
+            memory_bytes=kind.memory,
+            dollars_per_hour=kind.dollars_per_hour,
             watts=kind.watts,
-        )  # fmt: skip
+        )
 
 
 def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
@@ -167,9 +182,11 @@ def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
             raise InvalidInput(f"{where}[{index}]: name", f"the type {kind.name} occurs twice")
         seen.add(kind.name)
         yield GpuType(
-            name=kind.name, memory_bytes=kind.memory_bytes, dollars_per_hour=kind.dollars_per_hour,
+            name=kind.name,
+            memory_bytes=kind.memory_bytes,
+            dollars_per_hour=kind.dollars_per_hour,
             watts=kind.watts,
-        )  # fmt: skip
+        )
 
 
 def _nodes(where: str, entry: NodeEntry, known: list[str]) -> Iterator[Node]:
@@ -182,6 +199,9 @@ def _nodes(where: str, entry: NodeEntry, known: list[str]) -> Iterator[Node]:
         raise InvalidInput(f"{where}: name", problem)
     for i in range(entry.count):
         yield Node(
-            name=entry.name.replace("{}", str(i)), gpu_type=entry.gpu_type, gpus=entry.gpus,
-            rack=entry.rack.replace("{}", str(i // entry.nodes_per_rack)), etag=entry.etag,
-        )  # fmt: skip
+            name=entry.name.replace("{}", str(i)),
+            gpu_type=entry.gpu_type,
+            gpus=entry.gpus,
+            rack=entry.rack.replace("{}", str(i // entry.nodes_per_rack)),
+            etag=entry.etag,
+        )

@@ -53,9 +53,11 @@ CLUSTERS: Final[Sequence[Column[clusters_pb2.Cluster]]] = (
 TYPES: Final[Sequence[Column[clusters_pb2.GpuType]]] = (
     Column("TYPE", lambda t: t.name),
     Column("MEMORY", lambda t: f"{number(t.memory_bytes / GIB)} GiB", right=True),
-    Column("$/HOUR", lambda t: number(t.dollars_per_hour) if t.dollars_per_hour else "", right=True),
+    Column(
+        "$/HOUR", lambda t: number(t.dollars_per_hour) if t.dollars_per_hour else "", right=True
+    ),
     Column("WATTS", lambda t: number(t.watts) if t.watts else "", right=True),
-)  # fmt: skip
+)
 
 
 def add(app: typer.Typer) -> None:
@@ -83,11 +85,15 @@ def apply(
     server: Server = DEFAULT_SERVER,
     cluster: Annotated[
         str,
-        typer.Option("--cluster", "-c", envvar="TESSERA_CLUSTER",
-                     help="The cluster's id; left out: as the file says, else 'default'."),
+        typer.Option(
+            "--cluster",
+            "-c",
+            envvar="TESSERA_CLUSTER",
+            help="The cluster's id; left out: as the file says, else 'default'.",
+        ),
     ] = "",
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Create a cluster or change it: its GPU types, its nodes, its tenants (all or none of each)."""
     clusterfile = importlib.import_module(
         "tessera.service.cli.clusterfile"
@@ -115,11 +121,16 @@ def get(
         line(found.name)
     elif not show_message(found, output):
         memory = ", ".join(f"{t.name} ({_gpu_type(t)})" for t in found.gpu_types)
-        show_facts((
-            ("cluster", found.name), ("GPU types", memory), ("nodes", number(found.nodes)),
-            ("GPUs", number(found.gpus)), ("last round", short(found.last_round)),
-            ("created", f"{age(found.create_time, now())} ago"),
-        ))  # fmt: skip
+        show_facts(
+            (
+                ("cluster", found.name),
+                ("GPU types", memory),
+                ("nodes", number(found.nodes)),
+                ("GPUs", number(found.gpus)),
+                ("last round", short(found.last_round)),
+                ("created", f"{age(found.create_time, now())} ago"),
+            )
+        )
 
 
 def list_clusters(server: Server = DEFAULT_SERVER, output: OutputOption = Output.TABLE) -> None:
@@ -135,7 +146,10 @@ def list_clusters(server: Server = DEFAULT_SERVER, output: OutputOption = Output
 def delete(
     name: Annotated[str, typer.Argument(metavar="CLUSTER", help="An id or full name.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it although agents are connected; not with live jobs.")
+        bool,
+        typer.Option(
+            "--force", help="Delete it although agents are connected; not with live jobs."
+        ),
     ] = False,
     etag: Annotated[
         str, typer.Option(help="Only if `cluster get` still shows this etag.", show_default=False)
@@ -145,16 +159,20 @@ def delete(
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Delete a cluster with its nodes, Cells, models, tenants, ended jobs and rounds.
 
     Refused while jobs are live. Files of jobs, such as checkpoints, stay where they are.
     """
     full = parent(name)
     request = clusters_pb2.DeleteClusterRequest(
-        name=full, etag=etag, force=force, allow_missing=allow_missing, validate_only=validate_only,
+        name=full,
+        etag=etag,
+        force=force,
+        allow_missing=allow_missing,
+        validate_only=validate_only,
         request_id=new_request_id(),
-    )  # fmt: skip
+    )
     with connect(server) as client:
         if not validate_only:
             confirm(_question(client, full, allow_missing=allow_missing), yes=yes)
@@ -202,12 +220,16 @@ def delete_types(
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Delete GPU types that no node, Cell, quota or live job uses, all or none."""
     request = clusters_pb2.DeleteGpuTypesRequest(
-        parent=parent(cluster), gpu_types=names, etag=etag, allow_missing=allow_missing,
-        validate_only=validate_only, request_id=new_request_id(),
-    )  # fmt: skip
+        parent=parent(cluster),
+        gpu_types=names,
+        etag=etag,
+        allow_missing=allow_missing,
+        validate_only=validate_only,
+        request_id=new_request_id(),
+    )
     what = counted(len(names), "GPU type")
     if not validate_only:
         where = f"of cluster {short(parent(cluster))}"
@@ -235,25 +257,29 @@ def apply_cluster(
     the tenants not at all: their quotas are held against nodes that are stored.
     """
     upsert = clusters_pb2.UpsertClusterRequest(
-        cluster=clusters_pb2.Cluster(
-            name=name, gpu_types=described.gpu_types, etag=described.etag
-        ),
-        validate_only=validate_only, request_id=new_request_id(),
-    )  # fmt: skip
+        cluster=clusters_pb2.Cluster(name=name, gpu_types=described.gpu_types, etag=described.etag),
+        validate_only=validate_only,
+        request_id=new_request_id(),
+    )
     found = client.call(client.clusters.UpsertCluster, upsert)
     if validate_only and not _known_types(client, name) >= {n.gpu_type for n in described.nodes}:
         return found
     if described.nodes:
         nodes = clusters_pb2.UpsertNodesRequest(
-            parent=name, validate_only=validate_only, request_id=new_request_id(),
+            parent=name,
+            validate_only=validate_only,
+            request_id=new_request_id(),
             nodes=[
                 clusters_pb2.Node(
-                    name=full_name(name, "nodes", n.name), gpu_type=n.gpu_type, gpus=n.gpus,
-                    rack=n.rack, etag=n.etag,
+                    name=full_name(name, "nodes", n.name),
+                    gpu_type=n.gpu_type,
+                    gpus=n.gpus,
+                    rack=n.rack,
+                    etag=n.etag,
                 )
                 for n in described.nodes
             ],
-        )  # fmt: skip
+        )
         client.call(client.clusters.UpsertNodes, nodes)
     if described.tenants and not validate_only:
         apply_tenants(client, name, described.tenants, validate_only=False)

@@ -49,14 +49,17 @@ def drain(
         bool, typer.Option("--wait", help="Wait until no job holds a GPU on the nodes.")
     ] = False,
     timeout: Annotated[
-        str, typer.Option(help="With --wait: give up after this time, e.g. 30m. Default: never.",
-                          show_default=False)
+        str,
+        typer.Option(
+            help="With --wait: give up after this time, e.g. 30m. Default: never.",
+            show_default=False,
+        ),
     ] = "",
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Drain nodes: nothing new starts there, and the next round moves away what runs there.
 
     A node is DRAINED once no job holds a GPU there. With --wait the command ends with 1 if nodes are not
@@ -64,10 +67,13 @@ def drain(
     """
     timeout_s = options.seconds("--timeout", timeout) if timeout else None
     request = clusters_pb2.DrainNodesRequest(
-        parent=parent(cluster), names=[full_name(cluster, "nodes", name) for name in names],
-        validate_only=validate_only, request_id=new_request_id(), reason=reason,
+        parent=parent(cluster),
+        names=[full_name(cluster, "nodes", name) for name in names],
+        validate_only=validate_only,
+        request_id=new_request_id(),
+        reason=reason,
         drained_by=_user(),
-    )  # fmt: skip
+    )
     with connect(server) as client:
         found = list(client.call(client.clusters.DrainNodes, request).nodes)
         if wait and not validate_only:
@@ -84,17 +90,22 @@ def undrain(
 ) -> None:
     """Let rounds use drained nodes again."""
     request = clusters_pb2.UndrainNodesRequest(
-        parent=parent(cluster), names=[full_name(cluster, "nodes", name) for name in names],
-        validate_only=validate_only, request_id=new_request_id(),
-    )  # fmt: skip
+        parent=parent(cluster),
+        names=[full_name(cluster, "nodes", name) for name in names],
+        validate_only=validate_only,
+        request_id=new_request_id(),
+    )
     with connect(server) as client:
         show_nodes(client.call(client.clusters.UndrainNodes, request).nodes, output)
 
 
 def wait_until_drained(
-    client: Client, nodes: Sequence[clusters_pb2.Node], timeout_s: float | None,
-    now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-) -> list[clusters_pb2.Node]:  # fmt: skip
+    client: Client,
+    nodes: Sequence[clusters_pb2.Node],
+    timeout_s: float | None,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[clusters_pb2.Node]:
     """Return the nodes once all are drained; say on stderr what is left whenever that changes.
 
     Raises:

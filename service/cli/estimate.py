@@ -68,10 +68,12 @@ class Sources:
         if network and collectives is None:
             raise InvalidInput("--network", "belongs to --collectives")
         return cls(
-            collectives=collectives, network=network, profile=profile,
+            collectives=collectives,
+            network=network,
+            profile=profile,
             tables=None if collectives is None else Tables.of(read_curves(collectives)),
             records=[] if profile is None else read_rows(load, profile),
-        )  # fmt: skip
+        )
 
     def setting(self, model: Model, hardware: Hardware, shape: Shape) -> Setting:
         """Return where a model runs."""
@@ -94,9 +96,10 @@ class Sources:
         measured = ProfiledCompute(records=self.records, fallback=fallback).coverage(model.graph, 1)
         if not measured.measured:
             raise InvalidInput(
-                str(self.profile), f"holds no layer of {model.name}; give the --step that was profiled, with"
+                str(self.profile),
+                f"holds no layer of {model.name}; give the --step that was profiled, with"
                 " the same arguments",
-            )  # fmt: skip
+            )
         note(
             f"{100 * measured.measured:.0f} % of the work was measured, without tensor parallelism"
         )
@@ -124,37 +127,82 @@ def estimate(
     model: Model,
     count: Annotated[int, _option("GPUs.", "--count", "-n", min=1, max=MOST_GPUS)],
     gpu: Annotated[str, _option("GPU type, e.g. a100.", "--gpu", "-g", metavar="TYPE")] = "",
-    nodes: Annotated[int | None, _option(
-        "Nodes that the GPUs are spread over. Default: as few as possible.",
-        min=1, max=limits.MAX_GPUS)] = None,
-    node_gpus: Annotated[int | None, _option(
-        "GPUs of a node. Default: the cluster's, or without a server the data sheet's.",
-        min=1, max=limits.MAX_GPUS_A_NODE)] = None,
-    server: Annotated[str, _option(
-        "The server whose cluster's nodes are taken. Default: TESSERA_SERVER, else 127.0.0.1:7070 if one"
-        " answers there.", envvar="TESSERA_SERVER", metavar="HOST:PORT", show_envvar=False)] = "",
-    cluster: Annotated[str, _option(
-        "The cluster whose nodes are taken. Default: TESSERA_CLUSTER, else 'default'.", "--cluster", "-c",
-        envvar="TESSERA_CLUSTER", show_envvar=False)] = "",
-    offline: Annotated[bool, _option("Ask no server: nodes and memory are those of data sheets.")] = False,
-    stages: Annotated[str, _option(
-        f"Pipeline degrees; by default powers of two up to the GPUs and {COARSE_LAYERS}.",
-        metavar="N,N...")] = "",
-    every: Annotated[bool, _option(
-        "All GPU types of the cluster, of --hardware, or of the catalogue, at half, all and twice the GPUs.",
-        "--all")] = False,
+    nodes: Annotated[
+        int | None,
+        _option(
+            "Nodes that the GPUs are spread over. Default: as few as possible.",
+            min=1,
+            max=limits.MAX_GPUS,
+        ),
+    ] = None,
+    node_gpus: Annotated[
+        int | None,
+        _option(
+            "GPUs of a node. Default: the cluster's, or without a server the data sheet's.",
+            min=1,
+            max=limits.MAX_GPUS_A_NODE,
+        ),
+    ] = None,
+    server: Annotated[
+        str,
+        _option(
+            "The server whose cluster's nodes are taken. Default: TESSERA_SERVER, else 127.0.0.1:7070 if one"
+            " answers there.",
+            envvar="TESSERA_SERVER",
+            metavar="HOST:PORT",
+            show_envvar=False,
+        ),
+    ] = "",
+    cluster: Annotated[
+        str,
+        _option(
+            "The cluster whose nodes are taken. Default: TESSERA_CLUSTER, else 'default'.",
+            "--cluster",
+            "-c",
+            envvar="TESSERA_CLUSTER",
+            show_envvar=False,
+        ),
+    ] = "",
+    offline: Annotated[
+        bool, _option("Ask no server: nodes and memory are those of data sheets.")
+    ] = False,
+    stages: Annotated[
+        str,
+        _option(
+            f"Pipeline degrees; by default powers of two up to the GPUs and {COARSE_LAYERS}.",
+            metavar="N,N...",
+        ),
+    ] = "",
+    every: Annotated[
+        bool,
+        _option(
+            "All GPU types of the cluster, of --hardware, or of the catalogue, at half, all and twice the"
+            " GPUs.",
+            "--all",
+        ),
+    ] = False,
     hardware: Annotated[Path | None, _option("GPU types of your own.", metavar="FILE.yaml")] = None,
-    collectives: Annotated[Path | None, _option(
-        "Measured collectives, of `tessera profile collectives`.", metavar="FILE.csv")] = None,
+    collectives: Annotated[
+        Path | None,
+        _option("Measured collectives, of `tessera profile collectives`.", metavar="FILE.csv"),
+    ] = None,
     network: Annotated[str, _option("Which of the networks in --collectives.")] = "",
-    profile: Annotated[Path | None, _option(
-        "Measured layers, of `tessera profile`; for the --step they are of.", metavar="FILE.jsonl")] = None,
-    planner: Annotated[Planner, _option(
-        "Least time of all plans (exact, the default), or the paper's rule.")] = Planner.EXACT,
-    write: Annotated[Path | None, _option(
-        "Write the estimates as `tessera import profiles` reads them.", metavar="FILE.csv")] = None,
+    profile: Annotated[
+        Path | None,
+        _option(
+            "Measured layers, of `tessera profile`; for the --step they are of.",
+            metavar="FILE.jsonl",
+        ),
+    ] = None,
+    planner: Annotated[
+        Planner, _option("Least time of all plans (exact, the default), or the paper's rule.")
+    ] = Planner.EXACT,
+    write: Annotated[
+        Path | None,
+        _option("Write the estimates as `tessera import profiles` reads them.", metavar="FILE.csv"),
+    ] = None,
     as_json: Annotated[bool, _option("Print one JSON object.", "--json")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Estimate how fast a model trains on GPUs, and in how much memory, for each pipeline degree.
 
     Nodes and memory are those of the cluster where a server answers, so that a job gets the same estimate
@@ -235,9 +283,13 @@ def answer(
     unfound = dict.fromkeys(others, f"the {planner} planner finds no plan; --planner exact has one")
     missed = misses(setting, even, {*plans, *others}, model.rule)
     return Answer(
-        hardware=setting.hardware, shape=setting.shape, cells=plans,
-        room=setting.runtime.room, missed=missed, without=uneven | unfound,
-    )  # fmt: skip
+        hardware=setting.hardware,
+        shape=setting.shape,
+        cells=plans,
+        room=setting.runtime.room,
+        missed=missed,
+        without=uneven | unfound,
+    )
 
 
 def _type(name: str, types: Sequence[Hardware]) -> Hardware:
@@ -305,10 +357,14 @@ def _records(
     for degree in sorted({*found.cells, *found.missed}):
         plan = found.cells.get(degree)
         yield EstimateRecord(
-            workload=work, source=source,
+            workload=work,
+            source=source,
             cell=Cell(
-                gpu_type=found.hardware.name, gpus=found.shape.gpus, pipeline_degree=degree,
+                gpu_type=found.hardware.name,
+                gpus=found.shape.gpus,
+                pipeline_degree=degree,
                 nodes=found.shape.nodes,
             ),
-            iter_time_s=math.inf if plan is None else plan.iter_time_s, provenance=provenance,
-        )  # fmt: skip
+            iter_time_s=math.inf if plan is None else plan.iter_time_s,
+            provenance=provenance,
+        )

@@ -167,10 +167,12 @@ def _document(model: Model, answers: Sequence[Answer], rows: Sequence[_Row]) -> 
 def _where(answer: Answer, degree: int) -> dict[str, Any]:
     shape = answer.shape
     return {
-        "gpu_type": answer.hardware.name, "gpus": shape.gpus, "nodes": shape.nodes,
+        "gpu_type": answer.hardware.name,
+        "gpus": shape.gpus,
+        "nodes": shape.nodes,
         "node_gpus": answer.hardware.gpus_per_node,
         "pipeline_degree": degree,
-    }  # fmt: skip
+    }
 
 
 def _cell(row: _Row) -> dict[str, Any]:

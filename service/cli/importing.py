@@ -203,9 +203,11 @@ def send_estimates(
 
     def send(batch: Sequence[EstimateRecord]) -> None:
         request = estimates_pb2.UpsertCellsRequest(
-            parent=to, cells=map(_estimate, batch), validate_only=validate_only,
+            parent=to,
+            cells=map(_estimate, batch),
+            validate_only=validate_only,
             request_id=new_request_id(),
-        )  # fmt: skip
+        )
         client.call(client.estimates.UpsertCells, request, DEADLINE_S)
 
     _in_batches("estimates", records, CELLS_A_CALL, send)
@@ -238,9 +240,10 @@ def _of_known_types(
     )
     if not skip:
         raise InvalidInput(
-            str(file), f"{lacks}; add them with `tessera cluster apply -f FILE`, or leave them out"
+            str(file),
+            f"{lacks}; add them with `tessera cluster apply -f FILE`, or leave them out"
             " with --skip-unknown-types",
-        )  # fmt: skip
+        )
     kept = [record for record in found if record.cell.gpu_type in known]
     if not kept:
         raise InvalidInput(str(file), f"has estimates of other types only: {lacks}")
@@ -276,9 +279,16 @@ def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
     """Return what a trace says of a job; of the deadline, which counts from the import, only whether."""
     w = job.workload
     return (
-        w.model, w.params, w.global_batch, job.iterations, job.requested_gpus,
-        job.requested_gpu_type, job.tenant, job.guaranteed, job.HasField("deadline"),
-    )  # fmt: skip
+        w.model,
+        w.params,
+        w.global_batch,
+        job.iterations,
+        job.requested_gpus,
+        job.requested_gpu_type,
+        job.tenant,
+        job.guaranteed,
+        job.HasField("deadline"),
+    )
 
 
 def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
@@ -286,11 +296,15 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
     found = estimates_pb2.CellEstimate(
         workload=_workload(record.workload),
         cell=estimates_pb2.Cell(
-            gpu_type=cell.gpu_type, gpus=cell.gpus, pipeline_degree=cell.pipeline_degree,
+            gpu_type=cell.gpu_type,
+            gpus=cell.gpus,
+            pipeline_degree=cell.pipeline_degree,
             plan=cell.plan,
         ),
-        nodes=cell.nodes, source=_SOURCES[record.source], provenance=record.provenance,
-    )  # fmt: skip
+        nodes=cell.nodes,
+        source=_SOURCES[record.source],
+        provenance=record.provenance,
+    )
     if math.isfinite(record.iter_time_s):
         found.iter_time_s = record.iter_time_s
     else:
@@ -301,10 +315,14 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
 def _submission(arrival: Arrival, tenant: str, at: Timestamp) -> jobs_pb2.SubmitJobRequest:
     spec = arrival.spec
     job = jobs_pb2.Job(
-        workload=_workload(spec.workload), iterations=spec.iterations,
-        requested_gpus=spec.requested_gpus, requested_gpu_type=spec.requested_type,
-        tenant=tenant or spec.tenant, guaranteed=spec.guaranteed, labels=spec.labels,
-    )  # fmt: skip
+        workload=_workload(spec.workload),
+        iterations=spec.iterations,
+        requested_gpus=spec.requested_gpus,
+        requested_gpu_type=spec.requested_type,
+        tenant=tenant or spec.tenant,
+        guaranteed=spec.guaranteed,
+        labels=spec.labels,
+    )
     if math.isfinite(spec.deadline_s):
         job.deadline.FromNanoseconds(at.ToNanoseconds() + round(spec.deadline_s * 1e9))
     return jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job)

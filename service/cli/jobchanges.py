@@ -54,11 +54,17 @@ def update(
     weight: Weight = None,
     priority: Priority = None,
     deadline: Deadline = None,
-    pinned: Annotated[bool | None, typer.Option("--pinned/--movable", help="Whether moves may mend"
-                                                " fragmentation.")] = None,
+    pinned: Annotated[
+        bool | None,
+        typer.Option("--pinned/--movable", help="Whether moves may mend fragmentation."),
+    ] = None,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; replaces all labels.")] = None,
-    pin_type: Annotated[bool | None, typer.Option("--pin-type/--any-type", help="Whether the GPU type"
-                                                  " that it asks for is a demand.")] = None,
+    pin_type: Annotated[
+        bool | None,
+        typer.Option(
+            "--pin-type/--any-type", help="Whether the GPU type that it asks for is a demand."
+        ),
+    ] = None,
     avoid_node: AvoidNode = None,
     min_gpus: MinGpus = None,
     max_gpus: MaxGpus = None,
@@ -66,19 +72,28 @@ def update(
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Change what a job asks for: its weight, deadline, labels, GPU bounds, avoided nodes and pins."""
     job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
     given: dict[str, object] = {
-        "weight": weight, "priority": priority, "deadline": deadline, "pinned": pinned,
-        "labels": label, "pinned_gpu_type": pin_type, "avoid_nodes": avoid_node,
-        "min_gpus": min_gpus, "max_gpus": max_gpus,
-    }  # fmt: skip
+        "weight": weight,
+        "priority": priority,
+        "deadline": deadline,
+        "pinned": pinned,
+        "labels": label,
+        "pinned_gpu_type": pin_type,
+        "avoid_nodes": avoid_node,
+        "min_gpus": min_gpus,
+        "max_gpus": max_gpus,
+    }
     paths = [path for path, value in given.items() if value is not None]
     if not paths:
-        raise InvalidInput("update", "name at least one of --weight, --priority, --deadline, --label,"
-                           " --pinned, --movable, --pin-type, --any-type, --avoid-node,"
-                           " --min-gpus, --max-gpus")  # fmt: skip
+        raise InvalidInput(
+            "update",
+            "name at least one of --weight, --priority, --deadline, --label,"
+            " --pinned, --movable, --pin-type, --any-type, --avoid-node,"
+            " --min-gpus, --max-gpus",
+        )
     job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
     job.pinned_gpu_type = bool(pin_type)
     job.min_gpus, job.max_gpus = min_gpus or 0, max_gpus or 0
@@ -88,9 +103,11 @@ def update(
     if deadline is not None and deadline != "none":
         job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
     request = jobs_pb2.UpdateJobRequest(
-        job=job, update_mask=FieldMask(paths=paths), validate_only=validate_only,
+        job=job,
+        update_mask=FieldMask(paths=paths),
+        validate_only=validate_only,
         request_id=new_request_id(),
-    )  # fmt: skip
+    )
     with connect(server) as client:
         changed = client.call(client.jobs.UpdateJob, request)
         show_jobs([changed], now(), output)

@@ -122,13 +122,23 @@ def submit(
     """Submit jobs: one from options, or one or many from YAML files (all or none)."""
     job = jobs_pb2.Job(
         workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch or 0),
-        iterations=iterations or 0, requested_gpus=gpus or 0, requested_gpu_type=gpu_type,
-        tenant=tenant, priority=priority or 0, weight=weight or 0.0, guaranteed=guaranteed,
-        pinned=pinned, labels=options.labels("--label", label), pinned_gpu_type=pin_type,
+        iterations=iterations or 0,
+        requested_gpus=gpus or 0,
+        requested_gpu_type=gpu_type,
+        tenant=tenant,
+        priority=priority or 0,
+        weight=weight or 0.0,
+        guaranteed=guaranteed,
+        pinned=pinned,
+        labels=options.labels("--label", label),
+        pinned_gpu_type=pin_type,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
-        command=_words(command), max_retries=max_retries, profile=profile,
-        min_gpus=min_gpus or 0, max_gpus=max_gpus or 0,
-    )  # fmt: skip
+        command=_words(command),
+        max_retries=max_retries,
+        profile=profile,
+        min_gpus=min_gpus or 0,
+        max_gpus=max_gpus or 0,
+    )
     if restart:
         job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
     if deadline is not None:
@@ -232,9 +242,11 @@ def _requests(
     """Return what to submit: the job of the options, or the jobs of the files."""
     if not files:
         asked = {
-            "--model": job.workload.model, "--batch": job.workload.global_batch,
-            "--iterations": job.iterations, "--gpus": job.requested_gpus,
-        }  # fmt: skip
+            "--model": job.workload.model,
+            "--batch": job.workload.global_batch,
+            "--iterations": job.iterations,
+            "--gpus": job.requested_gpus,
+        }
         if missing := [option for option, value in asked.items() if not value]:
             raise InvalidInput(
                 "submit", f"needs {', '.join(missing)}; or -f FILE with one or many jobs in YAML"
@@ -261,9 +273,12 @@ def _submit(
 ) -> list[jobs_pb2.Job]:
     if len(requests) == 1:  # the same, but errors name the field without an index
         one = jobs_pb2.SubmitJobRequest(
-            parent=to, job_id=requests[0].job_id, job=requests[0].job,
-            validate_only=validate_only, request_id=new_request_id(),
-        )  # fmt: skip
+            parent=to,
+            job_id=requests[0].job_id,
+            job=requests[0].job,
+            validate_only=validate_only,
+            request_id=new_request_id(),
+        )
         return [client.call(client.jobs.SubmitJob, one)]
     many = jobs_pb2.SubmitJobsRequest(
         parent=to, requests=requests, validate_only=validate_only, request_id=new_request_id()

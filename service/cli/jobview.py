@@ -91,10 +91,15 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
     """Return everything about a job: its facts, and the schedule by which its deadline is met."""
     waits = job.state == jobs_pb2.QUEUED
     facts = (
-        *_asked(job), *_stands(job, now), *_runs_on(job.allocation), ("network", details.network),
-        ("next round", details.next_round if waits else ""), *_why(job),
-        *profiled(job, details.profiling), *_history(details.history),
-    )  # fmt: skip
+        *_asked(job),
+        *_stands(job, now),
+        *_runs_on(job.allocation),
+        ("network", details.network),
+        ("next round", details.next_round if waits else ""),
+        *_why(job),
+        *profiled(job, details.profiling),
+        *_history(details.history),
+    )
     parts: list[RenderableType] = [facts_grid(facts)]
     if job.certificate:
         parts += [
@@ -226,9 +231,13 @@ def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
 
 _TASK: Final = estimates_pb2.ProfilingTask
 _SAID: Final = {
-    _TASK.PLANNED: "will wait", _TASK.WAITS: "waits", _TASK.RUNS: "runs",
-    _TASK.DONE: "done", _TASK.FAILED: "failed", _TASK.CANCELLED: "cancelled",
-}  # fmt: skip
+    _TASK.PLANNED: "will wait",
+    _TASK.WAITS: "waits",
+    _TASK.RUNS: "runs",
+    _TASK.DONE: "done",
+    _TASK.FAILED: "failed",
+    _TASK.CANCELLED: "cancelled",
+}
 
 
 def profiled(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:

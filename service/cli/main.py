@@ -213,9 +213,12 @@ def exit_code(error: TesseraError) -> Exit:
 
 
 app = typer.Typer(
-    cls=Commands, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False,
+    cls=Commands,
+    no_args_is_help=True,
+    epilog=EPILOG,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
-)  # fmt: skip
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -237,8 +240,17 @@ def top(
 
 
 for _module in (
-    jobs, jobchanges, rounds, networks, clusters, nodes, drains, tenants, cells, models,
-):  # fmt: skip
+    jobs,
+    jobchanges,
+    rounds,
+    networks,
+    clusters,
+    nodes,
+    drains,
+    tenants,
+    cells,
+    models,
+):
     _module.add(app)
 
 

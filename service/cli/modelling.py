@@ -56,34 +56,65 @@ def _training(text: str, *names: str, **rest: Any) -> Any:
 
 def asked(
     *,
-    batch: Annotated[int, _option(
-        "Samples an iteration.", min=1, max=limits.MAX_BATCH)],
-    model: Annotated[str, _option(
-        "One of the papers' models; `bert` lists its sizes. With --architecture, --hf, --step or --torch: the"
-        " name to give it.", "--model", "-m", metavar="NAME[/PARAMS]")] = "",
-    architecture: Annotated[Path | None, _option(
-        "Layers, hidden, heads ... in YAML or JSON.", metavar="FILE")] = None,
-    hf: Annotated[Path | None, _option(
-        "A Hugging Face configuration.", metavar="config.json")] = None,
-    step: Annotated[str, _option(
-        "A training step in JAX, which is an extra: estimator.", metavar="MODULE:FUNCTION")] = "",
-    torch: Annotated[str, _option(
-        "A PyTorch module and example arguments; an extra: torch.", metavar="MODULE:FUNCTION")] = "",
-    argument: Annotated[list[str] | None, _option(
-        "Of the function of --step or --torch; repeatable.", metavar="KEY=VALUE")] = None,
-    sequence: Annotated[int | None, _training("Tokens a sample, instead of the file's.", min=1)] = None,
+    batch: Annotated[int, _option("Samples an iteration.", min=1, max=limits.MAX_BATCH)],
+    model: Annotated[
+        str,
+        _option(
+            "One of the papers' models; `bert` lists its sizes. With --architecture, --hf, --step or"
+            " --torch: the name to give it.",
+            "--model",
+            "-m",
+            metavar="NAME[/PARAMS]",
+        ),
+    ] = "",
+    architecture: Annotated[
+        Path | None, _option("Layers, hidden, heads ... in YAML or JSON.", metavar="FILE")
+    ] = None,
+    hf: Annotated[
+        Path | None, _option("A Hugging Face configuration.", metavar="config.json")
+    ] = None,
+    step: Annotated[
+        str,
+        _option("A training step in JAX, which is an extra: estimator.", metavar="MODULE:FUNCTION"),
+    ] = "",
+    torch: Annotated[
+        str,
+        _option(
+            "A PyTorch module and example arguments; an extra: torch.", metavar="MODULE:FUNCTION"
+        ),
+    ] = "",
+    argument: Annotated[
+        list[str] | None,
+        _option("Of the function of --step or --torch; repeatable.", metavar="KEY=VALUE"),
+    ] = None,
+    sequence: Annotated[
+        int | None, _training("Tokens a sample, instead of the file's.", min=1)
+    ] = None,
     dtype: Annotated[str | None, _training(f"Of compute: {', '.join(DTYPE_BYTES)}.")] = None,
-    flash: Annotated[bool, _training("Attention that stores no scores (files only).", "--flash")] = False,
-    micro_batches: Annotated[str, _training(
-        "A number; `stages`, `4-stages`: as many, four times as many as stages; or `searched`. By default as"
-        f" the paper has it, or {DEFAULT_MICRO_BATCHES}.", metavar="N|stages|4-stages|searched")] = "",
-    checkpointing: Annotated[bool | None, _training(
-        "Repeat forward passes instead of keeping activations; by default as the paper does, else not.",
-        "--checkpointing/--no-checkpointing")] = None,
+    flash: Annotated[
+        bool, _training("Attention that stores no scores (files only).", "--flash")
+    ] = False,
+    micro_batches: Annotated[
+        str,
+        _training(
+            "A number; `stages`, `4-stages`: as many, four times as many as stages; or `searched`. By"
+            f" default as the paper has it, or {DEFAULT_MICRO_BATCHES}.",
+            metavar="N|stages|4-stages|searched",
+        ),
+    ] = "",
+    checkpointing: Annotated[
+        bool | None,
+        _training(
+            "Repeat forward passes instead of keeping activations; by default as the paper does, else not.",
+            "--checkpointing/--no-checkpointing",
+        ),
+    ] = None,
     zero: Annotated[int | None, _training("ZeRO stage.", min=0, max=3)] = None,
-    state_bytes: Annotated[float | None, _training(
-        "Of a parameter with gradient and optimizer; 16: Adam.", min=1.0, max=64.0)] = None,
-) -> Model:  # fmt: skip
+    state_bytes: Annotated[
+        float | None,
+        _training("Of a parameter with gradient and optimizer; 16: Adam.", min=1.0, max=64.0),
+    ] = None,
+) -> Model:
     """Return what the options say. Raises InvalidInput."""
     models = {"--architecture": architecture, "--hf": hf, "--step": step, "--torch": torch}
     given = [name for name, value in models.items() if value]
@@ -109,10 +140,12 @@ def asked(
     training = _training_of(made.training, checkpointing, state_bytes)
     count, rule = _micro_batches(micro_batches, training)
     return replace(
-        made, training=replace(training, micro_batches=count), rule=rule,
+        made,
+        training=replace(training, micro_batches=count),
+        rule=rule,
         graph=made.graph if dtype is None else replace(made.graph, dtype=dtype),
         states=made.states if zero is None else States(zero=zero),
-    )  # fmt: skip
+    )
 
 
 def with_model(command: _Command) -> Callable[..., None]:
@@ -130,9 +163,10 @@ def _published(text: str, batch: int) -> Model:
         )
     if name not in known:
         raise InvalidInput(
-            "--model", f"there is no model {name!r}, only {', '.join(known)}; describe another one with"
+            "--model",
+            f"there is no model {name!r}, only {', '.join(known)}; describe another one with"
             " --architecture, --hf, --step or --torch",
-        )  # fmt: skip
+        )
     if not params and len(known[name]) == 1:
         params = known[name][0]
     if params not in known[name]:
@@ -142,9 +176,13 @@ def _published(text: str, batch: int) -> Model:
         )
     found = find(name, params)
     return Model(
-        name=name, params=params, graph=found.graph, training=found.at(batch), rule=None,
+        name=name,
+        params=params,
+        graph=found.graph,
+        training=found.at(batch),
+        rule=None,
         states=States(zero=found.zero),
-    )  # fmt: skip
+    )
 
 
 def _own(text: str, batch: int, graph: Graph) -> Model:
@@ -152,9 +190,12 @@ def _own(text: str, batch: int, graph: Graph) -> Model:
     training = Training(global_batch=batch, micro_batches=min(DEFAULT_MICRO_BATCHES, batch))
     return Model(
         name=_NOT_A_NAME.sub("-", name or graph.name).strip("-") or "model",
-        params=params or size_of(graph.parameters), graph=graph, training=training, rule=None,
+        params=params or size_of(graph.parameters),
+        graph=graph,
+        training=training,
+        rule=None,
         states=States(),
-    )  # fmt: skip
+    )
 
 
 def size_of(parameters: float) -> str:

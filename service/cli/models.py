@@ -91,33 +91,60 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
 
 
 def add_model(
-    name: Annotated[str, typer.Argument(
-        metavar="NAME[/PARAMS]", help="As jobs name it, e.g. llama/7B for --model llama --params 7B.")],
-    architecture: Annotated[str, _option(
-        "Layers, hidden, heads ... in YAML or JSON; '-' for stdin.", metavar="FILE")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[/PARAMS]",
+            help="As jobs name it, e.g. llama/7B for --model llama --params 7B.",
+        ),
+    ],
+    architecture: Annotated[
+        str, _option("Layers, hidden, heads ... in YAML or JSON; '-' for stdin.", metavar="FILE")
+    ] = "",
     hf: Annotated[str, _option("A Hugging Face configuration.", metavar="config.json")] = "",
-    micro_batches: Annotated[int, _option(
-        "Of an iteration, no more than samples; 16.", min=1, max=limits.MAX_MICRO_BATCHES)] = 16,
-    state_bytes: Annotated[float, _option(
-        "Of a parameter with gradient and optimizer; 16: Adam.", min=1.0, max=limits.MAX_STATE_BYTES)] = 16.0,
-    checkpointing: Annotated[bool, _option(
-        "Repeat forward passes instead of keeping activations; by default not.",
-        "--checkpointing/--no-checkpointing")] = False,
-    dtype: Annotated[str, _option(f"Of compute, instead of the file's: {', '.join(limits.DTYPES)}.")] = "",
-    sequence: Annotated[int | None, _option(
-        "Tokens a sample, instead of the file's.", min=1, max=limits.MAX_SEQUENCE)] = None,
+    micro_batches: Annotated[
+        int,
+        _option("Of an iteration, no more than samples; 16.", min=1, max=limits.MAX_MICRO_BATCHES),
+    ] = 16,
+    state_bytes: Annotated[
+        float,
+        _option(
+            "Of a parameter with gradient and optimizer; 16: Adam.",
+            min=1.0,
+            max=limits.MAX_STATE_BYTES,
+        ),
+    ] = 16.0,
+    checkpointing: Annotated[
+        bool,
+        _option(
+            "Repeat forward passes instead of keeping activations; by default not.",
+            "--checkpointing/--no-checkpointing",
+        ),
+    ] = False,
+    dtype: Annotated[
+        str, _option(f"Of compute, instead of the file's: {', '.join(limits.DTYPES)}.")
+    ] = "",
+    sequence: Annotated[
+        int | None,
+        _option("Tokens a sample, instead of the file's.", min=1, max=limits.MAX_SEQUENCE),
+    ] = None,
     flash: Annotated[bool, _option("Attention that stores no scores.", "--flash")] = False,
     zero: Annotated[int, _option("ZeRO stage.", min=0, max=3)] = 0,
-    step: Annotated[str, _option(
-        "A training step in JAX that nodes can import: what `submit --profile` measures.",
-        metavar="MODULE:FUNCTION")] = "",
-    argument: Annotated[list[str] | None, _option(
-        "Of the step's function; repeatable.", metavar="KEY=VALUE")] = None,
+    step: Annotated[
+        str,
+        _option(
+            "A training step in JAX that nodes can import: what `submit --profile` measures.",
+            metavar="MODULE:FUNCTION",
+        ),
+    ] = "",
+    argument: Annotated[
+        list[str] | None, _option("Of the step's function; repeatable.", metavar="KEY=VALUE")
+    ] = None,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Describe a model to a cluster, or replace it; jobs that wait for it are estimated at once.
 
     It comes before a published one of the same name.
@@ -126,14 +153,25 @@ def add_model(
     if dtype and dtype not in limits.DTYPES:
         raise InvalidInput("--dtype", f"must be one of {', '.join(limits.DTYPES)}, not {dtype!r}")
     described = Model(
-        model=model, params=params, architecture=_described(architecture, hf), dtype=dtype,
-        sequence=sequence or 0, flash=flash, micro_batches=micro_batches, state_bytes=state_bytes,
-        checkpointing=checkpointing, zero=zero, step=step, step_arguments=argument or [],
-    )  # fmt: skip
+        model=model,
+        params=params,
+        architecture=_described(architecture, hf),
+        dtype=dtype,
+        sequence=sequence or 0,
+        flash=flash,
+        micro_batches=micro_batches,
+        state_bytes=state_bytes,
+        checkpointing=checkpointing,
+        zero=zero,
+        step=step,
+        step_arguments=argument or [],
+    )
     request = UpsertModelsRequest(
-        parent=parent(cluster), models=[described], validate_only=validate_only,
+        parent=parent(cluster),
+        models=[described],
+        validate_only=validate_only,
         request_id=new_request_id(),
-    )  # fmt: skip
+    )
     with connect(server) as client:
         found = client.call(client.estimates.UpsertModels, request)
     _show(ListModelsResponse(models=found.models), found.models, output)
@@ -141,21 +179,29 @@ def add_model(
 
 
 def delete_models(
-    names: Annotated[list[str], typer.Argument(
-        metavar="NAME[/PARAMS]...", help="Models of the cluster's own, as `tessera models` lists them.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME[/PARAMS]...",
+            help="Models of the cluster's own, as `tessera models` lists them.",
+        ),
+    ],
     allow_missing: AllowMissing = False,
     yes: Yes = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Delete models that no live job trains, all or none, with the Cells that were computed from them."""
     models = [_parse_name(name) for name in names]
     request = DeleteModelsRequest(
-        parent=parent(cluster), models=[ModelName(model=m, params=p) for m, p in models],
-        allow_missing=allow_missing, validate_only=validate_only, request_id=new_request_id(),
-    )  # fmt: skip
+        parent=parent(cluster),
+        models=[ModelName(model=m, params=p) for m, p in models],
+        allow_missing=allow_missing,
+        validate_only=validate_only,
+        request_id=new_request_id(),
+    )
     what = counted(len(names), "model")
     if not validate_only:
         confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)

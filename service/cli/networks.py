@@ -145,8 +145,9 @@ def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
         raise CallFailed(
             f"{failed}; `tessera topology set FILE` describes a network, the next start, end or"
             " `tessera network plan` plans it",
-            failed.exit_code, failed.reason,
-        ) from failed  # fmt: skip
+            failed.exit_code,
+            failed.reason,
+        ) from failed
 
 
 def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
@@ -218,9 +219,12 @@ def _plans(moment: Timestamp) -> Sequence[Column[pb.NetworkPlan]]:
         Column("ROUND", lambda p: short(p.round), right=True),
         Column("LEVELS", lambda p: str(p.levels), right=True),
         Column("CHANGED", lambda p: f"{p.changed:,}", right=True),
-        Column("TOOK", lambda p: f"{p.seconds * 1e3:.0f} ms" if p.seconds < 1 else span(p.seconds),
-               right=True),
-    )  # fmt: skip
+        Column(
+            "TOOK",
+            lambda p: f"{p.seconds * 1e3:.0f} ms" if p.seconds < 1 else span(p.seconds),
+            right=True,
+        ),
+    )
 
 
 def _dscp(decision: pb.NetworkDecision) -> str:

@@ -87,9 +87,12 @@ def delete(
     """
     nodes = [full_name(cluster, "nodes", name) for name in names]
     request = clusters_pb2.DeleteNodesRequest(
-        parent=parent(cluster), names=nodes, allow_missing=allow_missing,
-        validate_only=validate_only, request_id=new_request_id(),
-    )  # fmt: skip
+        parent=parent(cluster),
+        names=nodes,
+        allow_missing=allow_missing,
+        validate_only=validate_only,
+        request_id=new_request_id(),
+    )
     what = counted(len(nodes), "node")
     if not validate_only:
         confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)

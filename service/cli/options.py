@@ -66,19 +66,27 @@ ValidateOnly = Annotated[
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its full name.")]
 Priority = Annotated[
     int | None,
-    typer.Option(min=1, max=limits.MAX_PRIORITY,
-                 help="Queue, 1 before 2; counts in rounds with --queue-order or --queue-weights."),
-]  # fmt: skip
+    typer.Option(
+        min=1,
+        max=limits.MAX_PRIORITY,
+        help="Queue, 1 before 2; counts in rounds with --queue-order or --queue-weights.",
+    ),
+]
 Weight = Annotated[
     float | None,
-    typer.Option(min=limits.MIN_WEIGHT, max=limits.MAX_WEIGHT,
-                 help="Worth of its throughput beside others'; 1 where none is named."),
-]  # fmt: skip
+    typer.Option(
+        min=limits.MIN_WEIGHT,
+        max=limits.MAX_WEIGHT,
+        help="Worth of its throughput beside others'; 1 where none is named.",
+    ),
+]
 Deadline = Annotated[
     str | None,
-    typer.Option(help="The job's deadline: a time (RFC 3339), or real time from now, e.g. 6h; `update` takes"
-                      " 'none' too. Rounds with --deadlines promise it, or say what could be met."),
-]  # fmt: skip
+    typer.Option(
+        help="The job's deadline: a time (RFC 3339), or real time from now, e.g. 6h; `update` takes"
+        " 'none' too. Rounds with --deadlines promise it, or say what could be met."
+    ),
+]
 MinGpus = Annotated[
     int | None,
     typer.Option(min=0, max=limits.MAX_GPUS, help="Never run on fewer GPUs. Default: no bound."),
@@ -93,10 +101,17 @@ AvoidNode = Annotated[
 ]
 
 _BYTES: Final = {
-    "": 1, "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
 _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)")
 
 

@@ -43,19 +43,29 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
 
 def profile(
     context: typer.Context,
-    step: Annotated[str, _option(
-        "A function that takes `samples` (and `tp`, if it can be divided) and returns loss, parameters and"
-        " batch.", metavar="MODULE:FUNCTION")] = "",
-    argument: Annotated[list[str] | None, _option(
-        "Of the function; repeatable.", metavar="KEY=VALUE")] = None,
+    step: Annotated[
+        str,
+        _option(
+            "A function that takes `samples` (and `tp`, if it can be divided) and returns loss, parameters"
+            " and batch.",
+            metavar="MODULE:FUNCTION",
+        ),
+    ] = "",
+    argument: Annotated[
+        list[str] | None, _option("Of the function; repeatable.", metavar="KEY=VALUE")
+    ] = None,
     samples: Annotated[str, _option("Samples of a micro-batch on one GPU; 1,2,4,8.")] = "1,2,4,8",
     tp: Annotated[str, _option("Tensor degrees; 1.")] = "1",
-    to: Annotated[Path | None, _option(
-        "Append the records; what is there already is not measured again.", metavar="FILE.jsonl")] = None,
+    to: Annotated[
+        Path | None,
+        _option(
+            "Append the records; what is there already is not measured again.", metavar="FILE.jsonl"
+        ),
+    ] = None,
     warmups: Annotated[int, _option("Runs before each timing; 2.", min=0, max=_MOST_REPEATS)] = 2,
     repeats: Annotated[int, _option("Timed runs; 5.", min=1, max=_MOST_REPEATS)] = 5,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure a step's layers on one device, for `tessera estimate --step ... --profile FILE`.
 
     Layers of one kind are measured once. Needs JAX, on a GPU if there is one.
@@ -73,9 +83,13 @@ def profile(
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("layers", total=len(sizes))
         for records in measuring.layers(
-            (step, step_arguments(argument)), sizes, to=to, date=_today(),
-            warmups=warmups, repeats=repeats,
-        ):  # fmt: skip
+            (step, step_arguments(argument)),
+            sizes,
+            to=to,
+            date=_today(),
+            warmups=warmups,
+            repeats=repeats,
+        ):
             found += records
             progress.advance(task)
     _show(found, _LAYERS, as_json=as_json)
@@ -86,19 +100,29 @@ def profile(
 
 
 def collectives(
-    to: Annotated[Path | None, _option(
-        "Write them, for `tessera estimate --collectives`.", metavar="FILE.csv")] = None,
-    gpu: Annotated[str, _option(
-        "Name of the GPU type, as estimates name it; by default as the device calls itself.")] = "",
+    to: Annotated[
+        Path | None,
+        _option("Write them, for `tessera estimate --collectives`.", metavar="FILE.csv"),
+    ] = None,
+    gpu: Annotated[
+        str,
+        _option(
+            "Name of the GPU type, as estimates name it; by default as the device calls itself."
+        ),
+    ] = "",
     network: Annotated[str, _option("Name of the network between nodes; `default`.")] = "default",
     primitive: Annotated[list[Primitive] | None, _option("Repeatable; by default all.")] = None,
     sizes: Annotated[str, _option(f"Of tensors; {SIZES}.")] = SIZES,
-    group: Annotated[list[str] | None, _option(
-        "Groups of so many nodes and GPUs of each; repeatable; by default all powers of two.",
-        metavar="NODESxGPUS")] = None,
+    group: Annotated[
+        list[str] | None,
+        _option(
+            "Groups of so many nodes and GPUs of each; repeatable; by default all powers of two.",
+            metavar="NODESxGPUS",
+        ),
+    ] = None,
     repeats: Annotated[int, _option("Timed runs; 5.", min=1, max=_MOST_REPEATS)] = 5,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure collectives on the devices that are there; a process of a JAX job is a node. Needs JAX."""
     wanted = list(primitive or Primitive)
     size_bytes = sorted({options.size_bytes("--sizes", text) for text in sizes.split(",")})
@@ -108,9 +132,14 @@ def collectives(
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("collectives", total=len(wanted))
         found: list[CommRecord] = with_jax(MEASURING).collectives(
-            wanted, size_bytes, groups, names=(gpu, network), date=_today(), repeats=repeats,
+            wanted,
+            size_bytes,
+            groups,
+            names=(gpu, network),
+            date=_today(),
+            repeats=repeats,
             told=lambda: progress.advance(task),
-        )  # fmt: skip
+        )
     if to is not None:
         write_records(to, found)
     _show(found, _COLLECTIVES, as_json=as_json)

@@ -28,11 +28,21 @@ NARROWEST: Final = 6
 """Columns below which no column of a table is cut to fit a terminal."""
 
 _STYLES: Final = {
-    "RUNNING": "green", "SUCCEEDED": "green", "READY": "green", "committed": "green",
-    "STARTING": "cyan", "QUEUED": "yellow", "HELD": "yellow", "DRAINING": "yellow",
+    "RUNNING": "green",
+    "SUCCEEDED": "green",
+    "READY": "green",
+    "committed": "green",
+    "STARTING": "cyan",
+    "QUEUED": "yellow",
+    "HELD": "yellow",
+    "DRAINING": "yellow",
     "DRAINED": "cyan",
-    "FAILED": "red", "REJECTED": "red", "FAILING": "red", "UNREACHABLE": "red", "refused": "red",
-}  # fmt: skip
+    "FAILED": "red",
+    "REJECTED": "red",
+    "FAILING": "red",
+    "UNREACHABLE": "red",
+    "refused": "red",
+}
 
 err = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
 """Progress, notes and errors."""
@@ -89,9 +99,12 @@ def show_message(message: Message, output: Output) -> bool:
 def as_json(message: Message, indent: int | None = 2) -> str:
     """Return proto JSON with the protos' field names; with ``indent`` None, on one line."""
     return MessageToJson(
-        message, indent=indent, preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True, ensure_ascii=False,
-    )  # fmt: skip
+        message,
+        indent=indent,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        ensure_ascii=False,
+    )
 
 
 def table(
@@ -192,8 +205,10 @@ def span(seconds: float) -> str:
     if whole < 60:
         return f"{whole}s"
     for unit, name, next_unit, next_name in (
-        (86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"),
-    ):  # fmt: skip
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "m"),
+        (60, "m", 1, "s"),
+    ):
         if whole >= unit:
             count, rest = divmod(whole, unit)
             rest //= next_unit

@@ -71,69 +71,139 @@ Real: TypeAlias = float | None
 
 def _best(
     *,
-    objective: Annotated[Text, _option(
-        _OBJECTIVE, "What is best, e.g. throughput (default) or 'deadline then jct'; see above.")] = None,
-    scheduler: Annotated[Text, _option(
-        _OBJECTIVE, "A published policy decides instead, e.g. fcfs; '': none (default).")] = None,
-    raw_throughput: Annotated[Flag, _option(
-        _OBJECTIVE, "Sum samples/s as they are, or normalised by job (default).",
-        "--raw-throughput/--normalised-throughput")] = None,
-    queue_weights: Annotated[Text, _option(
-        _OBJECTIVE, "Factors on weights by queue, e.g. 1:4,2:1; others have 1.")] = None,
-    restart_horizon: Annotated[Text, _option(
-        _OBJECTIVE, "Over what a restart must pay off; by default 1h.")] = None,
-    max_restart_share: Annotated[Real, _option(
-        _OBJECTIVE, "A restart never costs more of a Cell's value; by default 0.9.",
-        min=0.0, max=1.0)] = None,
-    cost_of: Annotated[CostOf | None, _option(
-        _OBJECTIVE, "What cost counts; by default dollars.")] = None,
-    rate_floor: Annotated[Real, _option(
-        _OBJECTIVE, "cost runs no job below this share of its usual rate; by default 0.5.",
-        min=0.0, max=1.0)] = None,
-    fairness_levels: Annotated[Whole, _option(
-        _OBJECTIVE, "How many of the worst-off jobs a fairness objective settles; by default 4.",
-        min=1, max=limits.MAX_FAIRNESS_LEVELS)] = None,
-    caution: Annotated[Real, _option(
-        _OBJECTIVE, "Take uncertain estimates to be slower by so many standard deviations; by default 0.",
-        min=0.0, max=MAX_CAUTION)] = None,
-) -> scheduler_pb2.RoundOptions:  # fmt: skip
+    objective: Annotated[
+        Text,
+        _option(
+            _OBJECTIVE, "What is best, e.g. throughput (default) or 'deadline then jct'; see above."
+        ),
+    ] = None,
+    scheduler: Annotated[
+        Text,
+        _option(_OBJECTIVE, "A published policy decides instead, e.g. fcfs; '': none (default)."),
+    ] = None,
+    raw_throughput: Annotated[
+        Flag,
+        _option(
+            _OBJECTIVE,
+            "Sum samples/s as they are, or normalised by job (default).",
+            "--raw-throughput/--normalised-throughput",
+        ),
+    ] = None,
+    queue_weights: Annotated[
+        Text, _option(_OBJECTIVE, "Factors on weights by queue, e.g. 1:4,2:1; others have 1.")
+    ] = None,
+    restart_horizon: Annotated[
+        Text, _option(_OBJECTIVE, "Over what a restart must pay off; by default 1h.")
+    ] = None,
+    max_restart_share: Annotated[
+        Real,
+        _option(
+            _OBJECTIVE,
+            "A restart never costs more of a Cell's value; by default 0.9.",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
+    cost_of: Annotated[
+        CostOf | None, _option(_OBJECTIVE, "What cost counts; by default dollars.")
+    ] = None,
+    rate_floor: Annotated[
+        Real,
+        _option(
+            _OBJECTIVE,
+            "cost runs no job below this share of its usual rate; by default 0.5.",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
+    fairness_levels: Annotated[
+        Whole,
+        _option(
+            _OBJECTIVE,
+            "How many of the worst-off jobs a fairness objective settles; by default 4.",
+            min=1,
+            max=limits.MAX_FAIRNESS_LEVELS,
+        ),
+    ] = None,
+    caution: Annotated[
+        Real,
+        _option(
+            _OBJECTIVE,
+            "Take uncertain estimates to be slower by so many standard deviations; by default 0.",
+            min=0.0,
+            max=MAX_CAUTION,
+        ),
+    ] = None,
+) -> scheduler_pb2.RoundOptions:
     """Return what is best."""
     _check("--objective", lambda: parse(objective or "throughput"))
     _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
     found = scheduler_pb2.RoundOptions(
-        objective=objective, scheduler=scheduler, raw_throughput=raw_throughput,
-        queue_weights=queue_weights, max_restart_share=max_restart_share, cost_of=cost_of,
-        rate_floor=rate_floor, fairness_levels=fairness_levels, caution=caution,
-    )  # fmt: skip
+        objective=objective,
+        scheduler=scheduler,
+        raw_throughput=raw_throughput,
+        queue_weights=queue_weights,
+        max_restart_share=max_restart_share,
+        cost_of=cost_of,
+        rate_floor=rate_floor,
+        fairness_levels=fairness_levels,
+        caution=caution,
+    )
     _read(found.restart_horizon, "--restart-horizon", restart_horizon)
     return found
 
 
 def _timely(
     *,
-    deadlines: Annotated[Deadlines | None, _option(
-        _DEADLINES, "Promise jobs' deadlines round by round (myopic) or by a plan over rounds to come"
-        " (look-ahead), plan without a promise (planned), or only keep what was promised (keep)."
-        " Default: auto, which is look-ahead if the objective names deadline, else keep.")] = None,
-    round_length: Annotated[Text, _option(
-        _DEADLINES, "Time to the next round; by default the server's period, else 300s.")] = None,
-    queue_order: Annotated[Flag, _option(
-        _QUEUES, "Launch by queue (`--priority`) and arrival, not by value alone.",
-        "--queue-order/--no-queue-order")] = None,
-    promote_after: Annotated[Text, _option(
-        _QUEUES, "A job that has waited so long, e.g. 2h, counts as one queue higher; never (default).")
+    deadlines: Annotated[
+        Deadlines | None,
+        _option(
+            _DEADLINES,
+            "Promise jobs' deadlines round by round (myopic) or by a plan over rounds to come"
+            " (look-ahead), plan without a promise (planned), or only keep what was promised (keep)."
+            " Default: auto, which is look-ahead if the objective names deadline, else keep.",
+        ),
     ] = None,
-    opportunistic: Annotated[Flag, _option(
-        _QUEUES, "With --queue-order: start jobs past a blocked one, suspend them once it fits.",
-        "--opportunistic/--no-opportunistic")] = None,
-    reserve_after: Annotated[Text, _option(
-        _QUEUES, "Reserve GPUs for the first job that has waited so long; never (default).")] = None,
-) -> scheduler_pb2.RoundOptions:  # fmt: skip
+    round_length: Annotated[
+        Text,
+        _option(_DEADLINES, "Time to the next round; by default the server's period, else 300s."),
+    ] = None,
+    queue_order: Annotated[
+        Flag,
+        _option(
+            _QUEUES,
+            "Launch by queue (`--priority`) and arrival, not by value alone.",
+            "--queue-order/--no-queue-order",
+        ),
+    ] = None,
+    promote_after: Annotated[
+        Text,
+        _option(
+            _QUEUES,
+            "A job that has waited so long, e.g. 2h, counts as one queue higher; never (default).",
+        ),
+    ] = None,
+    opportunistic: Annotated[
+        Flag,
+        _option(
+            _QUEUES,
+            "With --queue-order: start jobs past a blocked one, suspend them once it fits.",
+            "--opportunistic/--no-opportunistic",
+        ),
+    ] = None,
+    reserve_after: Annotated[
+        Text,
+        _option(
+            _QUEUES, "Reserve GPUs for the first job that has waited so long; never (default)."
+        ),
+    ] = None,
+) -> scheduler_pb2.RoundOptions:
     """Return what is promised, and in which order jobs come."""
     found = scheduler_pb2.RoundOptions(
         deadlines="" if deadlines is Deadlines.AUTO else deadlines,
-        queue_order=queue_order, opportunistic=opportunistic,
-    )  # fmt: skip
+        queue_order=queue_order,
+        opportunistic=opportunistic,
+    )
     _read(found.round, "--round-length", round_length)
     _read(found.promote_after, "--promote-after", promote_after, never=True)
     _read(found.reserve_after, "--reserve-after", reserve_after, never=True)
@@ -142,39 +212,78 @@ def _timely(
 
 def _bounded(
     *,
-    run_to_completion: Annotated[Flag, _option(
-        _LIMITS, "No launched job is suspended.", "--run-to-completion/--preempt")] = None,
-    min_run: Annotated[Text, _option(
-        _LIMITS, "No job is moved, resized or suspended before it has run so long.")] = None,
-    max_changes: Annotated[Whole, _option(
-        _LIMITS, "At most so many running jobs are moved, resized or suspended; -1: any number.",
-        min=-1, max=limits.MAX_CHANGES)] = None,
-    defragment_every: Annotated[Whole, _option(
-        _LIMITS, "Rounds between defragmentations; 0: never.",
-        min=0, max=limits.MAX_DEFRAGMENT_EVERY)] = None,
-    network_levels: Annotated[Whole, _option(
-        _LIMITS, "Levels of network priority, where the cluster's network is described; by default 8.",
-        min=1, max=NETWORK_LEVELS)] = None,
-    network_floor: Annotated[Real, _option(
-        _LIMITS, "Share of its rate alone that each job shall have on the network; by default 0.",
-        min=0.0, max=MAX_FLOOR)] = None,
-    network_measure: Annotated[Text, _option(
-        _LIMITS, "A job on several nodes goes first on the network until its traffic is measured, at most so"
-        " long; by default 0s: not.")] = None,
-    solver: Annotated[Text, _option(
-        _SOLVING, "portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")] = None,
-    gap: Annotated[Real, _option(_SOLVING, "Stop at this gap to the bound; by default 1e-4.")] = None,
-    seed: Annotated[Whole, _option(
-        _SOLVING, "Seed of whatever is random.", min=0, max=limits.MAX_SEED)] = None,
-    solve_limit: Annotated[Text, _option(
-        _SOLVING, "Solve for at most this long, e.g. 5s.")] = None,
-) -> scheduler_pb2.RoundOptions:  # fmt: skip
+    run_to_completion: Annotated[
+        Flag, _option(_LIMITS, "No launched job is suspended.", "--run-to-completion/--preempt")
+    ] = None,
+    min_run: Annotated[
+        Text, _option(_LIMITS, "No job is moved, resized or suspended before it has run so long.")
+    ] = None,
+    max_changes: Annotated[
+        Whole,
+        _option(
+            _LIMITS,
+            "At most so many running jobs are moved, resized or suspended; -1: any number.",
+            min=-1,
+            max=limits.MAX_CHANGES,
+        ),
+    ] = None,
+    defragment_every: Annotated[
+        Whole,
+        _option(
+            _LIMITS,
+            "Rounds between defragmentations; 0: never.",
+            min=0,
+            max=limits.MAX_DEFRAGMENT_EVERY,
+        ),
+    ] = None,
+    network_levels: Annotated[
+        Whole,
+        _option(
+            _LIMITS,
+            "Levels of network priority, where the cluster's network is described; by default 8.",
+            min=1,
+            max=NETWORK_LEVELS,
+        ),
+    ] = None,
+    network_floor: Annotated[
+        Real,
+        _option(
+            _LIMITS,
+            "Share of its rate alone that each job shall have on the network; by default 0.",
+            min=0.0,
+            max=MAX_FLOOR,
+        ),
+    ] = None,
+    network_measure: Annotated[
+        Text,
+        _option(
+            _LIMITS,
+            "A job on several nodes goes first on the network until its traffic is measured, at most so"
+            " long; by default 0s: not.",
+        ),
+    ] = None,
+    solver: Annotated[
+        Text, _option(_SOLVING, "portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")
+    ] = None,
+    gap: Annotated[
+        Real, _option(_SOLVING, "Stop at this gap to the bound; by default 1e-4.")
+    ] = None,
+    seed: Annotated[
+        Whole, _option(_SOLVING, "Seed of whatever is random.", min=0, max=limits.MAX_SEED)
+    ] = None,
+    solve_limit: Annotated[Text, _option(_SOLVING, "Solve for at most this long, e.g. 5s.")] = None,
+) -> scheduler_pb2.RoundOptions:
     """Return how much may change, and how the round is solved."""
     found = scheduler_pb2.RoundOptions(
-        run_to_completion=run_to_completion, max_changes=max_changes,
-        defragment_every_rounds=defragment_every, solver=solver, gap=gap, seed=seed,
-        network_levels=network_levels, network_floor=network_floor,
-    )  # fmt: skip
+        run_to_completion=run_to_completion,
+        max_changes=max_changes,
+        defragment_every_rounds=defragment_every,
+        solver=solver,
+        gap=gap,
+        seed=seed,
+        network_levels=network_levels,
+        network_floor=network_floor,
+    )
     _read(found.min_run, "--min-run", min_run)
     _read(found.network_measure, "--network-measure", network_measure)
     _read(found.solve_limit, "--solve-limit", solve_limit)

@@ -102,8 +102,9 @@ def _decided(
         raise CallFailed(
             f"deadline too short: no round within {deadline_s:g} s; nothing was committed{unless};"
             " give it more with --time-limit",
-            error.exit_code, error.reason,
-        ) from error  # fmt: skip
+            error.exit_code,
+            error.reason,
+        ) from error
 
 
 def show(

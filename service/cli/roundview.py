@@ -102,14 +102,17 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ("objective", f"{number(value.objective)} {unit}, {value.status}; {_proof(value)}"),
         ("greedy", f"{number(value.greedy_objective)} ({_less(gain)})" if compared else ""),
         ("throughput", f"{number(value.samples_per_s)} samples/s"),
-        ("jobs", f"{value.running} running, {value.waiting} waiting;"
-                 f" {value.started} started, {value.changed} changed, {value.suspended} suspended"),
+        (
+            "jobs",
+            f"{value.running} running, {value.waiting} waiting;"
+            f" {value.started} started, {value.changed} changed, {value.suspended} suspended",
+        ),
         ("deadlines", _deadlines(value.decisions)),
         ("in use", _pairs({k: str(v) for k, v in value.used_gpus.items()})),
         ("prices", _pairs({k: number(v) for k, v in value.prices.items()})),
         ("solver", f"{value.solver}, seed {value.options.seed}"),
         ("seconds", _pairs({k: f"{v:.3f}" for k, v in value.seconds.items()})),
-    ]  # fmt: skip
+    ]
     if wide:
         facts += [
             ("placed score", number(value.placed_score)),
@@ -156,15 +159,20 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "network levels": "" if (n := chosen.network_levels) in (0, NETWORK_LEVELS) else str(n),
         "network floor": f"{chosen.network_floor:g}" if chosen.network_floor else "",
         "network measure": span(chosen.network_measure.ToSeconds())
-        if chosen.network_measure.ToSeconds() else "",
+        if chosen.network_measure.ToSeconds()
+        else "",
         "queue order": "yes" if chosen.queue_order else "",
-        "promote after": span(chosen.promote_after.ToSeconds()) if chosen.HasField("promote_after") else "",
+        "promote after": span(chosen.promote_after.ToSeconds())
+        if chosen.HasField("promote_after")
+        else "",
         "opportunistic": "yes" if chosen.opportunistic else "",
-        "reserve after": span(chosen.reserve_after.ToSeconds()) if chosen.HasField("reserve_after") else "",
+        "reserve after": span(chosen.reserve_after.ToSeconds())
+        if chosen.HasField("reserve_after")
+        else "",
         "run to completion": "yes" if chosen.run_to_completion else "",
         "minimum run": span(chosen.min_run.ToSeconds()) if chosen.min_run.ToSeconds() else "",
         "changes at most": str(chosen.max_changes) if _capped(chosen) else "",
-    }  # fmt: skip
+    }
     said = [f"{name} {value}" for name, value in rules.items() if value]
     by = f"{chosen.scheduler} (published)" if chosen.scheduler else chosen.objective
     return "; ".join([by, *said])

@@ -39,14 +39,17 @@ def add(app: typer.Typer) -> None:
     """Add ``serve`` and ``agent``."""
     app.command("serve", rich_help_panel="Servers")(serve)
     app.command(
-        "agent", rich_help_panel="Servers", add_help_option=False,
+        "agent",
+        rich_help_panel="Servers",
+        add_help_option=False,
         context_settings={"ignore_unknown_options": True},
-    )(agent)  # fmt: skip
+    )(agent)
 
 
 def serve(
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address to listen on. Default: 127.0.0.1:7070.")
+        str,
+        typer.Option(metavar="HOST:PORT", help="Address to listen on. Default: 127.0.0.1:7070."),
     ] = "",
     insecure_any_interface: options.InsecureAnyInterface = False,
     database_url: Annotated[
@@ -60,14 +63,18 @@ def serve(
         Path | None, typer.Option("--config", metavar="FILE", help="Settings (TOML).")
     ] = None,
     migrate: Annotated[
-        bool | None, typer.Option("--migrate/--no-migrate", help="Bring the schema to this release's"
-                                  " first; by default only the embedded database's.")
+        bool | None,
+        typer.Option(
+            "--migrate/--no-migrate",
+            help="Bring the schema to this release's"
+            " first; by default only the embedded database's.",
+        ),
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the settings, without secrets, and end.")
     ] = False,
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS))] = "INFO",
-) -> None:  # fmt: skip
+) -> None:
     """Run a server until Ctrl-C or SIGTERM. Any number may share a database.
 
     Settings come from options, else TESSERA_ variables of the environment, else the file.
@@ -104,9 +111,14 @@ def agent(
 
 
 def _settings(
-    file: Path | None, listen: str, database_url: str, period: str, policy: str, *,
+    file: Path | None,
+    listen: str,
+    database_url: str,
+    period: str,
+    policy: str,
+    *,
     insecure_any_interface: bool,
-) -> Config:  # fmt: skip
+) -> Config:
     found = load_config(file, os.environ)
     if insecure_any_interface:  # before the address, which is refused without it
         found = replace(found, insecure_any_interface=True)

@@ -46,9 +46,12 @@ def solve(
     chosen, clock = to_options("options", named), SystemClock()
     end_s = clock.monotonic_s() + limit_s(time_limit, deadline)
     found = decide_again(
-        _read(snapshot), chosen, clock, remaining_s=lambda: end_s - clock.monotonic_s(),
+        _read(snapshot),
+        chosen,
+        clock,
+        remaining_s=lambda: end_s - clock.monotonic_s(),
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
     show_decided(of_round(found, summary_only=False), output, everything=everything)
 
 

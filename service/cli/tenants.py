@@ -86,9 +86,12 @@ def delete(
 ) -> None:
     """Forget the settings of tenants; their jobs stay, with weight 1 and no limits."""
     request = tenants_pb2.DeleteTenantsRequest(
-        parent=parent(cluster), names=[full_name(cluster, "tenants", name) for name in names],
-        allow_missing=allow_missing, validate_only=validate_only, request_id=new_request_id(),
-    )  # fmt: skip
+        parent=parent(cluster),
+        names=[full_name(cluster, "tenants", name) for name in names],
+        allow_missing=allow_missing,
+        validate_only=validate_only,
+        request_id=new_request_id(),
+    )
     with connect(server) as client:
         client.call(client.tenants.DeleteTenants, request)
     note("valid; nothing changed" if validate_only else f"deleted: {', '.join(map(short, names))}")

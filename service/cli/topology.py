@@ -53,9 +53,14 @@ LIMITS: Final = replace(TOPOLOGY, yaml_bytes=TOPOLOGY.size_bytes)
 """The server's, but YAML may be as long as JSON, since the server is sent JSON."""
 
 WORDS: Final = {
-    Tier.GPU: "GPU", Tier.NVSWITCH: "NVSwitch", Tier.PCIE: "PCIe switch", Tier.NIC: "NIC", Tier.TOR: "ToR",
-    Tier.AGGREGATION: "aggregation", Tier.CORE: "core",
-}  # fmt: skip
+    Tier.GPU: "GPU",
+    Tier.NVSWITCH: "NVSwitch",
+    Tier.PCIE: "PCIe switch",
+    Tier.NIC: "NIC",
+    Tier.TOR: "ToR",
+    Tier.AGGREGATION: "aggregation",
+    Tier.CORE: "core",
+}
 
 TIERS: Final = (
     Column[tuple[Tier, int]]("TIER", lambda t: WORDS[t[0]]),
@@ -136,20 +141,29 @@ def _with_rows(document: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def show(
-    file: Annotated[str, typer.Argument(
-        metavar="[FILE]", help="A topology in YAML or JSON, '-' for stdin; left out: the cluster's.",
-        show_default=False)] = "",
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A topology in YAML or JSON, '-' for stdin; left out: the cluster's.",
+            show_default=False,
+        ),
+    ] = "",
     paths: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="HOST HOST", help="The ways between first GPUs of two hosts.", show_default=False
+            metavar="HOST HOST",
+            help="The ways between first GPUs of two hosts.",
+            show_default=False,
         ),
     ] = None,
-    most: Annotated[int, typer.Option(help="So many equal-cost paths at most.", min=1, max=65_536)] = MOST,
+    most: Annotated[
+        int, typer.Option(help="So many equal-cost paths at most.", min=1, max=65_536)
+    ] = MOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
-) -> None:  # fmt: skip
+) -> None:
     """Show what a topology is made of: vertices, links by speed, what its halves can send each other.
 
     With a FILE no server is needed.
@@ -163,11 +177,23 @@ def show(
         line(json.dumps(_answer(topology, assumed, ways, total, asked=paths is not None), indent=2))
         return
     bisection = bisection_bytes_per_s(topology)
-    show_facts([
-        ("hosts", f"{len(topology.hosts):,}"),
-        ("bisection", "" if bisection is None else f"{number(bisection / 1e9)} GB/s between halves of ToRs"),
-        ("paths", "chosen by switches (adaptive)" if topology.adaptive else "chosen by source port (ECMP)"),
-    ])  # fmt: skip
+    show_facts(
+        [
+            ("hosts", f"{len(topology.hosts):,}"),
+            (
+                "bisection",
+                ""
+                if bisection is None
+                else f"{number(bisection / 1e9)} GB/s between halves of ToRs",
+            ),
+            (
+                "paths",
+                "chosen by switches (adaptive)"
+                if topology.adaptive
+                else "chosen by source port (ECMP)",
+            ),
+        ]
+    )
     show_table(list(tiers(topology).items()), TIERS)
     show_table(link_kinds(topology), LINKS)
     for way, times in Counter(ways).items():
@@ -198,14 +224,17 @@ def get(
 def put(
     file: Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; '-' for stdin.")],
     etag: Annotated[
-        str, typer.Option(help="Only if the description is still the one that `get` gave this etag;"
-                               " '\"0\"': only if there is none.")
+        str,
+        typer.Option(
+            help="Only if the description is still the one that `get` gave this etag;"
+            " '\"0\"': only if there is none."
+        ),
     ] = "",
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Describe a cluster's network, or replace its description; running jobs are planned anew."""
     described, stored_etag = read_document(file)
     try:
@@ -241,9 +270,12 @@ def delete(
 ) -> None:
     """Forget a cluster's network and its plans; jobs go on as they are."""
     request = networks_pb2.DeleteTopologyRequest(
-        name=_name(parent(cluster)), request_id=new_request_id(), etag=etag,
-        allow_missing=allow_missing, validate_only=validate_only,
-    )  # fmt: skip
+        name=_name(parent(cluster)),
+        request_id=new_request_id(),
+        etag=etag,
+        allow_missing=allow_missing,
+        validate_only=validate_only,
+    )
     if not validate_only:
         confirm(f"Forget the network of cluster {short(parent(cluster))}?", yes=yes)
     with connect(server) as client:
@@ -281,11 +313,17 @@ def _show(found: networks_pb2.Topology, output: Output) -> None:
     if output is Output.NAME:
         line(found.name)
     elif not show_message(found, output):
-        show_facts([
-            ("topology", found.name), ("hosts", f"{found.hosts:,}"),
-            ("switches", f"{found.switches:,}"), ("links", f"{found.links:,}"), ("etag", found.etag),
-            ("no nodes", _listed(found.unknown_hosts)), ("not in it", _listed(found.missing_nodes)),
-        ])  # fmt: skip
+        show_facts(
+            [
+                ("topology", found.name),
+                ("hosts", f"{found.hosts:,}"),
+                ("switches", f"{found.switches:,}"),
+                ("links", f"{found.links:,}"),
+                ("etag", found.etag),
+                ("no nodes", _listed(found.unknown_hosts)),
+                ("not in it", _listed(found.missing_nodes)),
+            ]
+        )
     if found.missing_nodes:
         note("jobs on nodes that it lacks get no paths and levels, and count as meeting nobody")
 
@@ -326,11 +364,16 @@ def _answer(
         "adaptive": topology.adaptive,
         "vertices": {tier.name.lower(): count for tier, count in tiers(topology).items()},
         "links": [
-            {"from": kind.source.name.lower(), "to": kind.target.name.lower(), "links": kind.links,
-             "bytes_per_s": kind.bytes_per_s, "delay_s": kind.delay_s}
+            {
+                "from": kind.source.name.lower(),
+                "to": kind.target.name.lower(),
+                "links": kind.links,
+                "bytes_per_s": kind.bytes_per_s,
+                "delay_s": kind.delay_s,
+            }
             for kind in link_kinds(topology)
         ],
         "bisection_bytes_per_s": bisection_bytes_per_s(topology),
         "assumed": assumed,
-    }  # fmt: skip
+    }
     return found | ({"paths": ways, "equal_cost_paths": total} if asked else {})

@@ -88,64 +88,127 @@ class Shaped:
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:
-    return typer.Option(
-        *names, help=text, rich_help_panel="Shaping", show_default=False, **rest
-    )  # fmt: skip
+    return typer.Option(*names, help=text, rich_help_panel="Shaping", show_default=False, **rest)
 
 
 def asked(
     *,
-    profiles: Annotated[Path | None, _option(
-        "How fast its jobs run, to know how long they take; by default the server's estimates.",
-        metavar="FILE.csv")] = None,
-    nodes: Annotated[list[str] | None, _option(
-        "The cluster that it is shaped for, e.g. a100=80x4: 80 nodes of 4; repeatable; by default the"
-        " server's.", metavar="TYPE=NODESxGPUS")] = None,
-    on_bad: Annotated[Bad | None, _option(
-        "Jobs that cannot run, repeat a name, last no time or are out of order: refuse the trace, or drop"
-        " them and put the rest in order. By default those are refused, and the order is put right.")] = None,
-    redraw: Annotated[bool, _option(
-        "Draw models, sizes, GPUs and types that run, at equal GPU-hours (Morphling).", "--redraw")] = False,
-    large_share: Annotated[float | None, _option(
-        "Share of jobs with large models; as few as needed are redrawn.", **_SHARE)] = None,
-    large_from: Annotated[str, _option(
-        "Size from which a model is large; by default 6B.")] = "6B",
-    busiest_hours: Annotated[float | None, _option(
-        "Only the hours in which most jobs arrive.", min=0.01, max=1e6)] = None,
-    sample: Annotated[float | None, _option(
-        "Only this share of the jobs, drawn evenly: the cluster's GPUs over the traced cluster's.",
-        min=1e-6, max=1.0)] = None,
-    faster: Annotated[float | None, _option("Jobs arrive so many times as fast.", **_FACTOR)] = None,
-    longer: Annotated[float | None, _option("Jobs have so many times the iterations.", **_FACTOR)] = None,
-    load: Annotated[float | None, _option(
-        "Only as many jobs as bring this load: GPU-hours requested over the cluster's, until the last"
-        " arrival.", **_FACTOR)] = None,
-    guaranteed: Annotated[float | None, _option(
-        "Share of jobs, drawn evenly, of a tenant with a quota, guaranteed; the rest is best effort.",
-        **_SHARE)] = None,
-    quota: Annotated[int | None, _option(
-        "Its GPUs, of any type; by default all of the cluster.", min=1, max=limits.MAX_QUOTA)] = None,
-    tightness: Annotated[str | None, _option(
-        "Deadlines: so many times a job's duration as requested; drawn evenly from a range such as"
-        " 0.5:1.5.")] = None,
-    loosen: Annotated[float | None, _option(
-        "So many times the time to deadlines (Arena's experiments: 5).", **_FACTOR)] = None,
+    profiles: Annotated[
+        Path | None,
+        _option(
+            "How fast its jobs run, to know how long they take; by default the server's estimates.",
+            metavar="FILE.csv",
+        ),
+    ] = None,
+    nodes: Annotated[
+        list[str] | None,
+        _option(
+            "The cluster that it is shaped for, e.g. a100=80x4: 80 nodes of 4; repeatable; by default the"
+            " server's.",
+            metavar="TYPE=NODESxGPUS",
+        ),
+    ] = None,
+    on_bad: Annotated[
+        Bad | None,
+        _option(
+            "Jobs that cannot run, repeat a name, last no time or are out of order: refuse the trace, or drop"
+            " them and put the rest in order. By default those are refused, and the order is put right."
+        ),
+    ] = None,
+    redraw: Annotated[
+        bool,
+        _option(
+            "Draw models, sizes, GPUs and types that run, at equal GPU-hours (Morphling).",
+            "--redraw",
+        ),
+    ] = False,
+    large_share: Annotated[
+        float | None,
+        _option("Share of jobs with large models; as few as needed are redrawn.", **_SHARE),
+    ] = None,
+    large_from: Annotated[str, _option("Size from which a model is large; by default 6B.")] = "6B",
+    busiest_hours: Annotated[
+        float | None, _option("Only the hours in which most jobs arrive.", min=0.01, max=1e6)
+    ] = None,
+    sample: Annotated[
+        float | None,
+        _option(
+            "Only this share of the jobs, drawn evenly: the cluster's GPUs over the traced cluster's.",
+            min=1e-6,
+            max=1.0,
+        ),
+    ] = None,
+    faster: Annotated[
+        float | None, _option("Jobs arrive so many times as fast.", **_FACTOR)
+    ] = None,
+    longer: Annotated[
+        float | None, _option("Jobs have so many times the iterations.", **_FACTOR)
+    ] = None,
+    load: Annotated[
+        float | None,
+        _option(
+            "Only as many jobs as bring this load: GPU-hours requested over the cluster's, until the last"
+            " arrival.",
+            **_FACTOR,
+        ),
+    ] = None,
+    guaranteed: Annotated[
+        float | None,
+        _option(
+            "Share of jobs, drawn evenly, of a tenant with a quota, guaranteed; the rest is best effort.",
+            **_SHARE,
+        ),
+    ] = None,
+    quota: Annotated[
+        int | None,
+        _option(
+            "Its GPUs, of any type; by default all of the cluster.", min=1, max=limits.MAX_QUOTA
+        ),
+    ] = None,
+    tightness: Annotated[
+        str | None,
+        _option(
+            "Deadlines: so many times a job's duration as requested; drawn evenly from a range such as"
+            " 0.5:1.5."
+        ),
+    ] = None,
+    loosen: Annotated[
+        float | None,
+        _option("So many times the time to deadlines (Arena's experiments: 5).", **_FACTOR),
+    ] = None,
     no_deadlines: Annotated[bool, _option("Without deadlines.", "--no-deadlines")] = False,
-    seed: Annotated[int, _option("Of everything that is drawn; 0.", min=0, max=limits.MAX_SEED)] = 0,
-    to: Annotated[Path | None, _option(
-        "Write the trace as our CSV instead of submitting it; asks no server.", metavar="FILE.csv")] = None,
-) -> Wanted:  # fmt: skip
+    seed: Annotated[
+        int, _option("Of everything that is drawn; 0.", min=0, max=limits.MAX_SEED)
+    ] = 0,
+    to: Annotated[
+        Path | None,
+        _option(
+            "Write the trace as our CSV instead of submitting it; asks no server.",
+            metavar="FILE.csv",
+        ),
+    ] = None,
+) -> Wanted:
     """Return what the options say. Raises InvalidInput."""
     if no_deadlines and (tightness is not None or loosen is not None):
         raise InvalidInput("--no-deadlines", "cannot be with --tightness or --loosen")
     if quota is not None and guaranteed is None:
         raise InvalidInput("--quota", "belongs to --guaranteed SHARE")
     recipe = Recipe(
-        redraw=redraw, large_share=large_share, large_from=_size(large_from),
-        busiest_hours=busiest_hours, share=sample, arrival_factor=faster, life_factor=longer,
-        load=load, guaranteed_share=guaranteed, quota_gpus=quota, tightness=_tightness(tightness),
-        deadline_factor=loosen, without_deadlines=no_deadlines, seed=seed,
-    )  # fmt: skip
+        redraw=redraw,
+        large_share=large_share,
+        large_from=_size(large_from),
+        busiest_hours=busiest_hours,
+        share=sample,
+        arrival_factor=faster,
+        life_factor=longer,
+        load=load,
+        guaranteed_share=guaranteed,
+        quota_gpus=quota,
+        tightness=_tightness(tightness),
+        deadline_factor=loosen,
+        without_deadlines=no_deadlines,
+        seed=seed,
+    )
     return Wanted(
         recipe=recipe, profiles=profiles, nodes=tuple(_nodes(nodes or [])), on_bad=on_bad, to=to
     )
@@ -207,9 +270,12 @@ def shaped(
     if not arrivals:
         raise InvalidInput("trace", "has no jobs left")
     return Shaped(
-        arrivals=arrivals, tenants=tenants, dropped=good.dropped,
-        reordered=reordered or good.reordered, speeds=speeds,
-    )  # fmt: skip
+        arrivals=arrivals,
+        tenants=tenants,
+        dropped=good.dropped,
+        reordered=reordered or good.reordered,
+        speeds=speeds,
+    )
 
 
 def _screened(
@@ -280,15 +346,20 @@ def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
     return [
         EstimateRecord(
             workload=Workload(
-                model=e.workload.model, params=e.workload.params,
+                model=e.workload.model,
+                params=e.workload.params,
                 global_batch=e.workload.global_batch,
             ),
             cell=Cell(
-                gpu_type=e.cell.gpu_type, gpus=e.cell.gpus, nodes=e.nodes,
-                pipeline_degree=e.cell.pipeline_degree, plan=e.cell.plan,
+                gpu_type=e.cell.gpu_type,
+                gpus=e.cell.gpus,
+                nodes=e.nodes,
+                pipeline_degree=e.cell.pipeline_degree,
+                plan=e.cell.plan,
             ),
-            iter_time_s=math.inf if e.infeasible else e.iter_time_s, source=Source.MEASURED,
+            iter_time_s=math.inf if e.infeasible else e.iter_time_s,
+            source=Source.MEASURED,
         )
         for page in pages
         for e in page.cells
-    ]  # fmt: skip
+    ]

@@ -60,22 +60,38 @@ def add(app: typer.Typer) -> None:
 
 def up(
     file: Annotated[
-        str, typer.Option("--file", "-f", metavar="FILE.yaml",
-                          help="A cluster to start. Default: the data directory's, else a small example."),
+        str,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE.yaml",
+            help="A cluster to start. Default: the data directory's, else a small example.",
+        ),
     ] = "",
     cluster: Annotated[
-        str, typer.Option("--cluster", "-c", envvar="TESSERA_CLUSTER",
-                          help="The cluster's id. Default: the one in the file, else 'default'."),
+        str,
+        typer.Option(
+            "--cluster",
+            "-c",
+            envvar="TESSERA_CLUSTER",
+            help="The cluster's id. Default: the one in the file, else 'default'.",
+        ),
     ] = "",
     agents: Annotated[
         int, typer.Option(min=1, help="Agent processes; they share the nodes between them.")
     ] = 2,
     clock_factor: Annotated[
-        float | None, typer.Option(help="Training runs this many times faster than in reality; periods and"
-                                   " deadlines stay real time. Default: the data directory's, else 1."),
+        float | None,
+        typer.Option(
+            help="Training runs this many times faster than in reality; periods and"
+            " deadlines stay real time. Default: the data directory's, else 1."
+        ),
     ] = None,
     period: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time between two rounds; 0: rounds only when asked.")
+        str,
+        typer.Option(
+            metavar="DURATION", help="Time between two rounds; 0: rounds only when asked."
+        ),
     ] = "300s",
     policy: options.Policy = "",
     listen: Annotated[
@@ -83,23 +99,39 @@ def up(
     ] = DEFAULT_SERVER,
     insecure_any_interface: options.InsecureAnyInterface = False,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory for database, logs and checkpoints; the next"
-                                  " `up` goes on with it. Default: one for each cluster file."),
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory for database, logs and checkpoints; the next"
+            " `up` goes on with it. Default: one for each cluster file.",
+        ),
     ] = None,
     database_url: Annotated[
-        str, typer.Option(envvar="TESSERA_DATABASE_URL",
-                          help="postgresql://... Default: an embedded PostgreSQL in the data directory."),
+        str,
+        typer.Option(
+            envvar="TESSERA_DATABASE_URL",
+            help="postgresql://... Default: an embedded PostgreSQL in the data directory.",
+        ),
     ] = "",
     samples: Annotated[
-        bool | None, typer.Option("--samples/--no-samples", help="Import sample estimates. Default: only"
-                                  " for the example cluster."),
+        bool | None,
+        typer.Option(
+            "--samples/--no-samples",
+            help="Import sample estimates. Default: only for the example cluster.",
+        ),
     ] = None,
     reset: Annotated[
-        bool, typer.Option("--reset", help="Start afresh: first delete the data directory's database, jobs,"
-                           " logs and checkpoints."),
+        bool,
+        typer.Option(
+            "--reset",
+            help="Start afresh: first delete the data directory's database, jobs,"
+            " logs and checkpoints.",
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --reset deletes.")] = False,
-) -> None:  # fmt: skip
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before --reset deletes.")
+    ] = False,
+) -> None:
     """Start a database, a server and agents on this machine, and stop them all at Ctrl-C.
 
     Prints the server's address on stdout once everything is healthy. Jobs do not train anything: agents
@@ -110,8 +142,11 @@ def up(
     """
     period_s, address = options.seconds("--period", period), address_of(listen)
     Config(  # refused here, not in the server's log
-        policy=policy, period_s=period_s, listen=address, insecure_any_interface=insecure_any_interface
-    )  # fmt: skip
+        policy=policy,
+        period_s=period_s,
+        listen=address,
+        insecure_any_interface=insecure_any_interface,
+    )
     if clock_factor is not None and not clock_factor > 0:
         raise InvalidInput("--clock-factor", "must be above 0")
     if yes and not reset:

@@ -141,9 +141,13 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
     """Serves agents' streams from the store."""
 
     def __init__(
-        self, calls: AgentCalls, wakeups: Wakeups, clock: Clock, timing: AgentTiming,
+        self,
+        calls: AgentCalls,
+        wakeups: Wakeups,
+        clock: Clock,
+        timing: AgentTiming,
         places: StreamPlaces,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``places`` says how many streams there may be."""
         self._calls, self._wakeups = calls, wakeups
         self._clock, self._timing, self._places = clock, timing, places
@@ -276,10 +280,12 @@ class Session:
             try:
                 await self._calls.heartbeats.record(
                     Heartbeat(
-                        cluster=self.cluster, agent=self._agent, incarnation=self._incarnation,
+                        cluster=self.cluster,
+                        agent=self._agent,
+                        incarnation=self._incarnation,
                         network_remarks=remarks if remarks != self._remarks else None,
                     )
-                )  # fmt: skip
+                )
                 self._remarks = remarks
             except Unavailable:
                 inbox.spoke = True
@@ -306,9 +312,13 @@ class Session:
         while inbox.observed:
             first = inbox.observed[0]
             changed = await self._calls.turns.run(
-                self._calls.store.observe, self.cluster, self._agent, self._incarnation,
-                first.gangs, first.revision,
-            )  # fmt: skip
+                self._calls.store.observe,
+                self.cluster,
+                self._agent,
+                self._incarnation,
+                first.gangs,
+                first.revision,
+            )
             self._push = self._push or changed
             if inbox.observed[0] is first:  # else a newer one took its place meanwhile
                 inbox.observed.pop(0)

@@ -57,9 +57,10 @@ class AnswerRoom:
     """Room for large answers until their clients have taken them. Belongs to the event loop's thread."""
 
     def __init__(
-        self, most_bytes: int = MAX_WAITING_BYTES,
+        self,
+        most_bytes: int = MAX_WAITING_BYTES,
         most_bytes_per_client: int = MAX_WAITING_BYTES_PER_CLIENT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._most, self._most_per_client = most_bytes, most_bytes_per_client
         self._waiting: Counter[str] = Counter()
 

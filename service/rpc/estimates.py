@@ -54,9 +54,15 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     """Serves estimates from the store."""
 
     def __init__(
-        self, store: Store, calls: SizedCalls, estimates: Lane, hardware: Mapping[str, Hardware],
-        *, learns: bool = True, profiling: Options | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        calls: SizedCalls,
+        estimates: Lane,
+        hardware: Mapping[str, Hardware],
+        *,
+        learns: bool = True,
+        profiling: Options | None = None,
+    ) -> None:
         """``estimates`` is the lane of callers' arithmetic, and ``hardware`` is the catalogue by name.
 
         With ``learns`` measurements correct the estimates. ``profiling``: what is measured, and when.

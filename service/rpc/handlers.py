@@ -14,9 +14,11 @@ Parse = Callable[[bytes], Any]
 
 
 def rewrapped(
-    handler: grpc.RpcMethodHandler[Any, Any], unary: Callable[[Behaviour], Behaviour],
-    stream: Callable[[Behaviour], Behaviour], parse: Parse | None,
-) -> grpc.RpcMethodHandler[Any, Any]:  # fmt: skip
+    handler: grpc.RpcMethodHandler[Any, Any],
+    unary: Callable[[Behaviour], Behaviour],
+    stream: Callable[[Behaviour], Behaviour],
+    parse: Parse | None,
+) -> grpc.RpcMethodHandler[Any, Any]:
     """Return a handler that does what ``unary`` makes of one answer, or ``stream`` of a stream of them.
 
     ``parse`` reads its requests; None: it is given their bytes.

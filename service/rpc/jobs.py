@@ -42,9 +42,17 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     """
 
     def __init__(
-        self, store: Store, calls: SizedCalls, wakeups: Wakeups, *, watches: StreamPlaces,
-        new_id: Callable[[], str], wall_s: Callable[[], float], poll_s: float, standing: RoundOptions,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        calls: SizedCalls,
+        wakeups: Wakeups,
+        *,
+        watches: StreamPlaces,
+        new_id: Callable[[], str],
+        wall_s: Callable[[], float],
+        poll_s: float,
+        standing: RoundOptions,
+    ) -> None:
         self._standing = standing
         self._store, self._calls, self._wakeups = store, calls, wakeups
         self._watches = watches

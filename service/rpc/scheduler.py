@@ -111,9 +111,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         options = convert.to_options("options", request.options, self._standing)
         key = fields.request_key(request, request.request_id)
         record = self._rounds.schedule(
-            cluster, options, remaining_s=remaining_s, dry_run=request.dry_run,
-            request=None if request.dry_run else key, cancelled=cancelled, fair_s=fair_s,
-        )  # fmt: skip
+            cluster,
+            options,
+            remaining_s=remaining_s,
+            dry_run=request.dry_run,
+            request=None if request.dry_run else key,
+            cancelled=cancelled,
+            fair_s=fair_s,
+        )
         return convert.of_round(record, summary_only=request.summary_only)
 
     def _get_round(self, request: pb.GetRoundRequest) -> pb.Round:

@@ -97,9 +97,15 @@ class Server:
     """
 
     def __init__(
-        self, config: Config, store: Store, rounds: RoundLoop, clock: Clock, *,
-        new_id: Callable[[], str], wall_s: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        store: Store,
+        rounds: RoundLoop,
+        clock: Clock,
+        *,
+        new_id: Callable[[], str],
+        wall_s: Callable[[], float],
+    ) -> None:
         self.wakeups = Wakeups()
         self._config = config
         self.lease_calls = Calls(LEASE_THREADS, "lease")
@@ -128,14 +134,26 @@ class Server:
             config.watches, config.watches_per_client, "streams that watch jobs"
         )
         jobs = JobsServicer(
-            store, calls, wakeups, watches=self.watches, new_id=new_id, wall_s=wall_s,
-            poll_s=config.poll_s, standing=config.round_options(),
-        )  # fmt: skip
-        scheduler = SchedulerServicer(
-            store, rounds, clock, calls=calls, commits=self._commits, trials=self._trials,
-            default_deadline_s=config.default_deadline_s, max_deadline_s=config.max_deadline_s,
+            store,
+            calls,
+            wakeups,
+            watches=self.watches,
+            new_id=new_id,
+            wall_s=wall_s,
+            poll_s=config.poll_s,
             standing=config.round_options(),
-        )  # fmt: skip
+        )
+        scheduler = SchedulerServicer(
+            store,
+            rounds,
+            clock,
+            calls=calls,
+            commits=self._commits,
+            trials=self._trials,
+            default_deadline_s=config.default_deadline_s,
+            max_deadline_s=config.max_deadline_s,
+            standing=config.round_options(),
+        )
         places = StreamPlaces(
             config.agent_streams, config.agent_streams_per_client, "streams of agents"
         )
@@ -214,11 +232,21 @@ class Server:
 
     def _pools(self) -> Sequence[Calls | FairCalls | Lane | Health]:
         return (
-            self._quick_calls, self._heavy_calls, self._heartbeat_calls,
-            self._agent_calls.turns, self._agent_calls.reads, self.lease_calls,
-            self.round_calls, self.network_calls, self.estimate_calls, self.cleaning_calls,
-            self._commits, self._trials, self._estimates, self._health,
-        )  # fmt: skip
+            self._quick_calls,
+            self._heavy_calls,
+            self._heartbeat_calls,
+            self._agent_calls.turns,
+            self._agent_calls.reads,
+            self.lease_calls,
+            self.round_calls,
+            self.network_calls,
+            self.estimate_calls,
+            self.cleaning_calls,
+            self._commits,
+            self._trials,
+            self._estimates,
+            self._health,
+        )
 
 
 def _fair_calls(threads: int, name: str) -> FairCalls:
@@ -240,6 +268,8 @@ def _agent_calls(config: Config, store: Store, heartbeats: Calls) -> AgentCalls:
     any_share = Limits(client=reading, cluster=reading, share=reading)
     reads = Lane(reading, "agent read", any_share, most_waiting=most)
     return AgentCalls(
-        store=store, heartbeats=Heartbeats(store, heartbeats), turns=FairCalls(turns),
+        store=store,
+        heartbeats=Heartbeats(store, heartbeats),
+        turns=FairCalls(turns),
         reads=FairCalls(reads),
-    )  # fmt: skip
+    )

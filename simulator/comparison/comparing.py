@@ -21,11 +21,29 @@ Runs = Sequence[Ran]
 ByPolicy = Mapping[str, Runs]
 
 MEANS = (
-    "completed", "finished", "queue_mean_s", "queue_p95_s", "makespan_s", "throughput_peak", "samples_per_s",
-    "samples_per_s_peak", "utilisation", "restarts", "restart_share", "profiling_share", "fairness",
-    "fairness_worst", "satisfaction", "optimum_share", "optimum_worst_share", "rounds", "refused",
-    "decide_s", "decide_p50_s", "decide_max_s",
-)  # fmt: skip
+    "completed",
+    "finished",
+    "queue_mean_s",
+    "queue_p95_s",
+    "makespan_s",
+    "throughput_peak",
+    "samples_per_s",
+    "samples_per_s_peak",
+    "utilisation",
+    "restarts",
+    "restart_share",
+    "profiling_share",
+    "fairness",
+    "fairness_worst",
+    "satisfaction",
+    "optimum_share",
+    "optimum_worst_share",
+    "rounds",
+    "refused",
+    "decide_s",
+    "decide_p50_s",
+    "decide_max_s",
+)
 """Figures of a run (``simulator.metrics.figures``) that a row has as the mean over seeds, where they are."""
 
 
@@ -116,9 +134,11 @@ def headline(
     ours = by_policy[best]
     jct_rank, throughput_rank = ranks(best, by_policy)
     found: dict[str, Figure] = {
-        "jct_rank": jct_rank, "throughput_rank": throughput_rank,
-        "others": sum(not is_ours(name) for name in by_policy), "jct_bound_share": bound_share(ours),
-    }  # fmt: skip
+        "jct_rank": jct_rank,
+        "throughput_rank": throughput_rank,
+        "others": sum(not is_ours(name) for name in by_policy),
+        "jct_bound_share": bound_share(ours),
+    }
     if bounds:
         found["throughput_bound_share"] = mean(ours, "throughput") / float(np.mean(bounds))
     if baseline in by_policy:
@@ -159,9 +179,12 @@ def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str
     jct = mean_interval([float(t.mean()) if len(t) else math.nan for t in times])
     work = mean_interval([one.figures["throughput"] for one in runs])
     found: dict[str, Figure | str] = {
-        "policy": name, "ours": is_ours(name), "jobs_of_all": float(np.mean([c.sum() for c in common])),
-        "jct_mean_s": jct.value, **_ends("jct_mean", jct, "_s"),
-    }  # fmt: skip
+        "policy": name,
+        "ours": is_ours(name),
+        "jobs_of_all": float(np.mean([c.sum() for c in common])),
+        "jct_mean_s": jct.value,
+        **_ends("jct_mean", jct, "_s"),
+    }
     for percent in (50, 95, 99):
         of_seeds = [float(np.percentile(t, percent)) if len(t) else math.nan for t in times]
         found[f"jct_p{percent}_s"] = float(np.mean(of_seeds))

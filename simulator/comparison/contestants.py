@@ -80,9 +80,10 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
             objective = name.removeprefix(prefix).strip()
             return RoundOptions(**given | {"seed": seed, "objective": objective, "solver": solver})
     raise InvalidInput(
-        "policies", f"unknown {name!r}; choose from {', '.join(registry.names())}, or ilp:OBJECTIVE"
+        "policies",
+        f"unknown {name!r}; choose from {', '.join(registry.names())}, or ilp:OBJECTIVE"
         " and greedy:OBJECTIVE, e.g. ilp:jct",
-    )  # fmt: skip
+    )
 
 
 def _setting(text: str) -> tuple[str, str | int | float | bool]:

@@ -41,9 +41,7 @@ class Judged:
     less the price of restarts, by the estimates that rounds are told.
     """
 
-    def __init__(
-        self, decide: Callable[[Snapshot], Outcome], every: int, watch: Watch
-    ) -> None:  # fmt: skip
+    def __init__(self, decide: Callable[[Snapshot], Outcome], every: int, watch: Watch) -> None:
         """``every``: so many rounds lie between two that are judged; 0: none is."""
         self.shares: list[float] = []
         self._decide, self._every, self._watch = decide, every, watch

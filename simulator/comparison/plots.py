@@ -43,9 +43,12 @@ def _pictures(
     yield distribution(
         "Job completion time",
         {name: ran.jct_s[np.isfinite(ran.jct_s)] for name, ran in first.items()},
-        label="time from arrival to end", totals={n: len(r.jct_s) for n, r in first.items()},
-        seconds=True, styles=looks, caption="All jobs, run to completion.",
-    )  # fmt: skip
+        label="time from arrival to end",
+        totals={n: len(r.jct_s) for n, r in first.items()},
+        seconds=True,
+        styles=looks,
+        caption="All jobs, run to completion.",
+    )
     for title, key, label in (
         ("Throughput", "normalised", "normalised throughput"),
         ("Raw throughput", "samples_per_s", "samples/s"),
@@ -66,9 +69,12 @@ def _pictures(
         if name in by_policy and by_policy[name][0].segments:
             ran = by_policy[name][0]
             yield gpu_map(
-                f"GPUs over time under {name}", ran.segments, ran.node_gpus, end_s=end_s,
+                f"GPUs over time under {name}",
+                ran.segments,
+                ran.node_gpus,
+                end_s=end_s,
                 node_types=ran.node_types,
-            )  # fmt: skip
+            )
 
 
 def drawn(by_policy: ByPolicy, best: str) -> list[str]:
@@ -93,9 +99,11 @@ def _ratios(by_policy: ByPolicy) -> Plot:
         "JCT and throughput over Arena's",
         {
             "mean JCT (less is better)": {n: jct_ratio(by_policy[n], arena) for n in order},
-            "throughput (more is better)": {n: throughput_ratio(by_policy[n], arena) for n in order},
+            "throughput (more is better)": {
+                n: throughput_ratio(by_policy[n], arena) for n in order
+            },
         },
         label="over Arena's policy",
         caption="JCT over the jobs that both finished, to completion; normalised throughput over the horizon."
         f" Ours: {', '.join(n for n in order if is_ours(n))}.",
-    )  # fmt: skip
+    )

@@ -94,9 +94,11 @@ def run(asked: Asked) -> dict[str, Any]:
 
 
 def run_in(
-    world: Made, asked: Asked, told: Sequence[EstimateRecord] | None = None,
+    world: Made,
+    asked: Asked,
+    told: Sequence[EstimateRecord] | None = None,
     policy: Published | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Run what was asked in a world that was made before.
 
     ``told`` is what rounds are told of the workloads, before any error; None: the truth. ``policy`` decides
@@ -108,16 +110,18 @@ def run_in(
         Decider(
             options_of(asked.policy, asked.work.seed),
             information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
-            policy=policy, search=asked.search,
+            policy=policy,
+            search=asked.search,
         ),
-        asked.judge_every, watch,
-    )  # fmt: skip
+        asked.judge_every,
+        watch,
+    )
     visible = told
     if asked.error:
         visible = perturbed(told or scenario.profiles, asked.error, asked.error_seed)
     conditions = Conditions(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
-    )  # fmt: skip
+    )
     found = simulate(scenario, decide, conditions, watch)
     return told_of(found, world, decide.shares, asked.mapped)
 
@@ -132,17 +136,21 @@ def told_of(
             **figures(found, reference, world.horizon_s),
             "optimum_share": float(np.mean(shares)) if shares else math.nan,
             "optimum_worst_share": min(shares, default=math.nan),
-            "load": world.load, "dropped": world.dropped, "stuck": found.stuck,
+            "load": world.load,
+            "dropped": world.dropped,
+            "stuck": found.stuck,
             "horizon_s": world.horizon_s,
         },
-        "said": world.said, "arrival_s": found.arrival_s.tolist(), "end_s": _ended(found).tolist(),
+        "said": world.said,
+        "arrival_s": found.arrival_s.tolist(),
+        "end_s": _ended(found).tolist(),
         "alone_s": alone_seconds(scenario, found.conditions.overheads).tolist(),
         "course": _course(found, reference, world.horizon_s),
         "gaps": [[row.at_s, row.gap] for row in found.rounds if not row.bound_is_trivial],
         "node_gpus": [n.gpus for n in scenario.nodes],
         "node_types": [n.gpu_type for n in scenario.nodes],
         "segments": _held(found, world.horizon_s) if mapped else [],
-    }  # fmt: skip
+    }
 
 
 def _ended(result: Result) -> Floats:
@@ -154,10 +162,12 @@ def _ended(result: Result) -> Floats:
 def _course(result: Result, reference: Reference, until_s: float) -> dict[str, list[float]]:
     series = series_of(result, reference, until_s, max(ROUND_S, until_s / BINS))
     return {
-        "at_s": series.at_s.tolist(), "normalised": series.normalised.tolist(),
-        "samples_per_s": series.samples_per_s.tolist(), "gpus": series.gpus.tolist(),
+        "at_s": series.at_s.tolist(),
+        "normalised": series.normalised.tolist(),
+        "samples_per_s": series.samples_per_s.tolist(),
+        "gpus": series.gpus.tolist(),
         "waiting": series.waiting.tolist(),
-    }  # fmt: skip
+    }
 
 
 def _held(result: Result, until_s: float) -> list[list[Any]]:
@@ -195,13 +205,17 @@ class Ran:
         """Return what ``run`` returned, as JSON has it."""
         segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
-            figures={k: float(v) for k, v in result["figures"].items()}, said=result["said"],
-            arrival_s=np.array(result["arrival_s"], float), end_s=np.array(result["end_s"], float),
+            figures={k: float(v) for k, v in result["figures"].items()},
+            said=result["said"],
+            arrival_s=np.array(result["arrival_s"], float),
+            end_s=np.array(result["end_s"], float),
             alone_s=np.array(result["alone_s"], float),
             course={k: np.array(v, float) for k, v in result["course"].items()},
             gaps=np.array(result["gaps"], float).reshape(-1, 2),
-            node_gpus=result["node_gpus"], node_types=result["node_types"], segments=segments,
-        )  # fmt: skip
+            node_gpus=result["node_gpus"],
+            node_types=result["node_types"],
+            segments=segments,
+        )
 
     @property
     def jct_s(self) -> Floats:

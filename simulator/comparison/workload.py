@@ -113,9 +113,10 @@ def jobs_of(trace: Path) -> list[Arrival]:
     arrivals = [one for one in jobs if isinstance(one, Arrival)]
     if len(arrivals) < len(jobs):
         raise InvalidInput(
-            "trace", f"{trace.name} has durations and no models: `tessera import trace {trace} --redraw"
+            "trace",
+            f"{trace.name} has durations and no models: `tessera import trace {trace} --redraw"
             " --profiles FILE.csv --nodes TYPE=NODESxGPUS --to OUT.csv` draws them",
-        )  # fmt: skip
+        )
     return arrivals
 
 
@@ -123,8 +124,9 @@ def check_seeds(seeds: int, work: Work) -> None:
     """Refuse several seeds where all would draw the same jobs. Raises InvalidInput."""
     if seeds > 1 and work.jobs_share >= 1 and work.trace != SYNTHETIC:
         raise InvalidInput(
-            "seeds", f"draw a share of the jobs of {work.trace}: give --jobs-share below 1, or one seed"
-        )  # fmt: skip
+            "seeds",
+            f"draw a share of the jobs of {work.trace}: give --jobs-share below 1, or one seed",
+        )
 
 
 def made(work: Work) -> Made:
@@ -153,10 +155,12 @@ def made(work: Work) -> Made:
         raise InvalidInput("trace", "has no job that can run here; try more rounds or GPUs")
     last_s = ROUND_S * max(1, math.ceil(kept[-1].arrival_s / ROUND_S))
     return Made(
-        scenario=replace(whole, arrivals=kept), dropped=dropped, said=said,
+        scenario=replace(whole, arrivals=kept),
+        dropped=dropped,
+        said=said,
         load=load(kept, Speeds(whole.profiles), whole.gpus),
         horizon_s=min(work.rounds * ROUND_S, last_s),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +209,10 @@ def samples(cluster: str) -> tuple[EstimateRecord, ...]:
 def _published(work: Work) -> _Source:
     if work.profiles or work.on_bad == "keep":
         raise InvalidInput(
-            "trace", f"{work.trace} has profiles of its own and is screened by them; name its file to have"
+            "trace",
+            f"{work.trace} has profiles of its own and is screened by them; name its file to have"
             " others, or to keep jobs that cannot run as requested",
-        )  # fmt: skip
+        )
     found = _read_published(work)
     scenario = found.scenario
     if work.cluster:

@@ -26,9 +26,11 @@ def contention_figures(result: Result, seen: Met) -> dict[str, float]:
     slowdown = trained[alone > 0] / alone[alone > 0]
     return {
         "contention_loss": float(gpus @ (trained_s - alone_s)) / held_gpu_s if held_gpu_s else 0.0,
-        "jobs_met": float(len(seen.contended)), "jobs_trained": float(len(slowdown)),
+        "jobs_met": float(len(seen.contended)),
+        "jobs_trained": float(len(slowdown)),
         "slowdown_mean": float(slowdown.mean()) if len(slowdown) else 1.0,
         "slowdown_worst": float(slowdown.max(initial=1.0)),
-        "network_plans": float(seen.plans), "network_plan_s": seen.plan_s,
+        "network_plans": float(seen.plans),
+        "network_plan_s": seen.plan_s,
         "network_plan_max_s": seen.slowest_plan_s,
-    }  # fmt: skip
+    }

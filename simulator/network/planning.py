@@ -18,9 +18,11 @@ class Plans:
     slowest_plan_s: float = 0.0
 
     def timed(
-        self, plan: Callable[[Contention], NetworkPlan], contention: Contention,
+        self,
+        plan: Callable[[Contention], NetworkPlan],
+        contention: Contention,
         clock: Callable[[], float],
-    ) -> NetworkPlan:  # fmt: skip
+    ) -> NetworkPlan:
         """Return the plan; ``clock`` is asked before and after, and decides nothing."""
         before_s = clock()
         found = plan(contention)

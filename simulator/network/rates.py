@@ -82,16 +82,27 @@ class Rates:
         w, longest_s = self.window, float(group.alone_s.max())
         horizon_s = longest_s * (w.of_few if group.jobs <= FEW else w.iterations)
         return simulate(
-            group, rank, horizon_s=horizon_s, warm_s=w.warm * horizon_s, offset_s=begin_s,
-            noise=w.noise, seed=w.seed,
-        ).iterations  # fmt: skip
+            group,
+            rank,
+            horizon_s=horizon_s,
+            warm_s=w.warm * horizon_s,
+            offset_s=begin_s,
+            noise=w.noise,
+            seed=w.seed,
+        ).iterations
 
 
 def _key(names: Sequence[str], group: Demand, rank: Ints, begin_s: Floats) -> bytes:
     digest = blake2b(repr(names).encode(), digest_size=16)
     for part in (
-        rank, begin_s, group.compute_s, group.start_s, group.delay_s, group.link_start, group.link,
+        rank,
+        begin_s,
+        group.compute_s,
+        group.start_s,
+        group.delay_s,
+        group.link_start,
+        group.link,
         group.busy_s,
-    ):  # fmt: skip
+    ):
         digest.update(np.ascontiguousarray(part).data)
     return digest.digest()

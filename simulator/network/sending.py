@@ -129,11 +129,13 @@ def _hardware(scenario: Scenario) -> dict[str, Hardware]:
     catalogue = catalogue_of()
     return {
         kind.name: replace(
-            catalogue[kind.name], gpus_per_node=size[kind.name] or catalogue[kind.name].gpus_per_node,
+            catalogue[kind.name],
+            gpus_per_node=size[kind.name] or catalogue[kind.name].gpus_per_node,
             memory_bytes=kind.memory_bytes or catalogue[kind.name].memory_bytes,
         )
-        for kind in scenario.gpu_types if kind.name in catalogue
-    }  # fmt: skip
+        for kind in scenario.gpu_types
+        if kind.name in catalogue
+    }
 
 
 def _given(scenario: Scenario) -> dict[tuple[Workload, Cell], _Known]:

@@ -39,10 +39,12 @@ class Contended:
     """
 
     def __init__(
-        self, met: Callable[[Change, Gang], Contention | None],
-        plan: Callable[[Contention], NetworkPlan], rates: Rates | None = None,
+        self,
+        met: Callable[[Change, Gang], Contention | None],
+        plan: Callable[[Contention], NetworkPlan],
+        rates: Rates | None = None,
         clock: Callable[[], float] = _stands,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.seen = Met()
         self._met, self._plan, self._clock = met, plan, clock
         self._rates = Rates() if rates is None else rates

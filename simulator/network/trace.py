@@ -279,12 +279,21 @@ class _Trace:
         s = self.sums
         links_s = np.zeros(0) if self.link_s is None else self.link_s
         return TraceResult(
-            start_s=self.start_s, end_s=self.end_s, alone_s=self.alone_s,
-            jct_s=self.end_s - self.arrival_s, ever_contended=self.ever, ended_s=self.now_s,
-            flop=s.flop, beside_flop=dict(s.beside_flop), held_gpu_s=s.held_gpu_s,
-            computing_gpu_s=s.computing_gpu_s, contended_gpu_s=s.contended_gpu_s,
+            start_s=self.start_s,
+            end_s=self.end_s,
+            alone_s=self.alone_s,
+            jct_s=self.end_s - self.arrival_s,
+            ever_contended=self.ever,
+            ended_s=self.now_s,
+            flop=s.flop,
+            beside_flop=dict(s.beside_flop),
+            held_gpu_s=s.held_gpu_s,
+            computing_gpu_s=s.computing_gpu_s,
+            contended_gpu_s=s.contended_gpu_s,
             contended_job_s=s.contended_job_s,
-            link_use=links_s / max(self.now_s, 1e-300), plans=self.plans.plans,
-            plan_s=self.plans.plan_s, slowest_plan_s=self.plans.slowest_plan_s,
+            link_use=links_s / max(self.now_s, 1e-300),
+            plans=self.plans.plans,
+            plan_s=self.plans.plan_s,
+            slowest_plan_s=self.plans.slowest_plan_s,
             groups_played=self.rates.played,
-        )  # fmt: skip
+        )

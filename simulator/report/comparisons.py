@@ -52,9 +52,7 @@ def curves(
     with drawing(3.8) as (figure, axes):
         for name, curve in series.items():
             look = looks[name]
-            axes.plot(
-                curve.x, curve.value, label=name, marker=look.mark, markersize=4, **look.line
-            )  # fmt: skip
+            axes.plot(curve.x, curve.value, label=name, marker=look.mark, markersize=4, **look.line)
             if len(series) <= BANDS:
                 axes.fill_between(
                     curve.x, curve.low, curve.high, color=look.colour, alpha=0.18, linewidth=0
@@ -74,10 +72,12 @@ def curves(
         legend(figure, axes)
     x = next(iter(series.values())).x if series else np.zeros(1)
     return Plot(
-        title=title, drawing=figure, caption=caption,
+        title=title,
+        drawing=figure,
+        caption=caption,
         alt=f"Curves of {y_label} for {x_label} from {written(float(x[0]))} to "
         f"{written(float(x[-1]))}: {', '.join(said)}.",
-    )  # fmt: skip
+    )
 
 
 def bars(
@@ -129,9 +129,14 @@ def _values(axes: Any, at: np.ndarray, found: Sequence[Interval], percent: bool)
         if np.isfinite(one.value):
             end = max(one.value, one.high) if np.isfinite(one.high) else max(0.0, one.value)
             axes.annotate(
-                _value(one.value, percent), (end, y), xytext=(4, 0), textcoords="offset points",
-                va="center", fontsize=8, color=LIGHT["muted"],
-            )  # fmt: skip
+                _value(one.value, percent),
+                (end, y),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=LIGHT["muted"],
+            )
 
 
 def _value(value: float, percent: bool) -> str:

@@ -60,17 +60,17 @@ def gpu_map(
     share = 100 * busy_gpu_s / (total * end_s)
     jobs = len({h.job for h in held})
     with drawing(4.6) as (figure, axes):
-        axes.imshow(
-            image, aspect="auto", interpolation="none", extent=(0, end_s / scale, total, 0)
-        )  # fmt: skip
+        axes.imshow(image, aspect="auto", interpolation="none", extent=(0, end_s / scale, total, 0))
         axes.set(xlabel=f"time ({unit})", ylabel="GPUs, in order of nodes")
         axes.grid(visible=False)
         _types(axes, node_gpus, node_types)
     return Plot(
-        title=title, drawing=figure, caption=f"One colour a job; pale: free. {caption}".strip(),
+        title=title,
+        drawing=figure,
+        caption=f"One colour a job; pale: free. {caption}".strip(),
         alt=f"Map of {total:,} GPUs on {len(node_gpus):,} nodes over {written(end_s / scale)} {unit}: "
         f"{jobs:,} jobs hold {share:.1f} % of the GPU time.",
-    )  # fmt: skip
+    )
 
 
 def placed(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
@@ -89,9 +89,10 @@ def placed(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
             free = here[until_s[here] <= start_s + SAME_S]
             if len(free) < count:
                 raise InvalidInput(
-                    "segments", f"hold more than the {node_gpus[node]} GPUs of node {node}"
+                    "segments",
+                    f"hold more than the {node_gpus[node]} GPUs of node {node}"
                     f" at {start_s:g} s, with {job}",
-                )  # fmt: skip
+                )
             mine = free[np.argsort(holder[free] != job, kind="stable")][:count]
             until_s[mine], holder[mine] = end_s, job
             gpus.append(np.sort(mine))
@@ -130,6 +131,11 @@ def _types(axes: Any, node_gpus: Sequence[int], node_types: Sequence[str] | None
             axes.axhline(first[begin], color=LIGHT["ink"], linewidth=1)
         middle = (first[begin] + first[end]) / 2
         axes.annotate(
-            node_types[begin], (1, middle), xycoords=("axes fraction", "data"), xytext=(5, 0),
-            textcoords="offset points", va="center", rotation=90,
-        )  # fmt: skip
+            node_types[begin],
+            (1, middle),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            rotation=90,
+        )

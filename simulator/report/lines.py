@@ -15,13 +15,22 @@ POINTS: Final = 400
 CROWD: Final = (8, 150)
 """From how many series on, points of each: means over longer times are easier to tell apart."""
 UNITS: Final = (
-    (3 * 86_400.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (180.0, 60.0, "minutes"),
-)  # fmt: skip
+    (3 * 86_400.0, 86_400.0, "days"),
+    (10_800.0, 3600.0, "hours"),
+    (180.0, 60.0, "minutes"),
+)
 """From how many seconds on, seconds of a unit, its name."""
 TICKS: Final = {
-    1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 86_400: "1 day",
-    864_000: "10 days", 8_640_000: "100 days",
-}  # fmt: skip
+    1: "1 s",
+    10: "10 s",
+    60: "1 min",
+    600: "10 min",
+    3600: "1 h",
+    36_000: "10 h",
+    86_400: "1 day",
+    864_000: "10 days",
+    8_640_000: "100 days",
+}
 """Marks of a logarithmic axis of seconds."""
 
 Steps = tuple[np.ndarray, np.ndarray]
@@ -59,9 +68,11 @@ def over_time(
         legend(figure, axes)
     means = f"Means over {written(round(end_s / points))} s each. " if averaged else ""
     return Plot(
-        title=title, drawing=figure, caption=f"{means}{caption}".strip(),
+        title=title,
+        drawing=figure,
+        caption=f"{means}{caption}".strip(),
         alt=f"Lines of {label} over {written(end_s / scale)} {unit}. Means: {', '.join(said)}.",
-    )  # fmt: skip
+    )
 
 
 def thinned(
@@ -115,10 +126,12 @@ def distribution(
                 axes.minorticks_off()
         legend(figure, axes)
     return Plot(
-        title=title, drawing=figure, caption=caption,
+        title=title,
+        drawing=figure,
+        caption=caption,
         alt=f"Cumulative shares of jobs by {label}. Medians{' in seconds' if seconds else ''}: "
         f"{', '.join(said)}.",
-    )  # fmt: skip
+    )
 
 
 def gap_over_rounds(
@@ -142,9 +155,15 @@ def gap_over_rounds(
             at, largest, of = worst(np.asarray(rounds)[known], found[known])
             few = max(few, of)
             axes.plot(
-                at, 100 * largest, label=name, linestyle="none", marker=looks[name].mark,
-                markersize=3.5, color=looks[name].colour, markeredgewidth=0,
-            )  # fmt: skip
+                at,
+                100 * largest,
+                label=name,
+                linestyle="none",
+                marker=looks[name].mark,
+                markersize=3.5,
+                color=looks[name].colour,
+                markeredgewidth=0,
+            )
             most = f"{written(100 * float(largest.max()))} %" if known.any() else "none"
             said.append(f"{name} {most}")
             if not known.all():
@@ -157,9 +176,11 @@ def gap_over_rounds(
     grouped = f"A point is the largest gap of up to {few} rounds. " if few > 1 else ""
     without = f"Rounds without a bound: {', '.join(unbounded)}. " if unbounded else ""
     return Plot(
-        title=title, drawing=figure, caption=f"{grouped}{without}{caption}".strip(),
+        title=title,
+        drawing=figure,
+        caption=f"{grouped}{without}{caption}".strip(),
         alt=f"Gap to the bound by round. Largest: {', '.join(said)}.",
-    )  # fmt: skip
+    )
 
 
 def worst(

@@ -52,9 +52,7 @@ class Table:
     caption: str = ""
 
     @classmethod
-    def from_rows(
-        cls, title: str, rows: Sequence[Mapping[str, Value]], caption: str = ""
-    ) -> Table:  # fmt: skip
+    def from_rows(cls, title: str, rows: Sequence[Mapping[str, Value]], caption: str = "") -> Table:
         """Return the table of ``rows``, with a column for every key, in order of appearance."""
         columns = tuple(dict.fromkeys(key for row in rows for key in row))
         cells = tuple(tuple(row.get(key, "") for key in columns) for row in rows)
@@ -93,11 +91,18 @@ def report_of(
     """Return the report of what a case ``found``, run by the command line of this process."""
     results = [Table.from_rows("Results", found.table)] if found.table else []
     return RunReport(
-        title=title, summary=summary, command=shlex.join(["tessera", *sys.argv[1:]]),
-        commit=commit(), seeds=tuple(seeds) or (found.seed,), versions=versions(),
-        options=dict(options), figures=dict(found.figures), plots=tuple(plots),
-        tables=(*results, *tables), notes=tuple(notes),
-    )  # fmt: skip
+        title=title,
+        summary=summary,
+        command=shlex.join(["tessera", *sys.argv[1:]]),
+        commit=commit(),
+        seeds=tuple(seeds) or (found.seed,),
+        versions=versions(),
+        options=dict(options),
+        figures=dict(found.figures),
+        plots=tuple(plots),
+        tables=(*results, *tables),
+        notes=tuple(notes),
+    )
 
 
 def versions() -> dict[str, str]:

@@ -18,16 +18,32 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
 LIGHT: Final = {
-    "page": "#ffffff", "ink": "#1c2127", "muted": "#59636e", "rule": "#d3d9df",
-    "s0": "#3270ae", "s1": "#e65e19", "s2": "#7e2543", "s3": "#925cff", "s4": "#d3698c",
-    "s5": "#5c410a", "s6": "#4713ae",
-}  # fmt: skip
+    "page": "#ffffff",
+    "ink": "#1c2127",
+    "muted": "#59636e",
+    "rule": "#d3d9df",
+    "s0": "#3270ae",
+    "s1": "#e65e19",
+    "s2": "#7e2543",
+    "s3": "#925cff",
+    "s4": "#d3698c",
+    "s5": "#5c410a",
+    "s6": "#4713ae",
+}
 """The page's colours, too: a drawing may hold no others, where it is to follow the theme."""
 DARK: Final = {
-    "page": "#15181d", "ink": "#e8ebee", "muted": "#9da7b1", "rule": "#3a424b",
-    "s0": "#559ee7", "s1": "#e3733b", "s2": "#df2060", "s3": "#8655e7", "s4": "#e3b5b5",
-    "s5": "#bfdf20", "s6": "#55e786",
-}  # fmt: skip
+    "page": "#15181d",
+    "ink": "#e8ebee",
+    "muted": "#9da7b1",
+    "rule": "#3a424b",
+    "s0": "#559ee7",
+    "s1": "#e3733b",
+    "s2": "#df2060",
+    "s3": "#8655e7",
+    "s4": "#e3b5b5",
+    "s5": "#bfdf20",
+    "s6": "#55e786",
+}
 HUES: Final = 7
 DASHES: Final = ("-", (0, (4, 1.6)), (0, (1, 1.2)))
 MARKS: Final = ("o", "s", "^")
@@ -47,9 +63,11 @@ class Style:
     def line(self) -> dict[str, Any]:
         """Return the options of a line."""
         return {
-            "color": self.colour, "linestyle": self.dash, "linewidth": 2.6 if self.bold else 1.3,
+            "color": self.colour,
+            "linestyle": self.dash,
+            "linewidth": 2.6 if self.bold else 1.3,
             "zorder": 3 if self.bold else 2,
-        }  # fmt: skip
+        }
 
 
 def styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
@@ -59,11 +77,13 @@ def styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
     """
     return {
         name: Style(
-            colour=LIGHT[f"s{k % HUES}"], dash=DASHES[k // HUES % len(DASHES)],
-            mark=MARKS[k // HUES % len(MARKS)], bold=name in bold,
+            colour=LIGHT[f"s{k % HUES}"],
+            dash=DASHES[k // HUES % len(DASHES)],
+            mark=MARKS[k // HUES % len(MARKS)],
+            bold=name in bold,
         )
         for k, name in enumerate(dict.fromkeys(names))
-    }  # fmt: skip
+    }
 
 
 def styles_for(names: Iterable[str], given: Mapping[str, Style] | None) -> Mapping[str, Style]:
@@ -75,13 +95,23 @@ def styles_for(names: Iterable[str], given: Mapping[str, Style] | None) -> Mappi
 def drawing(height_in: float = 3.4) -> Iterator[tuple[Drawing, Any]]:
     """Give an empty drawing and its axes, in our style."""
     look: dict[Any, Any] = {
-        "font.size": 10, "text.color": LIGHT["ink"], "axes.labelcolor": LIGHT["ink"],
-        "axes.edgecolor": LIGHT["muted"], "xtick.color": LIGHT["muted"],
-        "xtick.labelcolor": LIGHT["ink"], "ytick.color": LIGHT["muted"],
-        "ytick.labelcolor": LIGHT["ink"], "grid.color": LIGHT["rule"], "grid.linewidth": 0.6,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.facecolor": "none",
-        "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9,
-    }  # fmt: skip
+        "font.size": 10,
+        "text.color": LIGHT["ink"],
+        "axes.labelcolor": LIGHT["ink"],
+        "axes.edgecolor": LIGHT["muted"],
+        "xtick.color": LIGHT["muted"],
+        "xtick.labelcolor": LIGHT["ink"],
+        "ytick.color": LIGHT["muted"],
+        "ytick.labelcolor": LIGHT["ink"],
+        "grid.color": LIGHT["rule"],
+        "grid.linewidth": 0.6,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.facecolor": "none",
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+    }
     with mpl.rc_context(look):
         figure = Drawing(figsize=(WIDTH_IN, height_in), layout="constrained", facecolor="none")
         FigureCanvasAgg(figure)

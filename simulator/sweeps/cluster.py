@@ -56,9 +56,11 @@ def _connect(ray: Any, address: str) -> None:
     environment = {"py_modules": [str(p) for p in packages()], "env_vars": dict(ONE_THREAD)}
     try:
         ray.init(
-            address=address, runtime_env=environment, log_to_driver=False,
+            address=address,
+            runtime_env=environment,
+            log_to_driver=False,
             logging_level=logging.ERROR,
-        )  # fmt: skip
+        )
     except (ConnectionError, ValueError) as error:
         raise Unavailable(
             f"no Ray cluster answers at {address}: {error}; `ray status` says where one is, and one "

@@ -109,11 +109,22 @@ class _Worker:
                 raise RuntimeError("the sweep was stopped")
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-X", "faulthandler", "-m", "tessera.simulator.sweeps.worker"],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
-                    encoding="utf-8", start_new_session=True,
+                    [
+                        sys.executable,
+                        "-P",
+                        "-X",
+                        "faulthandler",
+                        "-m",
+                        "tessera.simulator.sweeps.worker",
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._said,
+                    text=True,
+                    encoding="utf-8",
+                    start_new_session=True,
                     env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
-                )  # fmt: skip
+                )
             return self._process
 
     def _end(self) -> int:

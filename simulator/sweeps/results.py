@@ -37,9 +37,13 @@ class Results:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         content = {
-            "name": task.name, "function": task.function, "options": dict(task.options),
-            "files": [str(file) for file in task.files], "commit": self.commit, "result": result,
-        }  # fmt: skip
+            "name": task.name,
+            "function": task.function,
+            "options": dict(task.options),
+            "files": [str(file) for file in task.files],
+            "commit": self.commit,
+            "result": result,
+        }
         partial = self.folder / f"{key}.{os.getpid()}.partial"
         with partial.open("w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)

@@ -30,10 +30,11 @@ from tessera.simulator.sweeps.tasks import Outcome, Task, TasksFailed, code_dige
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=0,
+        "--workers",
+        min=0,
         help="Runs at a time, by default one a core, or what Ray has; 0: one by one in this process.",
     ),
-]  # fmt: skip
+]
 RayAddress = Annotated[
     str | None,
     typer.Option("--ray", help="Run on the Ray cluster at this address ('auto': the one here)."),
@@ -128,9 +129,13 @@ def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
     """Show progress on standard error: a bar on a terminal, else a line for each task."""
     console = Console(stderr=True, highlight=False, markup=False)
     columns = (
-        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
-        TimeRemainingColumn(), TextColumn("{task.description}"),
-    )  # fmt: skip
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     live = console.is_terminal
     with Progress(
         *columns, console=console, transient=True, disable=not live, speed_estimate_period=86_400

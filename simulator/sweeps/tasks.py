@@ -14,8 +14,14 @@ from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.simulator.provenance import ROOT
 
 PACKAGES: Final = (
-    "benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers",
-)  # fmt: skip
+    "benchmarks",
+    "db",
+    "estimator",
+    "formulation",
+    "service",
+    "simulator",
+    "solvers",
+)
 GENERATED: Final = ("v1", "proto/gen/tessera")
 """Where the generated package lies when installed, and in a checkout."""
 _DRAWING: Final = ROOT / "simulator" / "report"

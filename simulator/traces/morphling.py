@@ -16,27 +16,63 @@ from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arr
 
 GPU_TYPE: Final = "a800"
 MODELS: Final[Mapping[str, tuple[str, int]]] = {
-    "vit": ("86M", 64), "roberta": ("355M", 64), "bert": ("336M", 32), "t5": ("1.2B", 16),
-    "gpt2": ("1.5B", 16), "llama7": ("7B", 8), "llama30": ("30B", 4), "llama7b_bsz16": ("7B", 16),
+    "vit": ("86M", 64),
+    "roberta": ("355M", 64),
+    "bert": ("336M", 32),
+    "t5": ("1.2B", 16),
+    "gpt2": ("1.5B", 16),
+    "llama7": ("7B", 8),
+    "llama30": ("30B", 4),
+    "llama7b_bsz16": ("7B", 16),
     "t5_3B": ("3B", 4),
-}  # fmt: skip
+}
 """Size (Morphling, Table 1 and Figures 7 and 8) and global batch (its artifact) of each model."""
 
 MEASURED: Final = (
-    "model", "exec_plan_raw", "pp", "placement", "num_nodes", "num_gpus", "global_batch",
-    "feasible", "iter_time_s",
-)  # fmt: skip
+    "model",
+    "exec_plan_raw",
+    "pp",
+    "placement",
+    "num_nodes",
+    "num_gpus",
+    "global_batch",
+    "feasible",
+    "iter_time_s",
+)
 _MEASURED_REST: Final = (
-    "plan_family", "tp", "dp", "placement_gpus_per_node", "cpu_threads_per_gpu", "samples_per_s",
-    "forward_ms", "overlap_sync_ms", "optimize_ms", "breakdown_share", "breakdown_unit_in_source",
-    "source", "source_line", "note",
-)  # fmt: skip
+    "plan_family",
+    "tp",
+    "dp",
+    "placement_gpus_per_node",
+    "cpu_threads_per_gpu",
+    "samples_per_s",
+    "forward_ms",
+    "overlap_sync_ms",
+    "optimize_ms",
+    "breakdown_share",
+    "breakdown_unit_in_source",
+    "source",
+    "source_line",
+    "note",
+)
 WORKLOAD: Final = (
-    "job_id", "submit_s", "model", "num_gpus", "exec_plan_raw", "steps", "guaranteed",
-)  # fmt: skip
+    "job_id",
+    "submit_s",
+    "model",
+    "num_gpus",
+    "exec_plan_raw",
+    "steps",
+    "guaranteed",
+)
 _WORKLOAD_REST: Final = (
-    "duration_s", "num_cpus", "bandwidth_raw", "plan_family", "pp", "tp", "dp",
-)  # fmt: skip
+    "duration_s",
+    "num_cpus",
+    "bandwidth_raw",
+    "plan_family",
+    "pp",
+    "tp",
+    "dp",
+)
 
 
 def read_measured(path: Path) -> list[EstimateRecord]:
@@ -99,10 +135,11 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
             name=row.name("job_id"),
             workload=Workload(model=model, params=params, global_batch=batch),
             iterations=row.whole("steps", 1, MAX_ITERATIONS),
-            requested_gpus=row.whole("num_gpus", 1, 100_000), requested_type=GPU_TYPE,
+            requested_gpus=row.whole("num_gpus", 1, 100_000),
+            requested_type=GPU_TYPE,
             guaranteed=row.choice("guaranteed", ("0", "1")) == "1",
             labels={PLAN: _plan(row)},
-        )  # fmt: skip
+        )
         if row.ok and spec.name in lines:
             row.wrong("job_id", f"must be unique; line {lines[spec.name]} has it too")
         if row.ok:
@@ -121,16 +158,21 @@ def _estimate(row: Row, file: str) -> EstimateRecord:
     model = row.choice("model", tuple(MODELS))
     return EstimateRecord(
         workload=Workload(
-            model=model, params=MODELS[model][0],
+            model=model,
+            params=MODELS[model][0],
             global_batch=row.whole("global_batch", 1, MAX_COUNT),
         ),
         cell=Cell(
-            gpu_type=GPU_TYPE, gpus=row.whole("num_gpus", 1, 100_000),
+            gpu_type=GPU_TYPE,
+            gpus=row.whole("num_gpus", 1, 100_000),
             nodes=row.whole("num_nodes", 1, 100_000),
-            pipeline_degree=row.whole("pp", 1, MAX_COUNT), plan=_plan(row),
+            pipeline_degree=row.whole("pp", 1, MAX_COUNT),
+            plan=_plan(row),
         ),
-        iter_time_s=iter_time_s, source=Source.MEASURED, provenance=file,
-    )  # fmt: skip
+        iter_time_s=iter_time_s,
+        source=Source.MEASURED,
+        provenance=file,
+    )
 
 
 def _plan(row: Row) -> str:

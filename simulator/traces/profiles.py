@@ -10,9 +10,15 @@ from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
 from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, rows
 
 REQUIRED = (
-    "model", "params", "global_batch", "gpu_type", "num_nodes", "gpus_per_node", "iter_time_s",
+    "model",
+    "params",
+    "global_batch",
+    "gpu_type",
+    "num_nodes",
+    "gpus_per_node",
+    "iter_time_s",
     "status",
-)  # fmt: skip
+)
 OPTIONAL = ("pipeline_degree", "plan", "source", "provenance")
 FAILED = ("failed", "oom", "infeasible")
 MAX_COUNT = 2**31 - 1
@@ -65,12 +71,18 @@ def _record(row: Row, file: str) -> EstimateRecord:
     source = Source[row.choice("source", names, default="measured").upper()]
     return EstimateRecord(
         workload=Workload(
-            model=row.name("model"), params=row.name("params"),
+            model=row.name("model"),
+            params=row.name("params"),
             global_batch=row.whole("global_batch", 1, MAX_COUNT),
         ),
         cell=Cell(
-            gpu_type=row.gpu_type("gpu_type"), gpus=gpus, nodes=nodes, pipeline_degree=degree,
+            gpu_type=row.gpu_type("gpu_type"),
+            gpus=gpus,
+            nodes=nodes,
+            pipeline_degree=degree,
             plan=row.name("plan", optional=True),
         ),
-        iter_time_s=iter_time_s, source=source, provenance=row.text("provenance", 200) or file,
-    )  # fmt: skip
+        iter_time_s=iter_time_s,
+        source=source,
+        provenance=row.text("provenance", 200) or file,
+    )

@@ -55,9 +55,10 @@ def asked(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
     found = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
     if missing := [one.spec.name for one in found if one.duration_s == math.inf]:
         raise InvalidInput(
-            "arrivals", f"have {len(missing):,} jobs that do not run as requested"
+            "arrivals",
+            f"have {len(missing):,} jobs that do not run as requested"
             f" ({', '.join(missing[:5])}); drop them",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -100,11 +101,14 @@ def _redrawn(
     kind = kinds[int(rng.integers(len(kinds)))]
     duration_s = job.duration_s * wanted / gpus
     spec = replace(
-        job.spec, workload=work, requested_gpus=gpus, requested_type=kind,
+        job.spec,
+        workload=work,
+        requested_gpus=gpus,
+        requested_type=kind,
         labels={k: v for k, v in job.spec.labels.items() if k != PLAN},
         iterations=max(1, round(duration_s / cells[kind, gpus])),
         deadline_s=job.spec.deadline_s * wanted / gpus,
-    )  # fmt: skip
+    )
     return Arrival(job.arrival_s, spec)
 
 
@@ -134,8 +138,10 @@ def with_large_share(
     candidates = np.flatnonzero(~is_large if missing > 0 else is_large)
     chosen = np.sort(rng.permutation(candidates)[: abs(missing)]).tolist()
     drawn = redraw(
-        asked([arrivals[i] for i in chosen], speeds), speeds, int(rng.integers(2**31)),
+        asked([arrivals[i] for i in chosen], speeds),
+        speeds,
+        int(rng.integers(2**31)),
         among=lambda work: large(work) == (missing > 0),
-    )  # fmt: skip
+    )
     changed = dict(zip(chosen, drawn, strict=True))
     return [changed.get(i, a) for i, a in enumerate(arrivals)]

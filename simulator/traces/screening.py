@@ -172,9 +172,10 @@ def _screened(
     found = Screened(ordered, dropped, reordered)
     if on_bad == "refuse" and (message := found.message()):
         raise InvalidInput(
-            "arrivals", f"({len(items):,} jobs) are not fit to run; correct them, or have them dropped"
+            "arrivals",
+            f"({len(items):,} jobs) are not fit to run; correct them, or have them dropped"
             f" and put in order:\n{message}",
-        )  # fmt: skip
+        )
     return found
 
 

@@ -86,9 +86,10 @@ def sampled_to_load(
     loads = np.cumsum(work[drawn]) / (gpus * np.maximum(last_s, 1e-9))
     if not len(loads) or loads[-1] < 0.99 * load:
         raise InvalidInput(
-            "load", f"is {loads[-1] if len(loads) else 0.0:.3g} with every job; let them arrive faster"
+            "load",
+            f"is {loads[-1] if len(loads) else 0.0:.3g} with every job; let them arrive faster"
             " or last longer to have more",
-        )  # fmt: skip
+        )
     below = np.flatnonzero(loads <= load)
     kept = int(below[-1]) + 1 if len(below) else 1
     if kept < len(loads) and loads[kept] - load < load - loads[kept - 1]:
@@ -108,9 +109,14 @@ def longer_lives(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
     At least one iteration; deadlines are as many times later, so they stay as tight as they were.
     """
     _positive("factor", factor)
-    return _each(arrivals, lambda spec: replace(
-        spec, iterations=max(1, round(spec.iterations * factor)), deadline_s=spec.deadline_s * factor
-    ))  # fmt: skip
+    return _each(
+        arrivals,
+        lambda spec: replace(
+            spec,
+            iterations=max(1, round(spec.iterations * factor)),
+            deadline_s=spec.deadline_s * factor,
+        ),
+    )
 
 
 def without_deadlines(arrivals: Sequence[Arrival]) -> list[Arrival]:
@@ -165,14 +171,17 @@ def split_tenants(
     drawn = np.random.default_rng(seed).permutation(len(arrivals))
     chosen = set(drawn[:guaranteed_jobs].tolist())
     found = [
-        a._replace(spec=replace(
-            a.spec, tenant=GUARANTEED if i in chosen else BEST_EFFORT, guaranteed=i in chosen
-        ))
+        a._replace(
+            spec=replace(
+                a.spec, tenant=GUARANTEED if i in chosen else BEST_EFFORT, guaranteed=i in chosen
+            )
+        )
         for i, a in enumerate(arrivals)
-    ]  # fmt: skip
+    ]
     return found, [
-        TenantSpec(name=GUARANTEED, quotas={"": quota_gpus}), TenantSpec(name=BEST_EFFORT),
-    ]  # fmt: skip
+        TenantSpec(name=GUARANTEED, quotas={"": quota_gpus}),
+        TenantSpec(name=BEST_EFFORT),
+    ]
 
 
 def _each(arrivals: Sequence[Arrival], change: Callable[[JobSpec], JobSpec]) -> list[Arrival]:
@@ -189,6 +198,7 @@ def _all_run(arrivals: Sequence[Arrival], values: Floats) -> None:
     if missing := [a.spec.name for a, v in zip(arrivals, values, strict=True) if v == math.inf]:
         first = ", ".join(missing[:5])
         raise InvalidInput(
-            "arrivals", f"have {len(missing):,} jobs that do not run as requested ({first}): there is no"
+            "arrivals",
+            f"have {len(missing):,} jobs that do not run as requested ({first}): there is no"
             " telling how long they take; drop or redraw them",
-        )  # fmt: skip
+        )

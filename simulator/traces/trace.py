@@ -16,8 +16,14 @@ from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, header_of, 
 from tessera.simulator.traces.profiles import MAX_COUNT
 
 REQUIRED = (
-    "job_id", "submit_time_s", "model", "params", "global_batch", "num_iterations", "num_gpus",
-)  # fmt: skip
+    "job_id",
+    "submit_time_s",
+    "model",
+    "params",
+    "global_batch",
+    "num_iterations",
+    "num_gpus",
+)
 OPTIONAL = ("arena_round", "gpu_type", "deadline_s", "tenant", "guaranteed", "plan")
 EXACT = "iterations"
 """In the place of ``num_iterations``: as many iterations as it says, never divided."""
@@ -167,9 +173,10 @@ def _spec(timed: _Timed, options: TraceOptions) -> JobSpec:
     if not exact:
         iterations = max(min(1, iterations), iterations // options.iteration_divisor)
     workload = Workload(
-        model=row.name("model"), params=row.name("params"),
+        model=row.name("model"),
+        params=row.name("params"),
         global_batch=row.whole("global_batch", 1, MAX_COUNT),
-    )  # fmt: skip
+    )
     return _request(timed, workload, iterations)
 
 
@@ -177,14 +184,16 @@ def _request(timed: _Timed, workload: Workload, iterations: int) -> JobSpec:
     row = timed.row
     plan = row.name("plan", optional=True)
     return JobSpec(
-        name=row.name("job_id"), workload=workload, iterations=iterations,
+        name=row.name("job_id"),
+        workload=workload,
+        iterations=iterations,
         requested_gpus=row.whole("num_gpus", 1, 100_000),
         requested_type=row.gpu_type("gpu_type", optional=True),
         tenant=row.name("tenant", optional=True),
         guaranteed=row.choice("guaranteed", ("0", "1"), default="0") == "1",
         deadline_s=_deadline_s(row, timed.submit_s),
         labels={PLAN: plan} if plan else {},
-    )  # fmt: skip
+    )
 
 
 def _deadline_s(row: Row, submit_s: float) -> float:

@@ -12,9 +12,19 @@ from tessera.simulator.traces.profiles import OPTIONAL, REQUIRED
 from tessera.simulator.traces.trace import EXACT, PLAN, Arrival
 
 COLUMNS = (
-    "job_id", "submit_time_s", "model", "params", "global_batch", EXACT, "num_gpus", "gpu_type",
-    "deadline_s", "tenant", "guaranteed", PLAN,
-)  # fmt: skip
+    "job_id",
+    "submit_time_s",
+    "model",
+    "params",
+    "global_batch",
+    EXACT,
+    "num_gpus",
+    "gpu_type",
+    "deadline_s",
+    "tenant",
+    "guaranteed",
+    PLAN,
+)
 
 
 def trace_csv(arrivals: Iterable[Arrival]) -> str:
@@ -31,11 +41,22 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
     for arrival_s, spec in jobs:
         at_s, work = arrival_s - first_s, spec.workload
         deadline = "" if math.isinf(spec.deadline_s) else f"{at_s + spec.deadline_s:.6f}"
-        writer.writerow([
-            spec.name, f"{at_s:.6f}", work.model, work.params, work.global_batch, spec.iterations,
-            spec.requested_gpus, spec.requested_type, deadline, spec.tenant, int(spec.guaranteed),
-            spec.labels.get(PLAN, ""),
-        ])  # fmt: skip
+        writer.writerow(
+            [
+                spec.name,
+                f"{at_s:.6f}",
+                work.model,
+                work.params,
+                work.global_batch,
+                spec.iterations,
+                spec.requested_gpus,
+                spec.requested_type,
+                deadline,
+                spec.tenant,
+                int(spec.guaranteed),
+                spec.labels.get(PLAN, ""),
+            ]
+        )
     return text.getvalue()
 
 
@@ -47,9 +68,20 @@ def profiles_csv(records: Iterable[EstimateRecord]) -> str:
     for e in records:
         c = e.cell
         ran = math.isfinite(e.iter_time_s)
-        writer.writerow([
-            e.workload.model, e.workload.params, e.workload.global_batch, c.gpu_type, c.nodes,
-            c.gpus // c.nodes, repr(e.iter_time_s) if ran else "", "ok" if ran else "infeasible",
-            c.pipeline_degree, c.plan, e.source.name.lower(), e.provenance,
-        ])  # fmt: skip
+        writer.writerow(
+            [
+                e.workload.model,
+                e.workload.params,
+                e.workload.global_batch,
+                c.gpu_type,
+                c.nodes,
+                c.gpus // c.nodes,
+                repr(e.iter_time_s) if ran else "",
+                "ok" if ran else "infeasible",
+                c.pipeline_degree,
+                c.plan,
+                e.source.name.lower(),
+                e.provenance,
+            ]
+        )
     return text.getvalue()

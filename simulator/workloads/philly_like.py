@@ -65,9 +65,12 @@ def philly_like(
     for i, (gpus, duration_s) in enumerate(zip(counts.tolist(), seconds.tolist(), strict=True)):
         gpu_type, work, iter_time_s = configuration(rng, known[gpus])
         spec = JobSpec(
-            name=f"job-{i:05d}", workload=work, requested_gpus=gpus, requested_type=gpu_type,
+            name=f"job-{i:05d}",
+            workload=work,
+            requested_gpus=gpus,
+            requested_type=gpu_type,
             iterations=max(1, round(duration_s / iter_time_s)),
-        )  # fmt: skip
+        )
         found.append(Arrival(float(arrivals[i]), spec))
     return found
 

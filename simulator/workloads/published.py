@@ -55,9 +55,12 @@ def published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0) ->
     gpu_types, nodes = preset(cluster)
     found = screen(arrivals, profiles, gpu_types, nodes, on_bad)
     scenario = Scenario(
-        gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=found.arrivals,
+        gpu_types=gpu_types,
+        nodes=nodes,
+        profiles=profiles,
+        arrivals=found.arrivals,
         tenants=tenants,
-    )  # fmt: skip
+    )
     return Published(scenario, found)
 
 

@@ -128,9 +128,12 @@ class Synthetic:
         for i, (duration_s, gpus) in enumerate(zip(seconds, counts.tolist(), strict=True)):
             gpu_type, work, iter_time_s = configuration(rng, known[gpus])
             spec = JobSpec(
-                name=f"job-{i:05d}", workload=work, requested_gpus=gpus, requested_type=gpu_type,
+                name=f"job-{i:05d}",
+                workload=work,
+                requested_gpus=gpus,
+                requested_type=gpu_type,
                 iterations=max(1, round(duration_s / iter_time_s)),
-            )  # fmt: skip
+            )
             found.append(Arrival(0.0, spec))
         return found
 

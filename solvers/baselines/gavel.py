@@ -49,9 +49,12 @@ class GavelProgram:
         del hint
         if len(cannot_run(problem)):
             return without_answer(
-                problem, SolveStatus.INFEASIBLE, solver=self.name, seed=budget.seed,
+                problem,
+                SolveStatus.INFEASIBLE,
+                solver=self.name,
+                seed=budget.seed,
                 work=((self.name, 1.0),),
-            )  # fmt: skip
+            )
         late = budget.expired()
         choice = None if late else self._choice(problem, budget)
         work = ((self.name, float(not late)),)
@@ -60,9 +63,13 @@ class GavelProgram:
                 problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
             )
         return answer(
-            problem, choice, bound=trivial_bound(problem), solver=self.name, seed=budget.seed,
+            problem,
+            choice,
+            bound=trivial_bound(problem),
+            solver=self.name,
+            seed=budget.seed,
             work=work,
-        )  # fmt: skip
+        )
 
     def _choice(self, problem: Problem, budget: Budget) -> Ints | None:
         asked, origin = only_columns(problem, _as_requested(problem))

@@ -58,10 +58,12 @@ class Highs:
         if remaining_s <= 0 or budget.cancelled():
             return SolveStatus.UNKNOWN, None, math.inf
         found = milp(
-            -problem.value / unit, integrality=np.ones(len(problem.cell), np.int64),
-            bounds=Bounds(0, 1), constraints=rules,
+            -problem.value / unit,
+            integrality=np.ones(len(problem.cell), np.int64),
+            bounds=Bounds(0, 1),
+            constraints=rules,
             options={"disp": False, "mip_rel_gap": budget.gap, "time_limit": remaining_s},
-        )  # fmt: skip
+        )
         if found.status == _INFEASIBLE:
             return SolveStatus.INFEASIBLE, None, math.inf
         if found.status not in (_ENDED, _LIMIT):

@@ -50,9 +50,13 @@ class Pop:
                 )
             choice[jobs] = _lifted(problem, jobs, found.choice)
         return answer(
-            problem, choice, bound=trivial_bound(problem), solver=self.name, seed=budget.seed,
+            problem,
+            choice,
+            bound=trivial_bound(problem),
+            solver=self.name,
+            seed=budget.seed,
             work=work,
-        )  # fmt: skip
+        )
 
     def _part(self, problem: Problem, jobs: Ints, number: int, budget: Budget) -> Solution:
         mine = budget.share(1.0 / (self._parts - number))

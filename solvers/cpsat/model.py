@@ -81,9 +81,14 @@ class CpSat:
         return self._said(problem, budget, status, choice, bound, work)
 
     def _said(
-        self, problem: Problem, budget: Budget, status: SolveStatus, choice: Ints | None,
-        bound: float, work: float,
-    ) -> Solution:  # fmt: skip
+        self,
+        problem: Problem,
+        budget: Budget,
+        status: SolveStatus,
+        choice: Ints | None,
+        bound: float,
+        work: float,
+    ) -> Solution:
         recorded = ((self.name, work),)
         if choice is None:
             return without_answer(
@@ -111,9 +116,13 @@ def _work_limit(budget: Budget, built: int) -> float:
 
 def _whole(problem: Problem) -> Core:
     return Core(
-        problem=problem, jobs=np.arange(len(problem.jobs)), columns=np.arange(len(problem.cell)),
-        fixed=np.full(len(problem.jobs), -1), offset=0, outside=-math.inf,
-    )  # fmt: skip
+        problem=problem,
+        jobs=np.arange(len(problem.jobs)),
+        columns=np.arange(len(problem.cell)),
+        fixed=np.full(len(problem.jobs), -1),
+        offset=0,
+        outside=-math.inf,
+    )
 
 
 def _widen(

@@ -122,9 +122,14 @@ def loosened(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
 
 
 def _place(
-    problem: Problem, search: _Search, choice: Ints, place: int, floors: Floats, *,
+    problem: Problem,
+    search: _Search,
+    choice: Ints,
+    place: int,
+    floors: Floats,
+    *,
     floor_first: bool,
-) -> tuple[Ints, float]:  # fmt: skip
+) -> tuple[Ints, float]:
     """Return the answer with the least level in ``place``, and a proven lower bound of that level.
 
     The ends are tried before the middle: often nothing can be had below what is known.
@@ -237,9 +242,12 @@ def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:
     if not is_answer(counts, choice):
         return None
     return Solution(
-        status=SolveStatus.FEASIBLE, choice=choice, objective=objective_of(counts, choice),
-        bound=trivial_bound(counts), solver="goals",
-    )  # fmt: skip
+        status=SolveStatus.FEASIBLE,
+        choice=choice,
+        objective=objective_of(counts, choice),
+        bound=trivial_bound(counts),
+        solver="goals",
+    )
 
 
 def _lifted(asked: Problem, origin: Ints, found: Solution) -> Ints | None:

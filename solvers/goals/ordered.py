@@ -69,9 +69,12 @@ class Solved:
 
 
 def solve_goals(
-    statement: Statement, solver: Solver, budget: Budget, greedy: Solution,
+    statement: Statement,
+    solver: Solver,
+    budget: Budget,
+    greedy: Solution,
     prices: Floats | None = None,
-) -> Solved:  # fmt: skip
+) -> Solved:
     """Reach the goals in order, each within the tolerance of those before it.
 
     ``greedy`` answers ``surrogate(statement)``: the result is never worse by the goals in order. With
@@ -89,9 +92,13 @@ def solve_goals(
 
 def _linear_result(goal: Linear, found: Solution, trivial: bool) -> GoalResult:
     return GoalResult(
-        name=goal.name, unit=goal.unit, objective=found.objective / goal.scale,
-        bound=found.bound / goal.scale, gap=found.gap, bound_is_trivial=trivial,
-    )  # fmt: skip
+        name=goal.name,
+        unit=goal.unit,
+        objective=found.objective / goal.scale,
+        bound=found.bound / goal.scale,
+        gap=found.gap,
+        bound_is_trivial=trivial,
+    )
 
 
 def _solve(
@@ -219,9 +226,11 @@ class _Ordered:
         bound = found.bound if found.bound >= best.objective else best.bound
         proven = bound <= best.objective
         return replace(
-            best, bound=bound, prices=found.prices,
+            best,
+            bound=bound,
+            prices=found.prices,
             status=SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE,
-        )  # fmt: skip
+        )
 
     def _solved(self, solution: Solution) -> Solved:
         goals, bounds, trivial = self._statement.goals, self._bounds, self._trivial
@@ -259,6 +268,9 @@ def _result(problem: Problem, goal: Goal, solution: Solution, bound: float) -> G
         gap = 0.0 if bound == level else (level - bound) / (abs(bound) or abs(level))
         shown, limit = goal.sign * level, goal.sign * bound
     return GoalResult(
-        name=goal.name, unit=goal.unit, objective=shown, bound=limit,
+        name=goal.name,
+        unit=goal.unit,
+        objective=shown,
+        bound=limit,
         gap=gap if solution.has_answer else math.inf,
-    )  # fmt: skip
+    )

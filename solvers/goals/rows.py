@@ -36,10 +36,15 @@ def with_rows(problem: Problem, rows: Sequence[RowUse]) -> Problem:
         problem.idle_job, problem.idle_row, problem.idle_amount, idles, len(problem.jobs)
     )
     return replace(
-        problem, rows=(*problem.rows, *(use.row for use in rows)),
-        usage_start=usage_start, row=row, amount=amount,
-        idle_start=idle_start, idle_row=idle_row, idle_amount=idle_amount,
-    )  # fmt: skip
+        problem,
+        rows=(*problem.rows, *(use.row for use in rows)),
+        usage_start=usage_start,
+        row=row,
+        amount=amount,
+        idle_start=idle_start,
+        idle_row=idle_row,
+        idle_amount=idle_amount,
+    )
 
 
 def _merged(
@@ -77,9 +82,11 @@ def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
     shift = max(0, math.frexp(max(total, float(capacity)) / MAX_TOTAL)[1])
     return RowUse(
         row=Row(kind=RowKind.GOAL, subject=f"keeps {goal.name}", capacity=capacity >> shift),
-        column=np.arange(len(amount), dtype=np.int64), amount=amount >> shift,
-        idle_job=waits, idle_amount=idle >> shift,
-    )  # fmt: skip
+        column=np.arange(len(amount), dtype=np.int64),
+        amount=amount >> shift,
+        idle_job=waits,
+        idle_amount=idle >> shift,
+    )
 
 
 def kept(goal: Linear, reached: int) -> int:
@@ -105,9 +112,11 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
     subject = f"{goal.name}: at most {limit.most} above {limit.above:.6g}"
     return RowUse(
         row=Row(kind=RowKind.GOAL, subject=subject, capacity=limit.most),
-        column=column, amount=np.ones(len(column), np.int64),
-        idle_job=idle_job, idle_amount=np.ones(len(idle_job), np.int64),
-    )  # fmt: skip
+        column=column,
+        amount=np.ones(len(column), np.int64),
+        idle_job=idle_job,
+        idle_amount=np.ones(len(idle_job), np.int64),
+    )
 
 
 def counted(problem: Problem) -> Bools:

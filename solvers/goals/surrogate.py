@@ -39,9 +39,12 @@ def surrogate(statement: Statement) -> Problem:
     scale = min(SCALE, MAX_TOTAL / 8 / max(1, len(problem.jobs)))
     restart_price = scaled(price, scale)
     return replace(
-        problem, value=scaled(worth + price, scale) - restart_price, restart_price=restart_price,
-        scale=scale, unit="goals in order",
-    )  # fmt: skip
+        problem,
+        value=scaled(worth + price, scale) - restart_price,
+        restart_price=restart_price,
+        scale=scale,
+        unit="goals in order",
+    )
 
 
 def _normalised(problem: Problem, goal: Goal) -> tuple[Floats, Floats]:

@@ -10,9 +10,18 @@ from tessera.solvers.kernels.jit import jitted
 
 @jitted
 def changes(
-    group_start: Ints, loss: Floats, more: Ints, factor: Ints, allowed: float, total: Floats,
-    used: Ints, parent: Ints, column: Ints, alive: Ints, table: Ints,
-) -> tuple[int, int]:  # fmt: skip
+    group_start: Ints,
+    loss: Floats,
+    more: Ints,
+    factor: Ints,
+    allowed: float,
+    total: Floats,
+    used: Ints,
+    parent: Ints,
+    column: Ints,
+    alive: Ints,
+    table: Ints,
+) -> tuple[int, int]:
     """Enumerate the ways to change at most one column a group whose losses add up to ``allowed`` at most.
 
     ``loss`` (float64[columns]) and ``more`` (int64[columns, rows]) are what each costs and uses beyond the
@@ -73,9 +82,14 @@ def keys(used: Ints, factor: Ints) -> Ints:
 
 @jitted
 def joined(
-    one: tuple[Ints, Floats, Ints], other: tuple[Ints, Floats, Ints], free: Ints, wanted: int,
-    prices: Floats, allowed: float, most: int,
-) -> tuple[float, int, int]:  # fmt: skip
+    one: tuple[Ints, Floats, Ints],
+    other: tuple[Ints, Floats, Ints],
+    free: Ints,
+    wanted: int,
+    prices: Floats,
+    allowed: float,
+    most: int,
+) -> tuple[float, int, int]:
     """Return the least loss of a way of each half that fit into ``free`` together, and the two ways.
 
     What is left of a row costs its price. A half is (key, total, used) of its ways, the other one's by rising

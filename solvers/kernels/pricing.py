@@ -13,9 +13,15 @@ ROUNDING = 1e-12
 
 @jitted
 def demand(
-    job_start: Ints, value: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools,
-    prices: Floats, usage: Floats,
-) -> float:  # fmt: skip
+    job_start: Ints,
+    value: Ints,
+    usage_start: Ints,
+    row: Ints,
+    amount: Ints,
+    must_run: Bools,
+    prices: Floats,
+    usage: Floats,
+) -> float:
     """Return the sum over jobs of the best margin, value less cost; at least 0 where a job may wait.
 
     ``usage`` is filled with what the columns that give it use of each row (of equals the first). A job
@@ -42,10 +48,22 @@ def demand(
 
 @jitted
 def margins(
-    job_start: Ints, value: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools,
-    prices: Floats, margin: Floats, best: Floats, lead: Floats, choice: Ints,
-    drift: Floats, count: Ints, open_columns: Ints, must_take: Bools,
-) -> tuple[float, float, int]:  # fmt: skip
+    job_start: Ints,
+    value: Ints,
+    usage_start: Ints,
+    row: Ints,
+    amount: Ints,
+    must_run: Bools,
+    prices: Floats,
+    margin: Floats,
+    best: Floats,
+    lead: Floats,
+    choice: Ints,
+    drift: Floats,
+    count: Ints,
+    open_columns: Ints,
+    must_take: Bools,
+) -> tuple[float, float, int]:
     """Fill each column's margin; each job's best one, its lead over the next best choice, and its column.
 
     Return the sum of the best, and the sum over jobs of their largest |value| + cost, by which rounding
@@ -109,9 +127,16 @@ def margins(
 
 @jitted
 def inserted(
-    job_start: Ints, usage_start: Ints, row: Ints, amount: Ints, must_run: Bools, margin: Floats,
-    order: Ints, free: Ints, choice: Ints,
-) -> bool:  # fmt: skip
+    job_start: Ints,
+    usage_start: Ints,
+    row: Ints,
+    amount: Ints,
+    must_run: Bools,
+    margin: Floats,
+    order: Ints,
+    free: Ints,
+    choice: Ints,
+) -> bool:
     """Give each job of ``order`` its column of greatest margin that fits what is ``free``, or let it wait.
 
     ``free`` is brought up to date. Return whether every job that must run has a column.

@@ -57,8 +57,11 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
     option_start, lists, use, rate = world.option_start, world.lists, world.use, world.rate
     stays, now, lag_s, work = world.stays, world.now, world.lag_s, world.work
     deadline_s, restart_s, step_s, free = (
-        world.deadline_s, world.restart_s, world.step_s, world.free
-    )  # fmt: skip
+        world.deadline_s,
+        world.restart_s,
+        world.step_s,
+        world.free,
+    )
     jobs, resources = len(order), free.shape[1]
     left, ready_s, began_s = work.copy(), np.zeros(jobs), np.zeros(jobs)
     on, room = np.full(jobs, -1), np.zeros(resources, np.int64)

@@ -74,30 +74,63 @@ def _crowded() -> Problem:
     """Return two running jobs, of which one must run, on two GPUs: too few, so that no loop is left out."""
     zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
     cells = Cells(
-        workload=zero, gpu_type=zero, gpus=one, pipeline_degree=one, plan=zero, nodes=one,
-        rate=rate, first_shape=zero, shape_count=one, shapes=Shapes(nodes=one, rate=rate),
-    )  # fmt: skip
+        workload=zero,
+        gpu_type=zero,
+        gpus=one,
+        pipeline_degree=one,
+        plan=zero,
+        nodes=one,
+        rate=rate,
+        first_shape=zero,
+        shape_count=one,
+        shapes=Shapes(nodes=one, rate=rate),
+    )
     return Problem(
-        jobs=("must", "may"), job_start=np.array([0, 2, 3]), cells=cells, plans=("",),
-        cell=np.zeros(3, np.int64), value=np.array([1, 2, 1]), restart_price=np.zeros(3, np.int64),
-        scale=1.0, unit="", rows=(Row(kind=RowKind.GPUS, capacity=2),), usage_start=np.arange(4),
-        row=np.zeros(3, np.int64), amount=np.array([1, 2, 2]), idle_start=np.zeros(3, np.int64),
-        idle_row=np.zeros(0, np.int64), idle_amount=np.zeros(0, np.int64),
-        must_run=np.array([True, False]), least_rate=np.zeros(2), movable=np.ones(2, np.bool_),
-        current=np.array([0, 2]), restart_share=np.zeros(2), weight=np.ones(2),
-    )  # fmt: skip
+        jobs=("must", "may"),
+        job_start=np.array([0, 2, 3]),
+        cells=cells,
+        plans=("",),
+        cell=np.zeros(3, np.int64),
+        value=np.array([1, 2, 1]),
+        restart_price=np.zeros(3, np.int64),
+        scale=1.0,
+        unit="",
+        rows=(Row(kind=RowKind.GPUS, capacity=2),),
+        usage_start=np.arange(4),
+        row=np.zeros(3, np.int64),
+        amount=np.array([1, 2, 2]),
+        idle_start=np.zeros(3, np.int64),
+        idle_row=np.zeros(0, np.int64),
+        idle_amount=np.zeros(0, np.int64),
+        must_run=np.array([True, False]),
+        least_rate=np.zeros(2),
+        movable=np.ones(2, np.bool_),
+        current=np.array([0, 2]),
+        restart_share=np.zeros(2),
+        weight=np.ones(2),
+    )
 
 
 def _roll() -> None:
     """Follow two jobs with deadlines of which one GPU can serve one: a list is changed, too."""
     zero, many = fixed(np.zeros(2)), fixed(np.ones(2))
     world = World(
-        option_start=fixed(np.arange(3)), lists=fixed(np.arange(2)[None]),
-        use=fixed(np.ones((2, 1), np.int64)), rate=many, stays=fixed(np.zeros(2, np.bool_)),
-        now=fixed(np.ones(2, np.bool_)), lag_s=zero, work=many, deadline_s=many, restart_s=zero,
-        weight=many, step_s=fixed(np.zeros(1)), free=fixed(np.ones((1, 1), np.int64)),
-        round_s=1.0, most=2,
-    )  # fmt: skip
+        option_start=fixed(np.arange(3)),
+        lists=fixed(np.arange(2)[None]),
+        use=fixed(np.ones((2, 1), np.int64)),
+        rate=many,
+        stays=fixed(np.zeros(2, np.bool_)),
+        now=fixed(np.ones(2, np.bool_)),
+        lag_s=zero,
+        work=many,
+        deadline_s=many,
+        restart_s=zero,
+        weight=many,
+        step_s=fixed(np.zeros(1)),
+        free=fixed(np.ones((1, 1), np.int64)),
+        round_s=1.0,
+        most=2,
+    )
     log = Log(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
     order, same = np.arange(2), np.zeros(2, np.int64)
     rolled(world, order, same, np.zeros(2, np.int64), log)
@@ -108,10 +141,15 @@ def _compress() -> None:
     """Bring four jobs, of which three meet the next, down to two levels."""
     ones = np.ones(4)
     demand = Demand(
-        work_flop=ones, compute_s=ones, start_s=ones, delay_s=np.zeros(4),
-        link_start=np.array([0, 2, 4, 5, 6]), link=np.array([0, 2, 0, 1, 1, 2]),
-        busy_s=np.ones(6), links=3,
-    )  # fmt: skip
+        work_flop=ones,
+        compute_s=ones,
+        start_s=ones,
+        delay_s=np.zeros(4),
+        link_start=np.array([0, 2, 4, 5, 6]),
+        link=np.array([0, 2, 0, 1, 1, 2]),
+        busy_s=np.ones(6),
+        links=3,
+    )
     compression_of(demand, np.arange(4), 2, samples=2)
 
 
@@ -119,13 +157,25 @@ def _replan() -> None:
     """Plan two jobs that meet on a fixed link and may choose between two others; nobody shall starve."""
     one, two = np.ones(2), np.arange(3)
     contention = Contention(
-        jobs=("a", "b"), work_flop=one, compute_s=one, start_s=one, gpus=np.ones(2, np.int64),
-        fixed_start=two, fixed_link=np.zeros(2, np.int64), fixed_bytes=2 * one,
-        fixed_delay_s=np.zeros(2), bundle_start=two, bundle_bytes=one,
-        bundle_messages=np.ones(2, np.int64), candidate_start=2 * two,
-        candidate=np.array([0, 1, 0, 1]), path_start=two, path_link=np.array([1, 2]),
-        path_delay_s=np.zeros(2), link_bytes_per_s=np.ones(3),
-    )  # fmt: skip
+        jobs=("a", "b"),
+        work_flop=one,
+        compute_s=one,
+        start_s=one,
+        gpus=np.ones(2, np.int64),
+        fixed_start=two,
+        fixed_link=np.zeros(2, np.int64),
+        fixed_bytes=2 * one,
+        fixed_delay_s=np.zeros(2),
+        bundle_start=two,
+        bundle_bytes=one,
+        bundle_messages=np.ones(2, np.int64),
+        candidate_start=2 * two,
+        candidate=np.array([0, 1, 0, 1]),
+        path_start=two,
+        path_link=np.array([1, 2]),
+        path_delay_s=np.zeros(2),
+        link_bytes_per_s=np.ones(3),
+    )
     replan(contention, options=Options(references=2, trials=2, floor=0.9))
     replan(contention)
 
@@ -134,9 +184,15 @@ def _meet() -> None:
     """Play two jobs on one link."""
     one, level = np.ones(2), np.zeros(2, np.int64)
     demand = Demand(
-        work_flop=one, compute_s=one, start_s=one, delay_s=np.zeros(2), link_start=np.arange(3),
-        link=np.zeros(2, np.int64), busy_s=one, links=1,
-    )  # fmt: skip
+        work_flop=one,
+        compute_s=one,
+        start_s=one,
+        delay_s=np.zeros(2),
+        link_start=np.arange(3),
+        link=np.zeros(2, np.int64),
+        busy_s=one,
+        links=1,
+    )
     simulate(demand, level, horizon_s=9.0)
     works(demand, level[None], horizon_s=9.0)
 

@@ -94,9 +94,12 @@ def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -
     least[now] = work_left(snapshot)[now]
     met = room.placed | plan.met
     return replace(
-        known, admitted=admitted, legs=joined(known.legs, legs), least_work=least,
+        known,
+        admitted=admitted,
+        legs=joined(known.legs, legs),
+        least_work=least,
         proven=bool(met[ahead.weight > 0].all()),
-    )  # fmt: skip
+    )
 
 
 def drafts(
@@ -238,12 +241,18 @@ def _admission(
         bare[ahead.job] = np.where(room.placed, spent, 0.0)
     dated = np.isfinite(jobs.deadline_s)
     return Admission(
-        admitted=admitted, legs=legs_of(ahead, picks) if room.placed.any() else NO_LEGS,
-        least_work=least, until_s=float(ahead.boundary_s[1]),
+        admitted=admitted,
+        legs=legs_of(ahead, picks) if room.placed.any() else NO_LEGS,
+        least_work=least,
+        until_s=float(ahead.boundary_s[1]),
         earliest_s=_earliest(snapshot, room, MOST_EARLIEST if ahead.binding else 0),
         given_up=frozenset(np.flatnonzero(jobs.admitted & dated & ~admitted).tolist()),
-        proven=proven, work=work, reserve_s=reserve_s, bare_work=bare, binding=ahead.binding,
-    )  # fmt: skip
+        proven=proven,
+        work=work,
+        reserve_s=reserve_s,
+        bare_work=bare,
+        binding=ahead.binding,
+    )
 
 
 def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats:
@@ -286,7 +295,11 @@ def _nothing(snapshot: Snapshot, policy: Policy) -> Admission:
     kept = jobs.admitted & (work_left(snapshot) <= 0) & np.isfinite(jobs.deadline_s)
     lost = jobs.admitted & np.isfinite(jobs.deadline_s) & ~kept
     return Admission(
-        admitted=kept, legs=NO_LEGS, least_work=np.zeros(len(jobs)),
-        until_s=snapshot.now_s + policy.round_s, earliest_s=np.full(len(jobs), np.nan),
-        given_up=frozenset(np.flatnonzero(lost).tolist()), proven=True,
-    )  # fmt: skip
+        admitted=kept,
+        legs=NO_LEGS,
+        least_work=np.zeros(len(jobs)),
+        until_s=snapshot.now_s + policy.round_s,
+        earliest_s=np.full(len(jobs), np.nan),
+        given_up=frozenset(np.flatnonzero(lost).tolist()),
+        proven=True,
+    )

@@ -75,9 +75,13 @@ def solve(whole: Whole, budget: Budget, limit: float, hint: tuple[Picks, Bools])
 
 
 def _run(
-    model: cp_model.CpModel, x: Variables, y: list[cp_model.IntVar], whole: Whole, budget: Budget,
+    model: cp_model.CpModel,
+    x: Variables,
+    y: list[cp_model.IntVar],
+    whole: Whole,
+    budget: Budget,
     limit: float,
-) -> Found:  # fmt: skip
+) -> Found:
     solver = _solver(budget, limit)
     status = solve_while_wanted(solver, model, budget)
     if status == cp_model.MODEL_INVALID:

@@ -54,9 +54,14 @@ def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
     whole = max(1.0, float((ahead.capacity[:types] * length).sum()))
     gpu_time = np.rint(gpus[:, None] * length * (_GPU_TIME / whole)).astype(np.int64)
     return Whole(
-        ahead=ahead, allowed=allowed, gain=gain, cost=cost, need=need, weight=weight,
+        ahead=ahead,
+        allowed=allowed,
+        gain=gain,
+        cost=cost,
+        need=need,
+        weight=weight,
         gpu_time=gpu_time,
-    )  # fmt: skip
+    )
 
 
 def _worth(gain: Ints, cost: Ints, pick: Ints) -> int:

@@ -42,11 +42,14 @@ class Rollout:
         """Return the legs in absolute time."""
         cell, now_s = ahead.cell[self.option], float(ahead.boundary_s[0])
         return Legs(
-            job=ahead.job[self.job], start_s=now_s + self.span_s[:, 0],
-            end_s=now_s + self.span_s[:, 1], gpu_type=ahead.cells.gpu_type[cell],
-            gpus=ahead.cells.gpus[cell], pipeline_degree=ahead.cells.pipeline_degree[cell],
+            job=ahead.job[self.job],
+            start_s=now_s + self.span_s[:, 0],
+            end_s=now_s + self.span_s[:, 1],
+            gpu_type=ahead.cells.gpu_type[cell],
+            gpus=ahead.cells.gpus[cell],
+            pipeline_degree=ahead.cells.pipeline_degree[cell],
             plan=ahead.cells.plan[cell],
-        )  # fmt: skip
+        )
 
 
 def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float) -> Rollout:
@@ -83,15 +86,22 @@ def _world(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: floa
     trains = ahead.rate > 0
     deadline_s = np.where(among, ahead.deadline_s - now_s, -1.0)  # who does not take part has lost
     return World(
-        option_start=fixed(ahead.option_start), lists=fixed(_lists(ahead, jobs)),
-        use=fixed(ahead.use), rate=fixed(np.where(trains, ahead.rate, 1e-300)),
-        stays=fixed(ahead.stays & among[owner]), now=fixed(ahead.now), lag_s=fixed(ahead.lag_s),
-        work=fixed(ahead.work), deadline_s=fixed(deadline_s), restart_s=fixed(ahead.restart_s),
+        option_start=fixed(ahead.option_start),
+        lists=fixed(_lists(ahead, jobs)),
+        use=fixed(ahead.use),
+        rate=fixed(np.where(trains, ahead.rate, 1e-300)),
+        stays=fixed(ahead.stays & among[owner]),
+        now=fixed(ahead.now),
+        lag_s=fixed(ahead.lag_s),
+        work=fixed(ahead.work),
+        deadline_s=fixed(deadline_s),
+        restart_s=fixed(ahead.restart_s),
         weight=fixed(np.where(among, ahead.weight, 0.0)),
-        step_s=fixed(ahead.boundary_s[changes] - now_s), free=fixed(free[:, changes].T),
+        step_s=fixed(ahead.boundary_s[changes] - now_s),
+        free=fixed(free[:, changes].T),
         round_s=float(round_s),
         most=max(1, min(2 * len(among) + len(changes), MOST_VISITS // (10 * len(among)))),
-    )  # fmt: skip
+    )
 
 
 def _lists(ahead: Lookahead, jobs: Jobs) -> Ints:
@@ -134,6 +144,8 @@ def _followed(world: World, order: Ints, tastes: Ints) -> Rollout:
         room *= 4
     mine = fate[log.job[:count]] == MET
     return Rollout(
-        met=fate == MET, job=log.job[:count][mine], option=log.option[:count][mine],
+        met=fate == MET,
+        job=log.job[:count][mine],
+        option=log.option[:count][mine],
         span_s=log.span_s[:count][mine],
-    )  # fmt: skip
+    )

@@ -66,9 +66,11 @@ class Timing:
     def of(cls, demand: Demand, jobs: Ints) -> Timing:
         """Return the timing of these jobs."""
         return cls(
-            compute_s=demand.compute_s[jobs], start_s=demand.start_s[jobs],
-            delay_s=demand.delay_s[jobs], comm_s=demand.comm_s[jobs],
-        )  # fmt: skip
+            compute_s=demand.compute_s[jobs],
+            start_s=demand.start_s[jobs],
+            delay_s=demand.delay_s[jobs],
+            comm_s=demand.comm_s[jobs],
+        )
 
 
 def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -> Floats:
@@ -219,9 +221,15 @@ def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats
     send_s = d.send_s
     speed, weight = np.ones((len(first), 2)), np.zeros(len(first))
     meetings(
-        fixed(first), fixed(second), fixed(d.link_start), fixed(d.link),
-        fixed(d.busy_s / send_s[d.job]), fixed(d.busy_s / d.alone_s[d.job]), speed, weight,
-    )  # fmt: skip
+        fixed(first),
+        fixed(second),
+        fixed(d.link_start),
+        fixed(d.link),
+        fixed(d.busy_s / send_s[d.job]),
+        fixed(d.busy_s / d.alone_s[d.job]),
+        speed,
+        weight,
+    )
     return speed, weight
 
 
@@ -233,9 +241,13 @@ def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
     user_start = np.searchsorted(d.link[by_link], np.arange(d.links + 1))
     found = np.empty((d.jobs, most), dtype=np.int64)
     busiest_neighbours(
-        fixed(d.link_start), fixed(d.link), fixed(user_start), fixed(d.job[by_link]),
-        fixed(traffic), found,
-    )  # fmt: skip
+        fixed(d.link_start),
+        fixed(d.link),
+        fixed(user_start),
+        fixed(d.job[by_link]),
+        fixed(traffic),
+        found,
+    )
     job, place = np.nonzero(found >= 0)
     other = found[job, place]
     key = np.unique(np.minimum(job, other) * d.jobs + np.maximum(job, other))
@@ -276,16 +288,28 @@ def _alone(parts: list[Floats]) -> Floats:
 
 
 def _low(
-    high: list[Floats], low: list[Floats], speed: Floats, phase: Floats | None = None, *,
+    high: list[Floats],
+    low: list[Floats],
+    speed: Floats,
+    phase: Floats | None = None,
+    *,
     steps: int = MOST_STEPS,
-) -> tuple[Floats, Floats]:  # fmt: skip
+) -> tuple[Floats, Floats]:
     """Return the mean period of ``low`` when last, and how far off it may be; ticks as all the rest."""
     count = len(speed)
     found, slack = np.empty(count), np.empty(count)
     begin = np.zeros(count) if phase is None else phase
     compute, start, send = (fixed(each) for each in low)
     low_periods(
-        fixed(_alone(high)), fixed(high[2]), compute, start, send, fixed(speed), fixed(begin),
-        steps, found, slack,
-    )  # fmt: skip
+        fixed(_alone(high)),
+        fixed(high[2]),
+        compute,
+        start,
+        send,
+        fixed(speed),
+        fixed(begin),
+        steps,
+        found,
+        slack,
+    )
     return np.maximum(found, _alone(low)), slack

@@ -55,9 +55,16 @@ class Floored:
 
 
 def floored(
-    demand: Demand, level: Ints, order: Ints, levels: int, floor: float, *,
-    most_jobs: int = 8, window: Window | None = None, cancelled: Callable[[], bool] = never,
-) -> Floored:  # fmt: skip
+    demand: Demand,
+    level: Ints,
+    order: Ints,
+    levels: int,
+    floor: float,
+    *,
+    most_jobs: int = 8,
+    window: Window | None = None,
+    cancelled: Callable[[], bool] = never,
+) -> Floored:
     """Return levels under which each job has ``floor`` of its rate alone, if such are found.
 
     Where none are, those with the least sum of what jobs lack, and ``met`` says so. In link groups of at most
@@ -89,10 +96,12 @@ def floored(
     rate = demand.work_flop / demand.alone_s
     work = float(rate @ before)
     return Floored(
-        level=found, order=by_level(found, order), share=share,
+        level=found,
+        order=by_level(found, order),
+        share=share,
         met=not _below(share, floor).any(),
         price=1 - float(rate @ share) / work if work > 0 else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _spans(demand: Demand, groups: list[Ints], window: Window) -> list[tuple[float, float]]:
@@ -138,9 +147,13 @@ def _below(share: Floats, floor: float) -> Bools:
 
 
 def _raised(
-    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float],
+    demand: Demand,
+    level: Ints,
+    levels: int,
+    floor: float,
+    span: tuple[float, float],
     effort: Effort,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the levels of one group, (J,), after raising who is below the floor as long as it helps."""
     each = _played(demand.alone_s, span)
     rounds = min(ROUNDS, int(effort.share() / each))
@@ -189,9 +202,13 @@ def _meets(demand: Demand) -> Bools:
 
 
 def _cheapened(
-    demand: Demand, level: Ints, levels: int, floor: float, span: tuple[float, float],
+    demand: Demand,
+    level: Ints,
+    levels: int,
+    floor: float,
+    span: tuple[float, float],
     effort: Effort,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return the levels of one group, (J,), changed while that gains work and the floor is kept."""
     left = effort.share()
     if _below(_shares(demand, level, span), floor).any():

@@ -42,9 +42,15 @@ class Run:
 
 
 def simulate(
-    demand: Demand, level: Ints, *, horizon_s: float, warm_s: float = 0.0,
-    offset_s: Floats | None = None, noise: float = 0.0, seed: int = 0,
-) -> Run:  # fmt: skip
+    demand: Demand,
+    level: Ints,
+    *,
+    horizon_s: float,
+    warm_s: float = 0.0,
+    offset_s: Floats | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Run:
     """Return the rates over [``warm_s``, ``warm_s`` + ``horizon_s``]; all begin at 0.
 
     ``level`` int64[jobs], any integers: the higher is served first. ``offset_s`` float64[jobs]: when each
@@ -65,9 +71,16 @@ def simulate(
     window = _window(demand, horizon_s, warm_s)
     iterations, comm = np.zeros(demand.jobs), np.zeros(demand.jobs)
     kernel.rates(
-        ready.times, ready.uses, ready.groups, fixed(np.asarray(level, np.int64)), fixed(begin_s),
-        window, (float(noise), int(seed)), iterations, comm,
-    )  # fmt: skip
+        ready.times,
+        ready.uses,
+        ready.groups,
+        fixed(np.asarray(level, np.int64)),
+        fixed(begin_s),
+        window,
+        (float(noise), int(seed)),
+        iterations,
+        comm,
+    )
     return Run(iterations=iterations / horizon_s, comm=comm / horizon_s)
 
 
@@ -131,9 +144,10 @@ def _prepared(demand: Demand) -> _Prepared:
     )
     times = fixed(d.compute_s), fixed(d.start_s), fixed(d.delay_s), fixed(send_s)
     return _Prepared(
-        times, (fixed(kept_start), fixed(renamed), fixed(share[keep])),
+        times,
+        (fixed(kept_start), fixed(renamed), fixed(share[keep])),
         (fixed(group_start), fixed(member), fixed(first_link)),
-    )  # fmt: skip
+    )
 
 
 def _window(demand: Demand, horizon_s: float, warm_s: float) -> kernel.Window:

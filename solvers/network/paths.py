@@ -31,9 +31,12 @@ def select(contention: Contention, order: Ints) -> Ints:
     turn = _turns(c, order)
     rate = fixed(c.bundle_bytes / period_s[c.bundle_job])
     paths = (
-        fixed(c.candidate_start), fixed(c.candidate), fixed(c.path_start), fixed(c.path_link),
+        fixed(c.candidate_start),
+        fixed(c.candidate),
+        fixed(c.path_start),
+        fixed(c.path_link),
         fixed(1 / c.link_bytes_per_s),
-    )  # fmt: skip
+    )
     load = _fixed_load(c, period_s)
     chosen = np.zeros(len(rate), dtype=np.int64)
     placed(fixed(turn), rate, paths, load, chosen)

@@ -75,20 +75,34 @@ class Replanned:
 
 
 def replan(
-    contention: Contention, *, levels: int = FABRIC_LEVELS, fabric_levels: int = FABRIC_LEVELS,
-    options: Options | None = None, earlier: Sequence[str] = (), unmeasured: Sequence[str] = (),
-) -> NetworkPlan:  # fmt: skip
+    contention: Contention,
+    *,
+    levels: int = FABRIC_LEVELS,
+    fabric_levels: int = FABRIC_LEVELS,
+    options: Options | None = None,
+    earlier: Sequence[str] = (),
+    unmeasured: Sequence[str] = (),
+) -> NetworkPlan:
     """Return the plan of ``replanned``."""
     return replanned(
-        contention, levels=levels, fabric_levels=fabric_levels, options=options, earlier=earlier,
+        contention,
+        levels=levels,
+        fabric_levels=fabric_levels,
+        options=options,
+        earlier=earlier,
         unmeasured=unmeasured,
-    ).plan  # fmt: skip
+    ).plan
 
 
 def replanned(
-    contention: Contention, *, levels: int = FABRIC_LEVELS, fabric_levels: int = FABRIC_LEVELS,
-    options: Options | None = None, earlier: Sequence[str] = (), unmeasured: Sequence[str] = (),
-) -> Replanned:  # fmt: skip
+    contention: Contention,
+    *,
+    levels: int = FABRIC_LEVELS,
+    fabric_levels: int = FABRIC_LEVELS,
+    options: Options | None = None,
+    earlier: Sequence[str] = (),
+    unmeasured: Sequence[str] = (),
+) -> Replanned:
     """Return paths and priorities for all jobs; jobs without traffic meet nobody.
 
     ``earlier``: jobs as the last plan ordered them, the most urgent first; names that are gone are passed
@@ -123,18 +137,27 @@ def replanned(
     order, fair = np.concatenate([holding, rest[order]]), None
     if options.floor != 0:
         fair = floored(
-            demand, level, order, below, options.floor, most_jobs=options.swap_jobs,
-            window=options.window, cancelled=options.cancelled,
-        )  # fmt: skip
+            demand,
+            level,
+            order,
+            below,
+            options.floor,
+            most_jobs=options.swap_jobs,
+            window=options.window,
+            cancelled=options.cancelled,
+        )
         level, order = fair.level, fair.order
     plan = NetworkPlan(chosen=chosen, priority=priority, order=order, level=level, levels=count)
     return Replanned(plan=plan, demand=demand, holding=holding, floored=fair)
 
 
 def joint(
-    candidates: Sequence[Contention], *, levels: int = FABRIC_LEVELS,
-    fabric_levels: int = FABRIC_LEVELS, options: Options | None = None,
-) -> tuple[int, NetworkPlan]:  # fmt: skip
+    candidates: Sequence[Contention],
+    *,
+    levels: int = FABRIC_LEVELS,
+    fabric_levels: int = FABRIC_LEVELS,
+    options: Options | None = None,
+) -> tuple[int, NetworkPlan]:
     """Return which of several placements of the same jobs promises most work, and its plan.
 
     Each is planned, and played over the same time; of equals the first wins. That is placement searched
@@ -181,16 +204,26 @@ def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Deman
         return chosen, demand, priority, order
     if options.trials and options.variant is not Variant.PA:
         other, order = tried(
-            c, chosen, order, most_jobs=options.swap_jobs, trials=options.trials,
-            window=options.window, seed=options.seed, cancelled=options.cancelled,
-        )  # fmt: skip
+            c,
+            chosen,
+            order,
+            most_jobs=options.swap_jobs,
+            trials=options.trials,
+            window=options.window,
+            seed=options.seed,
+            cancelled=options.cancelled,
+        )
         if (other != chosen).any():
             chosen, demand = other, demand_of(c, other)
             priority = _priority(demand, options)
     order = swapped(
-        demand, order, most_jobs=options.swap_jobs, moves=options.moves, window=options.window,
+        demand,
+        order,
+        most_jobs=options.swap_jobs,
+        moves=options.moves,
+        window=options.window,
         cancelled=options.cancelled,
-    )  # fmt: skip
+    )
     return chosen, demand, priority, order
 
 
@@ -210,9 +243,14 @@ def _levels(
     if options.swap_jobs <= levels:
         return level, order
     better = releveled(
-        demand, level, levels, least_jobs=levels + 1, most_jobs=options.swap_jobs,
-        window=options.window, cancelled=options.cancelled,
-    )  # fmt: skip
+        demand,
+        level,
+        levels,
+        least_jobs=levels + 1,
+        most_jobs=options.swap_jobs,
+        window=options.window,
+        cancelled=options.cancelled,
+    )
     return better, by_level(better, order) if (better != level).any() else order
 
 

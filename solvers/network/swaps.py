@@ -109,9 +109,14 @@ def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
 
 
 def swapped(
-    demand: Demand, order: Ints, *, most_jobs: int = 8, moves: Moves = Moves.INSERTION,
-    window: Window | None = None, cancelled: Callable[[], bool] = never,
-) -> Ints:  # fmt: skip
+    demand: Demand,
+    order: Ints,
+    *,
+    most_jobs: int = 8,
+    moves: Moves = Moves.INSERTION,
+    window: Window | None = None,
+    cancelled: Callable[[], bool] = never,
+) -> Ints:
     """Return ``order``, (J,), with the jobs of each group of at most ``most_jobs`` in the best order found.
 
     A group's jobs share out the places in the order that they hold between them, so jobs of other groups
@@ -135,9 +140,15 @@ def swapped(
 
 
 def releveled(
-    demand: Demand, level: Ints, levels: int, *, least_jobs: int = 2, most_jobs: int = 8,
-    window: Window | None = None, cancelled: Callable[[], bool] = never,
-) -> Ints:  # fmt: skip
+    demand: Demand,
+    level: Ints,
+    levels: int,
+    *,
+    least_jobs: int = 2,
+    most_jobs: int = 8,
+    window: Window | None = None,
+    cancelled: Callable[[], bool] = never,
+) -> Ints:
     """Return levels, (J,), changed in groups of ``least_jobs`` to ``most_jobs`` until no change gains.
 
     A change: one job goes to any other level, or two jobs exchange theirs. It is meant for groups of more
@@ -149,9 +160,13 @@ def releveled(
     effort = Effort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand):
         found[group] = _climbed(
-            compact(demand, group), level[group], lambda now: level_moves(now, levels), window,
-            effort.share(), effort,
-        )  # fmt: skip
+            compact(demand, group),
+            level[group],
+            lambda now: level_moves(now, levels),
+            window,
+            effort.share(),
+            effort,
+        )
     return found
 
 
@@ -166,10 +181,15 @@ def compact(demand: Demand, jobs: Ints) -> Demand:
     part = demand.among(jobs)
     used, link = np.unique(part.link, return_inverse=True)
     return Demand(
-        work_flop=part.work_flop, compute_s=part.compute_s, start_s=part.start_s,
-        delay_s=part.delay_s, link_start=part.link_start, link=link.astype(np.int64),
-        busy_s=part.busy_s, links=len(used),
-    )  # fmt: skip
+        work_flop=part.work_flop,
+        compute_s=part.compute_s,
+        start_s=part.start_s,
+        delay_s=part.delay_s,
+        link_start=part.link_start,
+        link=link.astype(np.int64),
+        busy_s=part.busy_s,
+        links=len(used),
+    )
 
 
 def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) -> Ints:
@@ -190,9 +210,13 @@ def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) ->
 
 
 def _climbed(
-    demand: Demand, level: Ints, neighbours: Callable[[Ints], Ints], window: Window, left: float,
+    demand: Demand,
+    level: Ints,
+    neighbours: Callable[[Ints], Ints],
+    window: Window,
+    left: float,
     effort: Effort,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return levels that none of their neighbours betters, from these on, as far as the share ``left`` of the
     effort allows; of equals the first."""
     horizon_s, warm_s = window.of(demand)

@@ -42,10 +42,16 @@ KICK: Final = 3
 
 
 def tried(
-    contention: Contention, chosen: Ints, order: Ints, *, most_jobs: int = 8,
-    trials: int = TRIALS, window: Window | None = None, seed: int = 0,
+    contention: Contention,
+    chosen: Ints,
+    order: Ints,
+    *,
+    most_jobs: int = 8,
+    trials: int = TRIALS,
+    window: Window | None = None,
+    seed: int = 0,
     cancelled: Callable[[], bool] = never,
-) -> tuple[Ints, Ints]:  # fmt: skip
+) -> tuple[Ints, Ints]:
     """Return the candidate of each bundle, (B,), and the order, (J,), after trying those of small groups."""
     chosen, order = chosen.copy(), order.copy()
     rank = np.empty(len(order), dtype=np.int64)
@@ -88,16 +94,25 @@ def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
     bundles = ranges(c.bundle_start[jobs], bundle_counts)
     counts = np.diff(c.candidate_start)[bundles]
     part = Contention(
-        jobs=tuple(c.jobs[job] for job in jobs.tolist()), work_flop=c.work_flop[jobs],
-        compute_s=c.compute_s[jobs], start_s=c.start_s[jobs], gpus=c.gpus[jobs],
-        fixed_start=starts(fixed_counts), fixed_link=c.fixed_link[fixed],
-        fixed_bytes=c.fixed_bytes[fixed], fixed_delay_s=c.fixed_delay_s[jobs],
-        bundle_start=starts(bundle_counts), bundle_bytes=c.bundle_bytes[bundles],
-        bundle_messages=c.bundle_messages[bundles], candidate_start=starts(counts),
+        jobs=tuple(c.jobs[job] for job in jobs.tolist()),
+        work_flop=c.work_flop[jobs],
+        compute_s=c.compute_s[jobs],
+        start_s=c.start_s[jobs],
+        gpus=c.gpus[jobs],
+        fixed_start=starts(fixed_counts),
+        fixed_link=c.fixed_link[fixed],
+        fixed_bytes=c.fixed_bytes[fixed],
+        fixed_delay_s=c.fixed_delay_s[jobs],
+        bundle_start=starts(bundle_counts),
+        bundle_bytes=c.bundle_bytes[bundles],
+        bundle_messages=c.bundle_messages[bundles],
+        candidate_start=starts(counts),
         candidate=c.candidate[ranges(c.candidate_start[bundles], counts)],
-        path_start=c.path_start, path_link=c.path_link, path_delay_s=c.path_delay_s,
+        path_start=c.path_start,
+        path_link=c.path_link,
+        path_delay_s=c.path_delay_s,
         link_bytes_per_s=c.link_bytes_per_s,
-    )  # fmt: skip
+    )
     return part, bundles
 
 

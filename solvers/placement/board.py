@@ -35,9 +35,12 @@ class Board:
     """A placement under construction. ``seats`` holds the jobs that have GPUs; ``used`` the rows."""
 
     def __init__(
-        self, snapshot: Snapshot, problem: Problem, gangs: Mapping[int, Gang] | None = None,
+        self,
+        snapshot: Snapshot,
+        problem: Problem,
+        gangs: Mapping[int, Gang] | None = None,
         only: Mapping[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``gangs`` is ``current_gangs``, if that is known already.
 
         ``only``: each job has at most this column; None: any of its own.

@@ -231,9 +231,15 @@ class FreeGpus:
         return self._layouts[key]
 
     def find(
-        self, gpu_type: int, layout: Layout, near: Mapping[int, int], *, aligned: bool = True,
-        avoid: frozenset[int] = frozenset(), demand: Demand | None = None,
-    ) -> Spots | None:  # fmt: skip
+        self,
+        gpu_type: int,
+        layout: Layout,
+        near: Mapping[int, int],
+        *,
+        aligned: bool = True,
+        avoid: frozenset[int] = frozenset(),
+        demand: Demand | None = None,
+    ) -> Spots | None:
         """Return the best free GPUs of this layout: one rack first, then the tightest fit.
 
         ``near`` maps nodes on which the job is already to its GPUs there: these are preferred. No node of
@@ -282,9 +288,13 @@ class FreeGpus:
         )
 
     def _find_mixed(
-        self, gpu_type: int, gpus: int, near: Mapping[int, int], avoid: frozenset[int],
+        self,
+        gpu_type: int,
+        gpus: int,
+        near: Mapping[int, int],
+        avoid: frozenset[int],
         demand: Demand | None,
-    ) -> Spots | None:  # fmt: skip
+    ) -> Spots | None:
         """Take whole free nodes, largest first, then what is left on one node more."""
         nodes: list[int] = []
         for size in self.sizes[gpu_type]:
@@ -326,10 +336,16 @@ class FreeGpus:
         return own or carve(mask, gpus, aligned)
 
     def _share(
-        self, gpu_type: int, gpus: int, near: Mapping[int, int], *, aligned: bool = True,
-        without: frozenset[int] = frozenset(), racks: frozenset[int] | None = None,
+        self,
+        gpu_type: int,
+        gpus: int,
+        near: Mapping[int, int],
+        *,
+        aligned: bool = True,
+        without: frozenset[int] = frozenset(),
+        racks: frozenset[int] | None = None,
         demand: Demand | None = None,
-    ) -> tuple[int, int] | None:  # fmt: skip
+    ) -> tuple[int, int] | None:
         """Return the (node, mask) that a share of ``gpus`` fits tightest, an own node before others."""
         share = None if demand is None else demand.on_node(gpus)
 
@@ -366,9 +382,14 @@ class FreeGpus:
         return tuple((n, self._take_on(n, layout.each, near, aligned)) for n in sorted(nodes))
 
     def _choices(
-        self, gpu_type: int, layout: Layout, near: Mapping[int, int], aligned: bool,
-        avoid: frozenset[int], demand: Demand | None,
-    ) -> Iterator[list[int]]:  # fmt: skip
+        self,
+        gpu_type: int,
+        layout: Layout,
+        near: Mapping[int, int],
+        aligned: bool,
+        avoid: frozenset[int],
+        demand: Demand | None,
+    ) -> Iterator[list[int]]:
         """Yield sets of nodes for the equal shares of ``layout``: single racks, then several."""
         each, want = layout.each, layout.count
         racks: dict[int, list[tuple[bool, int, int]]] = {}  # rack -> (not own, cost, node)

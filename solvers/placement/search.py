@@ -298,9 +298,14 @@ def sitters(board: Board, job: int, column: int) -> tuple[int, ...]:
 
 
 def best_change(
-    board: Board, job: int, columns: Iterable[int], moves_for: int, effort: Effort,
-    *, required: bool = False,
-) -> Change | None:  # fmt: skip
+    board: Board,
+    job: int,
+    columns: Iterable[int],
+    moves_for: int,
+    effort: Effort,
+    *,
+    required: bool = False,
+) -> Change | None:
     """Return the most valuable way to seat ``job``, which waits or has a poorer seat now.
 
     Of each of ``columns``, best first: where it is, the best shape, moves of others that make room

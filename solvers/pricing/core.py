@@ -80,9 +80,10 @@ def _changes(problem: Problem, priced: Priced, allowed: float) -> _Changes:
     jobs = np.append(job[own], idle)
     order = np.argsort(jobs, kind="stable")
     return _Changes(
-        job=jobs[order], column=np.append(own, np.full(len(idle), -1))[order],
+        job=jobs[order],
+        column=np.append(own, np.full(len(idle), -1))[order],
         loss=np.append(lost[own], priced.best[idle])[order],
-    )  # fmt: skip
+    )
 
 
 def _least(
@@ -106,9 +107,14 @@ def _least(
     with np.errstate(over="ignore"):
         wanted = int((free * tight).sum())
     least, first, second = joined(
-        (key, one.loss, one.used), (rest[rank], other.loss[rank], other.used[rank]), free, wanted,
-        priced.prices, allowed, MOST_PAIRS,
-    )  # fmt: skip
+        (key, one.loss, one.used),
+        (rest[rank], other.loss[rank], other.used[rank]),
+        free,
+        wanted,
+        priced.prices,
+        allowed,
+        MOST_PAIRS,
+    )
     if first == -2:
         return None
     if first < 0:

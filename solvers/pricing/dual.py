@@ -49,8 +49,11 @@ PLANES_A_ROW: Final = 4
 """Planes kept for each row, the highest at the best prices, beside the newest ones."""
 
 _NOT_ASKED: Final = (
-    np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_),
-)  # fmt: skip
+    np.zeros(0),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.bool_),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +71,14 @@ class Dual:
 
 
 def descend(
-    problem: Problem, budget: Budget, start: Floats | None, *, most: float, tolerance: float,
+    problem: Problem,
+    budget: Budget,
+    start: Floats | None,
+    *,
+    most: float,
+    tolerance: float,
     known: float = -math.inf,
-) -> Dual:  # fmt: skip
+) -> Dual:
     """Minimise L until no model can promise a decrease of more than the share ``tolerance`` of it.
 
     It ends as well once L proves that an answer of value ``known`` is within the budget's gap. ``start`` are
@@ -124,18 +132,30 @@ def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual
     jobs, columns = len(left.jobs), len(left.columns)
     lead, chosen = np.empty(jobs), np.empty(jobs, np.int64)
     total, size, _ = margins(
-        surface.job_start, surface.value, surface.usage_start, surface.row, surface.amount,
-        surface.must_run, best, np.empty(columns), np.empty(jobs), lead, chosen, *_NOT_ASKED,
-    )  # fmt: skip
+        surface.job_start,
+        surface.value,
+        surface.usage_start,
+        surface.row,
+        surface.amount,
+        surface.must_run,
+        best,
+        np.empty(columns),
+        np.empty(jobs),
+        lead,
+        chosen,
+        *_NOT_ASKED,
+    )
     choice, runs = left.settled.copy(), chosen >= 0
     choice[left.jobs[runs]] = left.columns[chosen[runs]]
     sold = float(best @ surface.capacity)
     size += abs(surface.offset) + float(best @ np.abs(surface.capacity))
     bound = math.floor(surface.offset + sold + total + rounding(size, problem))
     return NearDual(
-        shown=Shown(prices=best, bound=float(bound), choice=choice), jobs=left.jobs, lead=lead,
+        shown=Shown(prices=best, bound=float(bound), choice=choice),
+        jobs=left.jobs,
+        lead=lead,
         inside=not descent.limited,
-    )  # fmt: skip
+    )
 
 
 class _Descent:
@@ -184,9 +204,11 @@ class _Descent:
             self._box = np.minimum(self._box, self._largest_box)
             self._forget()
         return Dual(
-            prices=self._best, total=self._total, passes=self._passes,
+            prices=self._best,
+            total=self._total,
+            passes=self._passes,
             infeasible=self._infeasible(),
-        )  # fmt: skip
+        )
 
     def _infeasible(self) -> bool:
         sold = float(self._best @ self._capacity)  # may be far above what it cancels down to
@@ -196,9 +218,20 @@ class _Descent:
     def _evaluate(self, prices: Floats) -> None:
         s = self._surface
         sold = float(prices @ self._capacity)
-        total = s.offset + sold + demand(
-            s.job_start, s.value, s.usage_start, s.row, s.amount, s.must_run, prices, self._usage,
-        )  # fmt: skip
+        total = (
+            s.offset
+            + sold
+            + demand(
+                s.job_start,
+                s.value,
+                s.usage_start,
+                s.row,
+                s.amount,
+                s.must_run,
+                prices,
+                self._usage,
+            )
+        )
         self._passes += 1
         slope = self._capacity - self._usage
         self._slopes = np.vstack([self._slopes, slope])

@@ -163,14 +163,24 @@ class Pricing:
             status = SolveStatus.INFEASIBLE if found.infeasible else SolveStatus.UNKNOWN
             bound = None if found.shown is None else found.bound
             return without_answer(
-                problem, status, bound=bound, solver=self.name, prices=found.prices(), seed=budget.seed,
+                problem,
+                status,
+                bound=bound,
+                solver=self.name,
+                prices=found.prices(),
+                seed=budget.seed,
                 work=work,
-            )  # fmt: skip
+            )
         bound = trivial_bound(problem) if found.shown is None else found.bound
         return answer(
-            problem, found.choice, bound=bound, solver=self.name, prices=found.prices(),
-            seed=budget.seed, work=work,
-        )  # fmt: skip
+            problem,
+            found.choice,
+            bound=bound,
+            solver=self.name,
+            prices=found.prices(),
+            seed=budget.seed,
+            work=work,
+        )
 
 
 def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
@@ -197,9 +207,16 @@ def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
     order = np.argsort(-lead, kind="stable")
     free = problem.capacity.copy()
     complete = inserted(
-        problem.job_start, problem.usage_start, problem.row, problem.amount, problem.must_run,
-        priced.margin, order, free, choice,
-    )  # fmt: skip
+        problem.job_start,
+        problem.usage_start,
+        problem.row,
+        problem.amount,
+        problem.must_run,
+        priced.margin,
+        order,
+        free,
+        choice,
+    )
     if not complete or not is_answer(problem, choice):
         return None
     return improve(problem, choice, priced.prices)

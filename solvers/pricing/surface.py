@@ -34,11 +34,17 @@ def whole(problem: Problem) -> Surface:
     """Return L of ``problem`` at all prices."""
     rows = len(problem.rows)
     return Surface(
-        job_start=problem.job_start, value=problem.value, usage_start=problem.usage_start,
-        row=problem.row, amount=problem.amount, must_run=problem.must_run,
-        capacity=problem.capacity.astype(np.float64), offset=0.0, low=np.zeros(rows),
+        job_start=problem.job_start,
+        value=problem.value,
+        usage_start=problem.usage_start,
+        row=problem.row,
+        amount=problem.amount,
+        must_run=problem.must_run,
+        capacity=problem.capacity.astype(np.float64),
+        offset=0.0,
+        low=np.zeros(rows),
         high=np.full(rows, np.inf),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,11 +75,17 @@ def near(problem: Problem, priced: Priced, found: Open) -> Nearby:
     used = np.bincount(row, weights=amount, minlength=len(problem.rows))
     usage_start, row, amount = _usage(problem, columns)
     surface = Surface(
-        job_start=np.append(0, np.cumsum(found.count[~only])), value=problem.value[columns],
-        usage_start=usage_start, row=row, amount=amount, must_run=found.must_take[~only],
-        capacity=problem.capacity.astype(np.float64) - used, offset=float(problem.value[chosen].sum()),
-        low=np.maximum(priced.prices - found.drift, 0.0), high=priced.prices + found.drift,
-    )  # fmt: skip
+        job_start=np.append(0, np.cumsum(found.count[~only])),
+        value=problem.value[columns],
+        usage_start=usage_start,
+        row=row,
+        amount=amount,
+        must_run=found.must_take[~only],
+        capacity=problem.capacity.astype(np.float64) - used,
+        offset=float(problem.value[chosen].sum()),
+        low=np.maximum(priced.prices - found.drift, 0.0),
+        high=priced.prices + found.drift,
+    )
     return Nearby(surface=surface, jobs=np.flatnonzero(~only), columns=columns, settled=settled)
 
 

@@ -58,11 +58,13 @@ def plan_network(
     names, known = snapshot.jobs.name, traffics(snapshot, running)
     jobs = [
         NetworkJob(
-            name=names[r.job], traffic=known[r.job],
+            name=names[r.job],
+            traffic=known[r.job],
             gang=tuple((snapshot.nodes.name[node], gpus) for node, gpus in r.gang.members),
         )
-        for r in running if r.job in known
-    ]  # fmt: skip
+        for r in running
+        if r.job in known
+    ]
     seen = observed(snapshot, running, policy)
     by_name = {names[job]: one for job, one in seen.seen.items()}
     with known_routes.lock:
@@ -70,11 +72,12 @@ def plan_network(
     require_wanted(cancelled)
     standing = snapshot.standing.job[np.argsort(snapshot.standing.rank, kind="stable")].tolist()
     found = replanned(
-        c, levels=policy.network_levels,
+        c,
+        levels=policy.network_levels,
         options=Options(floor=policy.network_floor, cancelled=cancelled),
         earlier=[names[job] for job in standing if job >= 0],
         unmeasured=[names[job] for _, job in seen.unmeasured],
-    )  # fmt: skip
+    )
     plan, demand = found.plan, found.demand
     said = {names[r.job]: _UNKNOWN for r in running if r.job not in known}
     said |= {job: note for job, note in notes if job}
@@ -137,9 +140,15 @@ def _tags(
 
 
 def _decisions(
-    snapshot: Snapshot, running: Sequence[Running], topology: Topology, c: Contention,
-    demand: Demand, plan: NetworkPlan, tags: Mapping[str, int], said: Mapping[str, str],
-) -> Iterable[NetworkDecision]:  # fmt: skip
+    snapshot: Snapshot,
+    running: Sequence[Running],
+    topology: Topology,
+    c: Contention,
+    demand: Demand,
+    plan: NetworkPlan,
+    tags: Mapping[str, int],
+    said: Mapping[str, str],
+) -> Iterable[NetworkDecision]:
     """Yield one decision for each job that runs; those that have no part rank last."""
     at = {name: k for k, name in enumerate(c.jobs)}
     rank, meets, intensity = plan.rank, met_by(demand, plan), demand.intensity
@@ -149,14 +158,26 @@ def _decisions(
         k = at.get(name)
         if k is None:
             yield NetworkDecision(
-                job=name, generation=r.generation, rank=last, level=0, tag=-1, priority=math.inf,
-                intensity=math.inf, note=said.get(name, ""),
-            )  # fmt: skip
+                job=name,
+                generation=r.generation,
+                rank=last,
+                level=0,
+                tag=-1,
+                priority=math.inf,
+                intensity=math.inf,
+                note=said.get(name, ""),
+            )
             last += 1
             continue
         yield NetworkDecision(
-            job=name, generation=r.generation, rank=int(rank[k]), level=int(plan.level[k]),
-            tag=tags.get(name, -1), priority=float(plan.priority[k]),
-            intensity=float(intensity[k]), meets=tuple(c.jobs[m] for m in meets.get(k, ())),
-            routes=tuple(routes_of(topology, c, plan, k)), note=said.get(name, ""),
-        )  # fmt: skip
+            job=name,
+            generation=r.generation,
+            rank=int(rank[k]),
+            level=int(plan.level[k]),
+            tag=tags.get(name, -1),
+            priority=float(plan.priority[k]),
+            intensity=float(intensity[k]),
+            meets=tuple(c.jobs[m] for m in meets.get(k, ())),
+            routes=tuple(routes_of(topology, c, plan, k)),
+            note=said.get(name, ""),
+        )

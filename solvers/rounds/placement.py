@@ -51,9 +51,13 @@ def defragmented(
     if not every or work.snapshot.round_number % every:
         return placed
     return defragment(
-        work.snapshot, problem, placed, deadline_expired=work.budget.cancelled, now=work.gangs,
+        work.snapshot,
+        problem,
+        placed,
+        deadline_expired=work.budget.cancelled,
+        now=work.gangs,
         chosen_only=chosen_only,
-    )  # fmt: skip
+    )
 
 
 def next_defragmented(snapshot: Snapshot, policy: Policy) -> int:

@@ -174,9 +174,12 @@ def _changes_nothing(outcome: Outcome) -> bool:
 
 
 def _solved(
-    snapshot: Snapshot, policy: Policy, solver: Solver, budget: Budget,
+    snapshot: Snapshot,
+    policy: Policy,
+    solver: Solver,
+    budget: Budget,
     mark: Callable[[str], None],
-) -> _Answered:  # fmt: skip
+) -> _Answered:
     """Return the solver's answer to the round's statement, placed."""
     looks_ahead = policy.deadline_mode in LOOKS_AHEAD
     if policy.deadline_mode == KEEP:  # without a promise there is nothing to look after
@@ -195,27 +198,37 @@ def _solved(
     problem, choice = work.statement.problem, placed.solution.choice
     objective = objective_of(problem, choice)
     solution = replace(
-        solved.solution, choice=choice, objective=objective, status=placed.solution.status,
+        solved.solution,
+        choice=choice,
+        objective=objective,
+        status=placed.solution.status,
         bound=max(solved.solution.bound, objective),
         work=(*solved.solution.work, *(((ADMISSION, admission.work),) if admission else ())),
-    )  # fmt: skip
+    )
     kept, lost = released(problem, solution)
     unkept, had = work.waived | lost | work.statement.lapsed, promised_before(snapshot)
     if admission is not None:  # a new promise that cannot be kept now has not been made
         old = snapshot.jobs.admitted
         admission = admission.without(frozenset(job for job in unkept if not old[job])).told(old)
     return _Answered(
-        work=work, statement=replace(work.statement, problem=kept), solution=solution,
-        goals=solved.results, placed=placed, admission=admission,
+        work=work,
+        statement=replace(work.statement, problem=kept),
+        solution=solution,
+        goals=solved.results,
+        placed=placed,
+        admission=admission,
         given_up=frozenset(job for job in unkept if had[job]),
         greedy_objective=objective_of(problem, work.greedy.choice),
-    )  # fmt: skip
+    )
 
 
 def _scheduled(
-    snapshot: Snapshot, policy: Policy, scheduler: Scheduler, budget: Budget,
+    snapshot: Snapshot,
+    policy: Policy,
+    scheduler: Scheduler,
+    budget: Budget,
     mark: Callable[[str], None],
-) -> _Answered:  # fmt: skip
+) -> _Answered:
     """Return what a published scheduler chooses, placed on the GPU types and counts that it chose.
 
     Its bound is the trivial one, since nothing was proven.
@@ -230,9 +243,13 @@ def _scheduled(
     absent = {**work.statement.absent, **not_chosen(problem, decided)}
     solution = measured.solution
     placed = place(
-        snapshot, problem, solution, deadline_expired=budget.cancelled, now=work.gangs,
+        snapshot,
+        problem,
+        solution,
+        deadline_expired=budget.cancelled,
+        now=work.gangs,
         chosen_only=True,
-    )  # fmt: skip
+    )
     placed = defragmented(work, problem, placed, chosen_only=True)
     # placement must not hide what the scheduler broke; where it changed nothing, the round's check will see
     broken = () if placed.solution is solution else violations(problem, solution)
@@ -240,8 +257,11 @@ def _scheduled(
     return _Answered(
         work=work,
         statement=replace(work.statement, absent=absent, opportunistic=decided.opportunistic),
-        solution=solution, goals=measured.results, placed=placed, broken=tuple(broken),
-    )  # fmt: skip
+        solution=solution,
+        goals=measured.results,
+        placed=placed,
+        broken=tuple(broken),
+    )
 
 
 def _checked(answered: _Answered) -> Outcome:
@@ -262,8 +282,13 @@ def _checked(answered: _Answered) -> Outcome:
         else []
     )
     return Outcome(
-        problem=problem, solution=solution, goals=answered.goals, placed=placed,
-        decisions=tuple(decisions), violations=tuple(broken),
+        problem=problem,
+        solution=solution,
+        goals=answered.goals,
+        placed=placed,
+        decisions=tuple(decisions),
+        violations=tuple(broken),
         greedy_objective=answered.greedy_objective,
-        given_up=given_up, admission=answered.admission,
-    )  # fmt: skip
+        given_up=given_up,
+        admission=answered.admission,
+    )

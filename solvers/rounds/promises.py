@@ -76,9 +76,12 @@ def _witness(statement: Statement, problem: Problem) -> Solution | None:
     if statement.witness is None:
         return None
     return Solution(
-        status=SolveStatus.FEASIBLE, choice=statement.witness, solver="packing", bound=math.inf,
+        status=SolveStatus.FEASIBLE,
+        choice=statement.witness,
+        solver="packing",
+        bound=math.inf,
         objective=objective_of(problem, statement.witness),
-    )  # fmt: skip
+    )
 
 
 def _carried(before: Problem, after: Problem, choice: Ints) -> Ints:

@@ -38,14 +38,22 @@ class RoundWork:
 
     @classmethod
     def begin(
-        cls, snapshot: Snapshot, policy: Policy, budget: Budget, statement: Statement,
+        cls,
+        snapshot: Snapshot,
+        policy: Policy,
+        budget: Budget,
+        statement: Statement,
         admission: Admission | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Return the round as it is stated first."""
         return cls(
-            snapshot=snapshot, policy=policy, budget=budget, gangs=current_gangs(snapshot),
-            statement=statement, admission=admission,
-        )  # fmt: skip
+            snapshot=snapshot,
+            policy=policy,
+            budget=budget,
+            gangs=current_gangs(snapshot),
+            statement=statement,
+            admission=admission,
+        )
 
     @cached_property
     def surrogate(self) -> Problem:

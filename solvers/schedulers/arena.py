@@ -69,9 +69,13 @@ class Arena:
         draft, jobs = seen.draft, seen.draft.snapshot.jobs
         slots = slots_of(options_of(seen), self._worth(seen), len(draft.snapshot.gpu_types))
         state = Scaling(
-            slots, seen.capacity, depth=self.depth, breadth=self.breadth,
-            resize=self.elasticity, retype=self.heterogeneity,
-        )  # fmt: skip
+            slots,
+            seen.capacity,
+            depth=self.depth,
+            breadth=self.breadth,
+            resize=self.elasticity,
+            retype=self.heterogeneity,
+        )
         state.keep_running()
         queue, order = effective_queue(seen.draft), in_order(seen)
         rank = np.empty(len(order), dtype=np.int64)

@@ -206,6 +206,9 @@ class Known:
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Return the answer measured by the values of ``problem``."""
         return answer(
-            problem, self._solution.choice, bound=trivial_bound(problem), solver=self.name,
+            problem,
+            self._solution.choice,
+            bound=trivial_bound(problem),
+            solver=self.name,
             seed=budget.seed,
-        )  # fmt: skip
+        )

@@ -86,6 +86,11 @@ def _curve(seen: Seen, options: Options, job: int, gpu_type: int, mine: list[int
         else:
             possible = False
     return Curve(
-        gpu_type=gpu_type, gpus=gpus, rate=rate_of, options=tuple(kept),
-        start=start, minimum=minimum, possible=possible,
-    )  # fmt: skip
+        gpu_type=gpu_type,
+        gpus=gpus,
+        rate=rate_of,
+        options=tuple(kept),
+        start=start,
+        minimum=minimum,
+        possible=possible,
+    )

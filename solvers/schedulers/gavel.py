@@ -90,10 +90,12 @@ def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
     count, types, column = len(jobs), len(seen.capacity), np.arange(len(kept))
     # variables: a share for each option, then the least normalised throughput
     fair = sparse.coo_array(
-        (np.append(-worth, np.ones(count)),
-         (np.append(job, np.arange(count)), np.append(column, np.full(count, len(kept))))),
+        (
+            np.append(-worth, np.ones(count)),
+            (np.append(job, np.arange(count)), np.append(column, np.full(count, len(kept)))),
+        ),
         shape=(count, len(kept) + 1),
-    )  # fmt: skip
+    )
     time = sparse.coo_array((np.ones(len(kept)), (job, column)), shape=(count, len(kept) + 1))
     room = sparse.coo_array(
         (options.gpus[kept].astype(np.float64), (options.gpu_type[kept], column)),
@@ -103,8 +105,9 @@ def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
         -np.append(worth * (1e-3 / count), 1.0),
         A_ub=sparse.vstack([fair, time, room], format="csr"),
         b_ub=np.concatenate([np.zeros(count), np.ones(count), seen.capacity]),
-        bounds=[(0.0, None)] * (len(kept) + 1), method="highs",
-    )  # fmt: skip
+        bounds=[(0.0, None)] * (len(kept) + 1),
+        method="highs",
+    )
     if found.x is None:
         raise SolverFailed("highs", str(found.message))
     return np.round(np.asarray(found.x, dtype=np.float64)[:-1], 9)

@@ -120,10 +120,16 @@ def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
     current = np.full(count, -1, dtype=np.int64)
     current[job[held]] = held
     return Options(
-        start=np.searchsorted(job, np.arange(count + 1)).astype(np.int64), column=columns, job=job,
-        gpu_type=gpu_type, gpus=gpus, rate=draft.cells.rate[draft.cell[columns]], current=current,
-        requested_gpus=jobs.requested_gpus, requested_type=jobs.requested_type,
-    )  # fmt: skip
+        start=np.searchsorted(job, np.arange(count + 1)).astype(np.int64),
+        column=columns,
+        job=job,
+        gpu_type=gpu_type,
+        gpus=gpus,
+        rate=draft.cells.rate[draft.cell[columns]],
+        current=current,
+        requested_gpus=jobs.requested_gpus,
+        requested_type=jobs.requested_type,
+    )
 
 
 class Packing:

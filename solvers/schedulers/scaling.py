@@ -171,9 +171,11 @@ class Scaling:
         free[self._type[has]] += self._gpus[has]
         free[self._type[step.to]] -= self._gpus[step.to]
         return Partial(
-            free=tuple(free), loss=plan.loss + step.loss,
-            moved={**plan.moved, step.job: step.to}, steps=plan.steps + 1,
-        )  # fmt: skip
+            free=tuple(free),
+            loss=plan.loss + step.loss,
+            moved={**plan.moved, step.job: step.to},
+            steps=plan.steps + 1,
+        )
 
     def _steps(self, plan: Partial, gpu_type: int, groups: list[list[Step]]) -> Iterator[Step]:
         """Yield the steps worth trying after ``plan``: of each group the cheapest, and more of the moved."""

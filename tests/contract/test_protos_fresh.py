@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 def test_generating_again_gives_the_checked_in_code() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "protos.py"), "--check"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

@@ -204,9 +204,11 @@ def a_lab(store: PostgresStore) -> None:
     """Store a cluster with a type, and a job that runs on one GPU for long."""
     workload = Workload(model="m", params="", global_batch=8)
     cell = EstimateRecord(
-        workload=workload, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
-        iter_time_s=1.0, source=Source.MEASURED,
-    )  # fmt: skip
+        workload=workload,
+        cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
+        iter_time_s=1.0,
+        source=Source.MEASURED,
+    )
 
     def work(writer: Any) -> bytes:
         writer.upsert_cluster("c", [GpuType(name="a100", memory_bytes=2**35)], None)
@@ -223,9 +225,13 @@ def a_lab(store: PostgresStore) -> None:
 def decide(store: PostgresStore) -> None:
     """Decide and commit a round."""
     RoundLoop(store, SystemClock()).schedule(
-        "c", RoundOptions(), remaining_s=lambda: 600.0, dry_run=False, request=None,
+        "c",
+        RoundOptions(),
+        remaining_s=lambda: 600.0,
+        dry_run=False,
+        request=None,
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
 
 
 async def test_of_two_agents_of_one_name_the_newer_wins_and_the_other_is_told_once_and_stops(
@@ -234,9 +240,15 @@ async def test_of_two_agents_of_one_name_the_newer_wins_and_the_other_is_told_on
     """The twin has a directory of its own, so it could not stop what the first one left."""
     a_lab(store)
     config = Config(
-        listen="127.0.0.1:0", database_url=database.url, period_s=0.0, estimate_cells=False,
-        heartbeat_s=1.0, inspect_s=1.0, grace_s=2.0, store_threads=4,
-    )  # fmt: skip
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=0.0,
+        estimate_cells=False,
+        heartbeat_s=1.0,
+        inspect_s=1.0,
+        grace_s=2.0,
+        store_threads=4,
+    )
 
     async def job_is(state: JobState) -> None:
         async with asyncio.timeout(PATIENCE_S):

@@ -30,10 +30,12 @@ C = "clusters/c"
 TYPES = ("a100", "v100")
 HELLO = agents_pb2.AgentMessage(
     hello=agents_pb2.Hello(
-        parent=C, agent_id="a", incarnation="1",
+        parent=C,
+        agent_id="a",
+        incarnation="1",
         nodes=[agents_pb2.AgentNode(node=f"{t}-n", gpu_type=t, gpus=4) for t in TYPES],
     )
-)  # fmt: skip
+)
 ARCHITECTURE = (
     "{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128, vocabulary: 1000}"
 )

@@ -206,12 +206,15 @@ def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
     tessera("cancel", "t1")  # whatever has become of it, it is not submitted twice
     done = tessera("import", "trace", str(file), "--tenant", "t")
     assert done.stderr.splitlines() == [
-        "1 job already there, left alone", "2 jobs imported",
-    ]  # fmt: skip
+        "1 job already there, left alone",
+        "2 jobs imported",
+    ]
     jobs = read(tessera, "jobs", "--all")["jobs"]
     assert [(short(job["name"]), job["iterations"], job["state"]) for job in jobs] == [
-        ("t1", "1000", "CANCELLED"), ("t2", "1000", "QUEUED"), ("t3", "1000", "QUEUED"),
-    ]  # fmt: skip
+        ("t1", "1000", "CANCELLED"),
+        ("t2", "1000", "QUEUED"),
+        ("t3", "1000", "QUEUED"),
+    ]
     deadlines = [job["deadline"] for job in jobs if "deadline" in job]
     assert len(deadlines) == 1
     assert "3 jobs already there" in tessera("import", "trace", str(file), "--tenant", "t").stderr
@@ -235,9 +238,10 @@ def test_a_mistake_in_a_csv_is_code_2_and_names_line_and_column(
 ) -> None:
     file = tmp_path / "bad.csv"
     file.write_text(PROFILES.replace("2.0", "fast"))
-    assert "bad.csv line 2, column iter_time_s" in tessera(
-        "import", "profiles", str(file), code=2
-    ).stderr  # fmt: skip
+    assert (
+        "bad.csv line 2, column iter_time_s"
+        in tessera("import", "profiles", str(file), code=2).stderr
+    )
     tessera("import", "trace", str(tmp_path / "absent.csv"), code=2)
 
 

@@ -36,20 +36,24 @@ def add_traffic(address: str) -> None:
     cells = []
     for gpus, nodes, iter_time_s in ((4, 1, 2.0), (8, 2, 1.0)):
         stage = estimates_pb2.StageTraffic(
-            data_parallel=gpus // 2, tensor_parallel=1,
+            data_parallel=gpus // 2,
+            tensor_parallel=1,
             data=estimates_pb2.Sent(bytes=1e9, messages=4),
             handed=estimates_pb2.Sent(bytes=1e8, messages=2),
-        )  # fmt: skip
+        )
         sent = estimates_pb2.CellTraffic(
             work_flop=1e14, compute_s=0.5, start_s=0.5, stages=[stage, stage]
         )
         cells.append(
             estimates_pb2.CellEstimate(
                 workload=estimates_pb2.Workload(model="bert", params="1.3B", global_batch=256),
-                cell=estimates_pb2.Cell(gpu_type="a100", gpus=gpus, pipeline_degree=2), nodes=nodes,
-                iter_time_s=iter_time_s, source=estimates_pb2.MEASURED, traffic=sent,
+                cell=estimates_pb2.Cell(gpu_type="a100", gpus=gpus, pipeline_degree=2),
+                nodes=nodes,
+                iter_time_s=iter_time_s,
+                source=estimates_pb2.MEASURED,
+                traffic=sent,
             )
-        )  # fmt: skip
+        )
     request = estimates_pb2.UpsertCellsRequest(parent="clusters/c", cells=cells)
     with connect(address) as client:
         client.call(client.estimates.UpsertCells, request)

@@ -24,8 +24,9 @@ def test_tenants_are_applied_listed_and_forgotten(tessera: Tessera) -> None:
     refused = tessera("tenants", "apply", "-f", "-", stdin=too_much, code=1).stderr
     assert "quotas of a100 sum to 9 GPUs, the cluster has 8" in refused
     assert tessera("tenants", "list", "-o", "name").stdout.split() == [
-        "clusters/c/tenants/nlp", "clusters/c/tenants/vision",
-    ]  # fmt: skip
+        "clusters/c/tenants/nlp",
+        "clusters/c/tenants/vision",
+    ]
     tessera("tenants", "delete", "nlp", "absent", code=4)
     assert "deleted: nlp, vision" in tessera("tenants", "delete", "nlp", "vision").stderr
     assert read(tessera, "tenants", "list")["tenants"] == []

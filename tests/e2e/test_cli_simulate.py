@@ -166,9 +166,20 @@ def test_what_was_run_is_logged_replayed_reported_and_kept(
 ) -> None:
     log, results, folder = (tmp_path / name for name in ("log.jsonl", "results.json", "report"))
     done = simulate(
-        TWO, *SMALL, "--policy", "fcfs", "--policy", "ilp:jct", "--replay", "--log", str(log),
-        "--results", str(results), "--report", str(folder),
-    ).stderr  # fmt: skip
+        TWO,
+        *SMALL,
+        "--policy",
+        "fcfs",
+        "--policy",
+        "ilp:jct",
+        "--replay",
+        "--log",
+        str(log),
+        "--results",
+        str(results),
+        "--report",
+        str(folder),
+    ).stderr
     for policy in ("fcfs", "ilp:jct"):
         assert f"{policy}: the executor comes to the same 2 completion times" in done
     for k in (1, 2):

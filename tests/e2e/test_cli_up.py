@@ -112,8 +112,23 @@ def home() -> Iterator[Path]:
 
 def test_one_command_runs_a_job_from_submission_to_success(home: Path) -> None:
     with up(home, "--agents", "2", "--clock-factor", "2000") as (address, _):
-        run(address, "submit", "j", "--model", "bert", "--params", "1.3B", "--batch", "256",
-            "--iterations", "9000", "--gpus", "8", "--restart", "0")  # fmt: skip
+        run(
+            address,
+            "submit",
+            "j",
+            "--model",
+            "bert",
+            "--params",
+            "1.3B",
+            "--batch",
+            "256",
+            "--iterations",
+            "9000",
+            "--gpus",
+            "8",
+            "--restart",
+            "0",
+        )
         decided = read(address, "round", "--seed", "1")
         assert (decided["running"], decided["verified"]) == (1, True)
         seen = [
@@ -131,8 +146,23 @@ def test_one_command_runs_a_job_from_submission_to_success(home: Path) -> None:
 
 def test_an_interrupt_ends_every_process_and_the_gangs_that_run(home: Path) -> None:
     with up(home, "--agents", "2") as (address, process):
-        run(address, "submit", "long", "--model", "bert", "--params", "1.3B", "--batch", "256",
-            "--iterations", "1000000", "--gpus", "4", "--restart", "0")  # fmt: skip
+        run(
+            address,
+            "submit",
+            "long",
+            "--model",
+            "bert",
+            "--params",
+            "1.3B",
+            "--batch",
+            "256",
+            "--iterations",
+            "1000000",
+            "--gpus",
+            "4",
+            "--restart",
+            "0",
+        )
         run(address, "round")
         with connect(address) as client:
             request = jobs_pb2.WatchJobRequest(name="clusters/default/jobs/long")
@@ -155,8 +185,23 @@ def test_jobs_outlive_up_and_a_cluster_file_names_the_nodes(home: Path) -> None:
     )
     options = ("-f", str(file), "--samples", "--agents", "8")
     with up(home, *options) as (address, _):
-        run(address, "submit", "kept", "-c", "lab", "--model", "bert", "--params", "760M",
-            "--batch", "128", "--iterations", "1000000", "--gpus", "2")  # fmt: skip
+        run(
+            address,
+            "submit",
+            "kept",
+            "-c",
+            "lab",
+            "--model",
+            "bert",
+            "--params",
+            "760M",
+            "--batch",
+            "128",
+            "--iterations",
+            "1000000",
+            "--gpus",
+            "2",
+        )
         nodes = read(address, "nodes", "-c", "lab")["nodes"]
         assert [(n["name"], n["state"]) for n in nodes] == [
             (f"clusters/lab/nodes/n{i}", "READY") for i in range(3)
@@ -179,10 +224,22 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
         assert "--listen 127.0.0.1:0" in port
         assert not (home / "second" / "pg").exists()
         shared = subprocess.run(
-            [*TESSERA, "up", "--data-dir", str(home / "third"), "-f", other, *outside,
-             "--listen", "127.0.0.1:0"],
-            capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-        )  # fmt: skip
+            [
+                *TESSERA,
+                "up",
+                "--data-dir",
+                str(home / "third"),
+                "-f",
+                other,
+                *outside,
+                "--listen",
+                "127.0.0.1:0",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
         assert shared.returncode == 1
         assert "another `tessera up` runs clusters/default on this database" in shared.stderr
         assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
@@ -200,8 +257,21 @@ def test_a_port_that_another_program_has_is_told_apart(home: Path) -> None:
 def test_up_goes_on_with_the_cluster_that_its_data_directory_was_made_with(home: Path) -> None:
     lab, other = a_file(home, "lab.yaml", 2), a_file(home, "other.yaml", 2, gpu_type="a10")
     with up(home, "-f", lab, "--clock-factor", "60") as (address, _):
-        run(address, "submit", "kept", "--model", "bert", "--params", "760M", "--batch", "128",
-            "--iterations", "1000000", "--gpus", "2")  # fmt: skip
+        run(
+            address,
+            "submit",
+            "kept",
+            "--model",
+            "bert",
+            "--params",
+            "760M",
+            "--batch",
+            "128",
+            "--iterations",
+            "1000000",
+            "--gpus",
+            "2",
+        )
     with up(home) as (address, _):
         assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
         assert [job["name"] for job in read(address, "jobs")["jobs"]] == [
@@ -243,8 +313,21 @@ def test_reset_deletes_only_what_up_has_made_and_starts_afresh(home: Path) -> No
         home, "--data-dir", str(foreign), "--reset", "--yes", code=2
     )
     with up(home, "-f", lab, directory=where) as (address, _):
-        run(address, "submit", "gone", "--model", "bert", "--params", "760M", "--batch", "128",
-            "--iterations", "1000000", "--gpus", "2")  # fmt: skip
+        run(
+            address,
+            "submit",
+            "gone",
+            "--model",
+            "bert",
+            "--params",
+            "760M",
+            "--batch",
+            "128",
+            "--iterations",
+            "1000000",
+            "--gpus",
+            "2",
+        )
         assert "is used by another" in refused(home, *where, "--reset", "--yes", code=1)
     (place / "mine.txt").write_text("kept")
     assert "add --yes" in refused(home, *where, "--reset", code=2)

@@ -38,10 +38,13 @@ from tests.support.system import Agent, Lab, User, kill_postgres, until, uuid
 LEASE_S, MARGIN_S, HEARTBEAT_S = 20.0, 5.0, 0.5  # a busy machine may take long to start a server
 
 SETTINGS = {
-    "TESSERA_LEASE_S": str(LEASE_S), "TESSERA_MARGIN_S": str(MARGIN_S),
-    "TESSERA_HEARTBEAT_S": str(HEARTBEAT_S), "TESSERA_INSPECT_S": "0.5",
-    "TESSERA_HEALTH_PERIOD_S": "0.5", "TESSERA_ROUND_THREADS": "1",
-}  # fmt: skip
+    "TESSERA_LEASE_S": str(LEASE_S),
+    "TESSERA_MARGIN_S": str(MARGIN_S),
+    "TESSERA_HEARTBEAT_S": str(HEARTBEAT_S),
+    "TESSERA_INSPECT_S": "0.5",
+    "TESSERA_HEALTH_PERIOD_S": "0.5",
+    "TESSERA_ROUND_THREADS": "1",
+}
 
 KILLS = scaled(7)
 
@@ -139,8 +142,9 @@ def assert_processes_match(jobs: list[jobs_pb2.Job], agents: list[Agent]) -> Non
             if any(share.node.rpartition("/")[2] in agent.nodes for share in job.allocation.shares)
         }
         agent.wait_for_gangs(here)
-        led = [key for key, shares in here.items()
-               if shares[0].node.rpartition("/")[2] in agent.nodes]  # fmt: skip
+        led = [
+            key for key, shares in here.items() if shares[0].node.rpartition("/")[2] in agent.nodes
+        ]
         assert agent.children() == {agent.pid_of(*key) for key in led}
 
 

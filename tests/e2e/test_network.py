@@ -62,9 +62,12 @@ class Networked(Lab):
         )
         cell = estimates_pb2.CellEstimate(
             workload=estimates_pb2.Workload(model="m", params=f"{GPUS}B", global_batch=64),
-            cell=estimates_pb2.Cell(gpu_type="a40", gpus=GPUS, pipeline_degree=1), nodes=2,
-            iter_time_s=1.0, source=estimates_pb2.MEASURED, traffic=sent,
-        )  # fmt: skip
+            cell=estimates_pb2.Cell(gpu_type="a40", gpus=GPUS, pipeline_degree=1),
+            nodes=2,
+            iter_time_s=1.0,
+            source=estimates_pb2.MEASURED,
+            traffic=sent,
+        )
         request = estimates_pb2.UpsertCellsRequest(parent=self.parent, cells=[cell])
         self.user.insist(lambda r: r.estimates.UpsertCells(request))
 
@@ -79,11 +82,20 @@ class Networked(Lab):
         gangs = [[short(s.node) for s in d.allocation.shares] for d in decided.decisions]
         (a, b), (c, d) = gangs
         document = {
-            "kind": "clos", "nodes": [a, c, b, d], "tors": 2, "aggregations": aggregations,
+            "kind": "clos",
+            "nodes": [a, c, b, d],
+            "tors": 2,
+            "aggregations": aggregations,
             "tor_bytes_per_s": 12.5e9,
-            "host": {"gpus": 2, "nics": 1, "pcie_switches": 1, "nic_bytes_per_s": 25e9,
-                     "pcie_bytes_per_s": 25e9, "nvlink_bytes_per_s": 300e9},
-        }  # fmt: skip
+            "host": {
+                "gpus": 2,
+                "nics": 1,
+                "pcie_switches": 1,
+                "nic_bytes_per_s": 25e9,
+                "pcie_bytes_per_s": 25e9,
+                "nvlink_bytes_per_s": 300e9,
+            },
+        }
         name = f"{self.parent}/topology"
         topology = pb.Topology(name=name, document=json.dumps(document))
         self.networks.UpdateTopology(
@@ -166,8 +178,10 @@ def test_jobs_that_meet_are_marked_at_their_start_and_planned_anew_without_a_res
             told = json.loads(Path(found["TESSERA_NETWORK"]).read_text())
             assert told == lab.told(job)
             assert (told["level"], told["levels"], told["dscp"]) == (
-                parts[job].level, 8, parts[job].dscp,
-            )  # fmt: skip
+                parts[job].level,
+                8,
+                parts[job].dscp,
+            )
 
         one_level = lab.decide(network_levels=1)
         assert {d.kind for d in one_level.decisions} == {"keep"}

@@ -111,10 +111,15 @@ async def a_system(
     hardware = folder / "hardware.yaml"
     hardware.write_text(HARDWARE)
     config = Config(
-        listen="127.0.0.1:0", database_url=database.url, period_s=0.0, grace_s=2.0,
-        hardware=str(hardware), heartbeat_s=0.5, inspect_s=0.2,
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=0.0,
+        grace_s=2.0,
+        hardware=str(hardware),
+        heartbeat_s=0.5,
+        inspect_s=0.2,
         **({"estimate_counts": "1"} | settings),
-    )  # fmt: skip
+    )
     async with (
         running(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,

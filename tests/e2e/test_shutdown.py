@@ -43,8 +43,10 @@ def a_server(database: Database, log: Path) -> Iterator[tuple[subprocess.Popen[s
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER % GRACE_S, database.url],
-            stdout=subprocess.PIPE, stderr=out, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=out,
+            text=True,
+        )
     try:
         assert process.stdout is not None
         port = process.stdout.readline().strip()

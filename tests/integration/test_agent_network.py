@@ -151,9 +151,17 @@ def test_the_command_plans_applies_and_shows(
     with hosts(1) as (host,):
         inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
         options = [
-            "--network-backend", "tc", "--interface", "x", "--netns", host,
-            "--link-bit-per-s", "1000000000", "--settings", str(told),
-        ]  # fmt: skip
+            "--network-backend",
+            "tc",
+            "--interface",
+            "x",
+            "--netns",
+            host,
+            "--link-bit-per-s",
+            "1000000000",
+            "--settings",
+            str(told),
+        ]
         answers = []
         for action in ("plan", "show", "apply", "show", "apply"):
             assert main(["network", action, *options]) == 0

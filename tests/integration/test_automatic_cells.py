@@ -316,9 +316,17 @@ async def a_replica(
 ) -> AsyncIterator[Watching]:
     calls, estimate_calls = Calls(1, "store"), Calls(1, "estimate")
     cells = Watching(
-        store, HandClock(), deriving.derive, calls=calls, work=estimate_calls, holder=holder,
-        period_s=60.0, fails="nothing is estimated", action="estimating_failed", idle_too=True,
-    )  # fmt: skip
+        store,
+        HandClock(),
+        deriving.derive,
+        calls=calls,
+        work=estimate_calls,
+        holder=holder,
+        period_s=60.0,
+        fails="nothing is estimated",
+        action="estimating_failed",
+        idle_too=True,
+    )
     yield cells
     await cells.stop()
     await asyncio.gather(calls.close(), estimate_calls.close())

@@ -60,9 +60,13 @@ def decide(store: PostgresStore) -> None:
     """Decide and commit a round by the default policy."""
     loop = RoundLoop(store, SystemClock())
     loop.schedule(
-        C, RoundOptions(), remaining_s=lambda: 600.0, dry_run=False, request=None,
+        C,
+        RoundOptions(),
+        remaining_s=lambda: 600.0,
+        dry_run=False,
+        request=None,
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
 
 
 def end_back_off(database: Database) -> None:
@@ -229,9 +233,15 @@ async def test_a_failure_wakes_the_rounds_so_that_its_gpus_go_to_another_at_once
     a_cluster(store, nodes=1, gpus=4)
     submit(store, a_spec("a", weight=50.0), a_spec("b"))
     config = Config(
-        listen="127.0.0.1:0", database_url=database.url, period_s=3600.0, estimate_cells=False,
-        grace_s=2.0, default_deadline_s=60.0, store_threads=4, lease_s=3600.0,
-    )  # fmt: skip
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=3600.0,
+        estimate_cells=False,
+        grace_s=2.0,
+        default_deadline_s=60.0,
+        store_threads=4,
+        lease_s=3600.0,
+    )
     async with running(config):
         await until(lambda: states(store)["a"] is JobState.STARTING)  # the first round
         await asyncio.to_thread(agents_report, store)
@@ -254,9 +264,15 @@ async def test_the_end_of_a_back_off_and_events_in_a_storm_have_rounds_that_are_
 ) -> None:
     clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
     periodic = PeriodicRounds(
-        one, RoundLoop(one, clock), clock, calls=calls, round_calls=round_calls, holder="me",
-        period_s=300.0, deadline_s=60.0,
-    )  # fmt: skip
+        one,
+        RoundLoop(one, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder="me",
+        period_s=300.0,
+        deadline_s=60.0,
+    )
 
     async def rounds_after(seconds: float) -> int:
         clock.now_s += seconds
@@ -287,9 +303,15 @@ async def test_a_woken_round_is_begun_by_the_replica_that_holds_the_lease(
 ) -> None:
     clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
     periodic = PeriodicRounds(
-        one, RoundLoop(one, clock), clock, calls=calls, round_calls=round_calls, holder="me",
-        period_s=300.0, deadline_s=60.0,
-    )  # fmt: skip
+        one,
+        RoundLoop(one, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder="me",
+        period_s=300.0,
+        deadline_s=60.0,
+    )
     assert one.acquire_lease(C, "another", 60.0)
     periodic.wake(C)
     periodic.wake("nowhere")
@@ -304,9 +326,15 @@ async def test_a_wake_up_outlives_an_outage_of_the_database(
 ) -> None:
     clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
     periodic = PeriodicRounds(
-        one, RoundLoop(one, clock), clock, calls=calls, round_calls=round_calls, holder="me",
-        period_s=300.0, deadline_s=60.0,
-    )  # fmt: skip
+        one,
+        RoundLoop(one, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder="me",
+        period_s=300.0,
+        deadline_s=60.0,
+    )
 
     def refuse(*_: object) -> bool:
         raise Unavailable("no database")

@@ -168,9 +168,12 @@ def test_a_dead_replica_s_lease_is_taken_over_though_the_clock_was_set_back(
     ids=["time", "back"],
 )
 def test_only_a_step_forward_is_held_against_the_clock(
-    skewed: PostgresStore, database: Database, seconds: Seconds,
-    change: Callable[[Database, Seconds], None], caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    skewed: PostgresStore,
+    database: Database,
+    seconds: Seconds,
+    change: Callable[[Database, Seconds], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     change(database, seconds)
     skewed.ready()
     assert "set forward" not in caplog.text

@@ -102,9 +102,13 @@ async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline
     a_cluster(store)
     submit(store, a_spec("a"))
     config = Config(
-        listen="127.0.0.1:0", database_url=database.url, period_s=0.0, health_period_s=0.5,
-        estimate_cells=False, heartbeat_s=0.5,
-    )  # fmt: skip
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=0.0,
+        health_period_s=0.5,
+        estimate_cells=False,
+        heartbeat_s=0.5,
+    )
     answers = health_pb2.HealthCheckResponse
     async with (
         running(config) as port,
@@ -305,9 +309,11 @@ def test_a_database_restored_to_an_older_state_comes_to_agree_with_its_agents(pl
     copy("live", "backup")
     snapshot = store.snapshot(C)  # then a moves, b takes its place, and c comes
     commit(
-        store, snapshot, start(snapshot, "a", [("a100-1", [0])]),
+        store,
+        snapshot,
+        start(snapshot, "a", [("a100-1", [0])]),
         start(snapshot, "b", [("a100-0", [0])]),
-    )  # fmt: skip
+    )
     agents_report(store)
     submit(store, a_spec("c"))
     late = [(agent, store.desired(C, agent)) for agent in ("agent-a100-0", "agent-a100-1")]
@@ -317,10 +323,15 @@ def test_a_database_restored_to_an_older_state_comes_to_agree_with_its_agents(pl
 
     for agent, desired in late:  # the agents still do what they were told, and tell it
         gangs = [
-            ObservedGang(job=g.spec.name, generation=g.generation, node=agent.removeprefix("agent-"),
-                         phase="running", iterations_done=1.0)
+            ObservedGang(
+                job=g.spec.name,
+                generation=g.generation,
+                node=agent.removeprefix("agent-"),
+                phase="running",
+                iterations_done=1.0,
+            )
             for g in desired.gangs
-        ]  # fmt: skip
+        ]
         store.observe(C, agent, "first", gangs, desired.revision)
     assert (job(store, "a").state, job(store, "a").generation) == (JobState.RUNNING, 1)
     agents_report(store)  # they follow what is stored now

@@ -71,9 +71,11 @@ def test_a_gang_is_desired_only_when_every_gpu_on_every_node_is_held(store: Post
     run(store, b=[(A1, [0])])
     snapshot = store.snapshot(C)
     commit(
-        store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]),
+        store,
+        snapshot,
+        start(snapshot, "a", [(A0, range(4)), (A1, range(4))]),
         wait(snapshot, "b", DecisionKind.SUSPEND),
-    )  # fmt: skip
+    )
     assert store.desired(C, AGENT0).gangs == ()
     assert agent_reports(store, AGENT1)
     assert [g.spec.name for g in store.desired(C, AGENT0).gangs] == ["a"]
@@ -81,8 +83,12 @@ def test_a_gang_is_desired_only_when_every_gpu_on_every_node_is_held(store: Post
 
 def test_progress_counts_from_the_leader_and_never_falls(pair: PostgresStore) -> None:
     for node, done, expected in (
-        (A0, 10.0, 10.0), (A1, 50.0, 10.0), (A0, 7.0, 10.0), (A0, 1e9, 100.0), (A0, math.nan, 100.0),
-    ):  # fmt: skip
+        (A0, 10.0, 10.0),
+        (A1, 50.0, 10.0),
+        (A0, 7.0, 10.0),
+        (A0, 1e9, 100.0),
+        (A0, math.nan, 100.0),
+    ):
         agent = f"agent-{node}"
         assert not pair.observe(C, agent, "first", [a_gang(node, iterations_done=done)], 99)
         assert job(pair, "a").iterations_done == expected
@@ -105,8 +111,10 @@ def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_gone(
     assert pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 1)
     found = job(pair, "a")
     assert (found.state, found.iterations_done, found.allocation) == (
-        JobState.SUCCEEDED, 100.0, None,
-    )  # fmt: skip
+        JobState.SUCCEEDED,
+        100.0,
+        None,
+    )
     assert found.ended_s is not None
     assert found.started_s is not None
     assert pair.get_node(C, A0).free_gpus == 0

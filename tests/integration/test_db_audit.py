@@ -28,9 +28,7 @@ BREAKS = {
         " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
         " SELECT a.node_id, a.gpu, j.id, 9, 'reserved' FROM allocations a, jobs j"
     ),
-    "a job owns other GPUs than its Cell has": (
-        "DELETE FROM allocations WHERE gpu = 1"
-    ),
+    "a job owns other GPUs than its Cell has": ("DELETE FROM allocations WHERE gpu = 1"),
     "a job has GPUs of another type than its Cell": (
         "UPDATE nodes SET gpu_type_id = (SELECT id FROM gpu_types WHERE name = 'h100')"
     ),
@@ -50,7 +48,7 @@ BREAKS = {
     "a request was acknowledged without an answer": (
         "INSERT INTO request_ids (id, method, digest) VALUES ('r', 'm', 'd')"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

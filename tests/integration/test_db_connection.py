@@ -224,9 +224,15 @@ def test_old_things_are_pruned_and_young_ones_kept(
     execute(database, "UPDATE jobs SET ended_at = ended_at - interval '1 day' WHERE name = 'old'")
     store.write(Request(id="r3", method="m", digest="d"), lambda w: b"x")
     deleted = {
-        "request_ids": 2, "rounds": 2, "snapshots": 0, "jobs": 1, "job_history": 0, "network_plans": 0,
-        "measurements": 0, "workloads": 0,
-    }  # fmt: skip
+        "request_ids": 2,
+        "rounds": 2,
+        "snapshots": 0,
+        "jobs": 1,
+        "job_history": 0,
+        "network_plans": 0,
+        "measurements": 0,
+        "workloads": 0,
+    }
     assert store.prune(3600.0, 2) == deleted
     assert states(store) == {"young": JobState.CANCELLED, "waits": JobState.QUEUED}
     assert [r.number for r in store.list_rounds(C, 0, 9)] == [4, 3]

@@ -95,7 +95,11 @@ def test_a_round_is_named_by_the_digest_of_the_snapshot_that_is_stored(
     submit(store, a_spec("a"))
     loop = RoundLoop(store, SystemClock())
     record = loop.schedule(
-        C, RoundOptions(solver="greedy"), remaining_s=lambda: float("inf"), dry_run=False,
-        request=None, cancelled=lambda: False,
-    )  # fmt: skip
+        C,
+        RoundOptions(solver="greedy"),
+        remaining_s=lambda: float("inf"),
+        dry_run=False,
+        request=None,
+        cancelled=lambda: False,
+    )
     assert record.summary.snapshot_digest == digest(store.round_snapshot(C, 1))

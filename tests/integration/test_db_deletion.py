@@ -84,8 +84,14 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         agents_report(store)
         desired = store.desired(C, "agent-a100-0")
         (gang,) = desired.gangs
-        seen = ObservedGang(job="runs", generation=gang.generation, node="a100-0", phase="running",
-                            iterations_done=done + 1.0, iter_time_s=1.0)  # fmt: skip
+        seen = ObservedGang(
+            job="runs",
+            generation=gang.generation,
+            node="a100-0",
+            phase="running",
+            iterations_done=done + 1.0,
+            iter_time_s=1.0,
+        )
         store.observe(C, "agent-a100-0", "first", [seen], desired.revision)
     for statement in (
         PROFILES,
@@ -108,8 +114,11 @@ def test_a_deleted_cluster_leaves_no_row_in_any_table(
     a_rich_cluster(store, database)
     before = rows_left(database)
     assert set(before) == {t.name for t in tables.metadata.sorted_tables} - {
-        "request_ids", "high_water", "allocations", "decisions",
-    }  # fmt: skip
+        "request_ids",
+        "high_water",
+        "allocations",
+        "decisions",
+    }
     delete_cluster(store)
     assert store.list_clusters("", 10) == []
     while store.purge():
@@ -471,8 +480,11 @@ def test_a_drained_node_says_why_by_whom_and_since_when(store: PostgresStore) ->
     drain(store, "a100-0", reason="bad fan", drained_by="ann")
     node = store.get_node(C, "a100-0")
     assert (node.draining, node.drained, node.drain_reason, node.drained_by) == (
-        True, False, "bad fan", "ann",
-    )  # fmt: skip
+        True,
+        False,
+        "bad fan",
+        "ann",
+    )
     assert node.drained_s is not None
     drain(store, "a100-0", drained_by="bob")  # drains already, and no other reason is given
     assert store.get_node(C, "a100-0").drained_by == "ann"
@@ -487,5 +499,8 @@ def test_a_drained_node_says_why_by_whom_and_since_when(store: PostgresStore) ->
     drain(store, "a100-0", draining=False)
     node = store.get_node(C, "a100-0")
     assert (node.draining, node.drain_reason, node.drained_by, node.drained_s) == (
-        False, "", "", None,
-    )  # fmt: skip
+        False,
+        "",
+        "",
+        None,
+    )

@@ -73,9 +73,11 @@ def test_the_database_refuses_an_uncertainty_without_meaning(
 OTHER = Workload(model="moe", params="1.3B", global_batch=256)
 MINE = ModelSpec(model="mine", params="", architecture="{a: 1}", zero=1, dtype="f16")
 WAITS = Reason(
-    code=ReasonCode.NO_ESTIMATE, message="the model is unknown", next_step="describe it",
+    code=ReasonCode.NO_ESTIMATE,
+    message="the model is unknown",
+    next_step="describe it",
     evidence=(("workload", "w"),),
-)  # fmt: skip
+)
 
 
 def derive(store: PostgresStore, *records: EstimateRecord, moe: str = "") -> None:
@@ -85,8 +87,12 @@ def derive(store: PostgresStore, *records: EstimateRecord, moe: str = "") -> Non
 
 def analytic(gpus: int, **overrides: Any) -> EstimateRecord:
     fields: dict[str, Any] = {
-        "workload": OTHER, "nodes": 1, "source": Source.ANALYTIC, "sd": 0.4, "iter_time_s": 5.0,
-    }  # fmt: skip
+        "workload": OTHER,
+        "nodes": 1,
+        "source": Source.ANALYTIC,
+        "sd": 0.4,
+        "iter_time_s": 5.0,
+    }
     return a_record(gpus, **fields | overrides)
 
 
@@ -121,10 +127,12 @@ def test_only_workloads_of_live_jobs_without_a_users_estimates_are_wanted(
 ) -> None:
     a_cluster(store)
     submit(
-        store, a_spec("known"), a_spec("one", workload=OTHER, requested_gpus=4),
+        store,
+        a_spec("known"),
+        a_spec("one", workload=OTHER, requested_gpus=4),
         a_spec("two", workload=OTHER, requested_gpus=2),
         a_spec("over", workload=replace(OTHER, params="x")),
-    )  # fmt: skip
+    )
     happen(store, "over", JobEvent.CANCEL)
     (wanted,) = store.estimation(C).wanted
     assert wanted == Wanted(workload=OTHER, requests=(2, 4), counts=(), derived_from="")
@@ -138,8 +146,9 @@ def test_the_clusters_types_come_with_their_nodes(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
     kinds = store.estimation(C).kinds
     assert [(k.gpu_type.name, k.node_gpus, k.gpus) for k in kinds] == [
-        ("v100", 4, 12), ("a100", 8, 20),
-    ]  # fmt: skip
+        ("v100", 4, 12),
+        ("a100", 8, 20),
+    ]
 
 
 def test_what_the_service_derives_replaces_its_own_alone(store: PostgresStore) -> None:
@@ -148,8 +157,9 @@ def test_what_the_service_derives_replaces_its_own_alone(store: PostgresStore) -
     do(store, lambda w: w.upsert_estimates(C, [users]))
     derive(store, analytic(1), analytic(1, pipeline_degree=2), analytic(2))
     assert cells_of(store, OTHER) == {
-        (1, 1): (1.0, Source.ANALYTIC, None), (2, 1): (5.0, Source.ANALYTIC, 0.4),
-    }  # fmt: skip
+        (1, 1): (1.0, Source.ANALYTIC, None),
+        (2, 1): (5.0, Source.ANALYTIC, 0.4),
+    }
     derive(store, analytic(2, iter_time_s=6.0, sd=0.3))
     assert cells_of(store, OTHER)[2, 1] == (6.0, Source.ANALYTIC, 0.3)
 
@@ -168,8 +178,9 @@ def test_what_was_measured_outranks_what_was_computed(store: PostgresStore) -> N
     derive(store, analytic(1, source=Source.MEASURED, iter_time_s=7.0, sd=0.06))
     derive(store, analytic(1), analytic(2, iter_time_s=4.0))
     assert cells_of(store, OTHER) == {
-        (1, 1): (7.0, Source.MEASURED, 0.06), (2, 1): (4.0, Source.ANALYTIC, 0.4),
-    }  # fmt: skip
+        (1, 1): (7.0, Source.MEASURED, 0.06),
+        (2, 1): (4.0, Source.ANALYTIC, 0.4),
+    }
 
 
 def test_a_users_estimates_take_the_place_of_derived_ones_of_the_same_gpus(
@@ -181,8 +192,9 @@ def test_a_users_estimates_take_the_place_of_derived_ones_of_the_same_gpus(
     do(store, lambda w: w.upsert_estimates(C, [profiled]))
     assert cells_of(store, OTHER) == {
         (2, 1): (3.0, Source.PROFILED, None),
-        (4, 1): (5.0, Source.ANALYTIC, 0.4), (4, 2): (5.0, Source.ANALYTIC, 0.4),
-    }  # fmt: skip
+        (4, 1): (5.0, Source.ANALYTIC, 0.4),
+        (4, 2): (5.0, Source.ANALYTIC, 0.4),
+    }
 
 
 def test_a_cell_that_a_job_runs_on_stays(store: PostgresStore) -> None:
@@ -309,11 +321,14 @@ def test_measurements_outlive_their_jobs_and_are_pruned_beyond_the_latest(
     agents_report(store)
     assert store.prune(-1.0, 1)["jobs"] == 1
     assert len(store.estimation(C).measurements) == 1
-    execute(database, """
+    execute(
+        database,
+        """
         INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
             iter_time_s)
         SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            1.0 + g FROM measurements, generate_series(1, 250) g""")  # fmt: skip
+            1.0 + g FROM measurements, generate_series(1, 250) g""",
+    )
     assert len(store.estimation(C).measurements) == 200
     assert store.prune(-1.0, 1)["measurements"] == 51
 

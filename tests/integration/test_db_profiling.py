@@ -32,12 +32,24 @@ ASKS = a_spec("j", workload=BERT, requested_gpus=2, profile=True)
 def a_row(**changed: Any) -> ProfileRow:
     assert STEP is not None
     fields: dict[str, Any] = {
-        "workload": BERT, "gpu_type": "a100", "task": "t", "source": STEP.source, "kind": "dot",
-        "layers": 24, "samples": 1.0, "tp": 1, "dtype": "f16", "forward_s": 1e-3,
-        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 3.0,
-        "device": "NVIDIA A100", "versions": (("driver", "12"), ("jax", "0.10.2")),
+        "workload": BERT,
+        "gpu_type": "a100",
+        "task": "t",
+        "source": STEP.source,
+        "kind": "dot",
+        "layers": 24,
+        "samples": 1.0,
+        "tp": 1,
+        "dtype": "f16",
+        "forward_s": 1e-3,
+        "backward_s": 2e-3,
+        "method": "kernels",
+        "repeats": 5,
+        "device_s": 3.0,
+        "device": "NVIDIA A100",
+        "versions": (("driver", "12"), ("jax", "0.10.2")),
         "date": "2026-11-21",
-    }  # fmt: skip
+    }
     return ProfileRow(**(fields | changed))
 
 
@@ -135,8 +147,10 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
     jobs, _ = store.list_jobs(C, [], 0, 100)
     (task,) = (j for j in jobs if j.spec.workload.model == PROFILING)
     assert (task.state, task.spec.requested_type, task.spec.runtime) == (
-        JobState.QUEUED, "a100", "profile",
-    )  # fmt: skip
+        JobState.QUEUED,
+        "a100",
+        "profile",
+    )
     (found,) = store.estimation(C).profiling
     assert (found.name, found.gpu_type, found.state) == (task.spec.name, "a100", JobState.QUEUED)
     assert [w.workload for w in store.estimation(C).wanted] == [BERT]
@@ -186,10 +200,13 @@ def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresSto
 def test_a_step_that_changes_leaves_old_records_behind(store: PostgresStore) -> None:
     a_cluster(store)
     own = ModelSpec(
-        model="bert", params="1.3B", step="my.steps:bert", step_arguments=("layers=2",),
+        model="bert",
+        params="1.3B",
+        step="my.steps:bert",
+        step_arguments=("layers=2",),
         architecture="{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128,"
         " vocabulary: 1000}",
-    )  # fmt: skip
+    )
     do(store, lambda w: w.upsert_models(C, [own]))
     assert store.list_models(C) == [own]
     submit(store, ASKS)
@@ -214,16 +231,30 @@ def test_a_users_estimates_keep_profiled_ones_away(store: PostgresStore) -> None
 
 def a_request(**changed: Any) -> pb.AddProfilesRequest:
     layer: dict[str, Any] = {
-        "kind": "dot", "layers": 24, "samples": 1.0, "tensor_parallel": 1, "forward_s": 1e-3,
-        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 3.0,
-    }  # fmt: skip
+        "kind": "dot",
+        "layers": 24,
+        "samples": 1.0,
+        "tensor_parallel": 1,
+        "forward_s": 1e-3,
+        "backward_s": 2e-3,
+        "method": "kernels",
+        "repeats": 5,
+        "device_s": 3.0,
+    }
     assert STEP is not None
     return pb.AddProfilesRequest(
-        parent=f"clusters/{C}", gpu_type="a100", task="t", source=STEP.source, dtype="f16",
-        workload=pb.Workload(model="bert", params="1.3B", global_batch=256), device="A100",
-        versions={"jax": "1"}, date="2026-11-21", request_id="r",
+        parent=f"clusters/{C}",
+        gpu_type="a100",
+        task="t",
+        source=STEP.source,
+        dtype="f16",
+        workload=pb.Workload(model="bert", params="1.3B", global_batch=256),
+        device="A100",
+        versions={"jax": "1"},
+        date="2026-11-21",
+        request_id="r",
         layers=[pb.LayerProfile(**(layer | changed))],
-    )  # fmt: skip
+    )
 
 
 async def test_over_a_socket_records_are_added_once_and_bad_ones_are_refused(

@@ -46,12 +46,13 @@ def promised(store: PostgresStore) -> PostgresStore:
     submit(store, *(a_spec(name, deadline_s=LATE_S) for name in "abc"))
     snapshot = store.snapshot(C)
     commit(
-        store, snapshot,
+        store,
+        snapshot,
         start(snapshot, "a", [(A0, [0])])._replace(admitted=True),
         wait(snapshot, "b")._replace(admitted=True),
         wait(snapshot, "c"),
         legs=legs_of(snapshot, a=[a_leg()], b=[a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf)]),
-    )  # fmt: skip
+    )
     return store
 
 
@@ -78,8 +79,12 @@ def test_times_of_a_schedule_come_back_to_the_bit(store: PostgresStore) -> None:
     submit(store, a_spec("a", deadline_s=LATE_S))
     snapshot = store.snapshot(C)
     times = (1763726400.1 + 1 / 3, 1763726400.1 + 2 / 3)
-    commit(store, snapshot, wait(snapshot, "a")._replace(admitted=True),
-           legs=legs_of(snapshot, a=[a_leg(start_s=times[0], end_s=times[1])]))  # fmt: skip
+    commit(
+        store,
+        snapshot,
+        wait(snapshot, "a")._replace(admitted=True),
+        legs=legs_of(snapshot, a=[a_leg(start_s=times[0], end_s=times[1])]),
+    )
     found = store.snapshot(C).legs
     assert (found.start_s[0], found.end_s[0]) == times
 
@@ -98,9 +103,12 @@ def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
     snapshot = promised.snapshot(C)
     do(promised, lambda w: w.update_job(C, a_spec("b", weight=2.0), ["weight"], None))
     record = commit(
-        promised, snapshot, wait(snapshot, "b"), wait(snapshot, "c")._replace(admitted=True),
+        promised,
+        snapshot,
+        wait(snapshot, "b"),
+        wait(snapshot, "c")._replace(admitted=True),
         legs=legs_of(snapshot, c=[a_leg()]),
-    )  # fmt: skip
+    )
     assert [d.applied for d in record.decisions] == [False, True]
     assert (job(promised, "b").admitted, len(job(promised, "b").certificate)) == (True, 2)
     assert (job(promised, "c").admitted, len(job(promised, "c").certificate)) == (True, 1)
@@ -160,9 +168,11 @@ def test_an_opportunistic_job_is_one_only_while_it_runs(store: PostgresStore) ->
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
     record = commit(
-        store, snapshot, start(snapshot, "a", [(A0, [0])])._replace(opportunistic=True),
+        store,
+        snapshot,
+        start(snapshot, "a", [(A0, [0])])._replace(opportunistic=True),
         wait(snapshot, "b"),
-    )  # fmt: skip
+    )
     assert [d.opportunistic for d in record.decisions] == [True, False]
     assert store.get_round(C, 1) == record
     agents_report(store)
@@ -183,8 +193,10 @@ def test_a_rejection_outlives_the_rounds_that_follow(store: PostgresStore) -> No
     commit(store, again, wait(again, "b"))
     found = job(store, "a")
     assert (found.state, found.reason, found.reason_round) == (
-        JobState.REJECTED, rejected.reason, 1,
-    )  # fmt: skip
+        JobState.REJECTED,
+        rejected.reason,
+        1,
+    )
     assert (found.last_error, found.admitted, found.certificate) == ("no GPU is free", False, ())
     assert found.ended_s is not None
     (event,) = store.job_history(C, "a")
@@ -207,9 +219,12 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     a_cluster(store)
     snapshot = store.snapshot(C)
     options = RoundOptions(
-        objective="throughput", queue_weights="1:4,2:1", promote_after_s=1800.0, max_changes=3,
+        objective="throughput",
+        queue_weights="1:4,2:1",
+        promote_after_s=1800.0,
+        max_changes=3,
         queue_order=True,
-    )  # fmt: skip
+    )
     flat = {name: getattr(options, name) for name in options.__dataclass_fields__ if name != "work"}
     goals = (
         GoalResult(name="deadline", unit="jobs", objective=3.0, bound=math.inf, gap=math.inf),

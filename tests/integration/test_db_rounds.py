@@ -113,9 +113,10 @@ def test_a_round_that_is_not_in_time_leaves_nothing(store: PostgresStore) -> Non
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
     late = a_round(
-        snapshot, start(snapshot, "a", [(A0, [0])]),
+        snapshot,
+        start(snapshot, "a", [(A0, [0])]),
         request=Request(id="r", method="Schedule", digest="d"),
-    )  # fmt: skip
+    )
     with pytest.raises(DeadlineTooShort, match="nothing was changed"):
         store.commit(late, in_time=lambda: False)
     assert store.list_rounds(C, 0, 1) == []
@@ -237,10 +238,13 @@ def test_who_wants_the_gpus_of_a_skipped_decision_is_skipped_too(store: Postgres
     snapshot = store.snapshot(C)
     updated(store)
     record = commit(
-        store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND),
-        start(snapshot, "b", [(A0, [0])], DecisionKind.MOVE), start(snapshot, "c", [(A0, [1])]),
+        store,
+        snapshot,
+        wait(snapshot, "a", DecisionKind.SUSPEND),
+        start(snapshot, "b", [(A0, [0])], DecisionKind.MOVE),
+        start(snapshot, "c", [(A0, [1])]),
         start(snapshot, "d", [(A1, [0])]),
-    )  # fmt: skip
+    )
     assert [d.applied for d in record.decisions] == [False, False, False, True]
     assert record.decisions[1].skipped == "its GPUs stay with a"
     assert record.decisions[2].skipped == "its GPUs stay with b"
@@ -277,10 +281,13 @@ def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
     bigger = start(snapshot, "a", [(A0, range(4))], DecisionKind.RESIZE)
     commit(store, snapshot, bigger)
     assert holds(store) == [
-        ("a", A0, 0, Hold.RELEASING), ("a", A0, 0, Hold.RESERVED),
-        ("a", A0, 1, Hold.RELEASING), ("a", A0, 1, Hold.RESERVED),
-        ("a", A0, 2, Hold.HELD), ("a", A0, 3, Hold.HELD),
-    ]  # fmt: skip
+        ("a", A0, 0, Hold.RELEASING),
+        ("a", A0, 0, Hold.RESERVED),
+        ("a", A0, 1, Hold.RELEASING),
+        ("a", A0, 1, Hold.RESERVED),
+        ("a", A0, 2, Hold.HELD),
+        ("a", A0, 3, Hold.HELD),
+    ]
     agents_report(store)
     found = job(store, "a")
     assert (found.state, found.generation) == (JobState.RUNNING, 2)

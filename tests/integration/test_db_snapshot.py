@@ -46,10 +46,16 @@ def test_an_empty_cluster_has_a_snapshot(store: PostgresStore) -> None:
 def test_a_snapshot_holds_what_is_stored(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("v100", "a100"))
     other = Workload(model="alpha", params="2B", global_batch=32)
-    do(store, lambda w: w.upsert_estimates(C, [
-        a_record(4, workload=other, pipeline_degree=2, plan="zero", nodes=2),
-        a_record(4, workload=other, pipeline_degree=2, plan="zero", iter_time_s=math.inf),
-    ]))  # fmt: skip
+    do(
+        store,
+        lambda w: w.upsert_estimates(
+            C,
+            [
+                a_record(4, workload=other, pipeline_degree=2, plan="zero", nodes=2),
+                a_record(4, workload=other, pipeline_degree=2, plan="zero", iter_time_s=math.inf),
+            ],
+        ),
+    )
     submit(
         store,
         a_spec("late", workload=other, weight=2.0, deadline_s=3e9, requested_type="a100"),
@@ -72,8 +78,9 @@ def test_a_snapshot_holds_what_is_stored(store: PostgresStore) -> None:
     assert (early["current_type"], early["current_gpus"], early["generation"]) == (1, 2, 1)
     a = found.allocations
     assert list(zip(a.job, a.node, a.gpu, a.hold, a.generation, strict=True)) == [
-        (1, 0, 2, Hold.HELD, 1), (1, 0, 3, Hold.HELD, 1),
-    ]  # fmt: skip
+        (1, 0, 2, Hold.HELD, 1),
+        (1, 0, 3, Hold.HELD, 1),
+    ]
     assert (found.epoch, found.round_number) == (1, 2)
 
 
@@ -86,8 +93,9 @@ def test_only_estimates_of_jobs_that_have_not_ended_are_loaded(store: PostgresSt
     do(store, lambda w: w.upsert_estimates(C, [a_record(workload=records_of("other"))]))
     submit(store, a_spec("a"), a_spec("b", workload=records_of("other")))
     assert {store.snapshot(C).workloads[w].model for w in store.snapshot(C).estimates.workload} == {
-        "bert", "other",
-    }  # fmt: skip
+        "bert",
+        "other",
+    }
     happen(store, "b", JobEvent.CANCEL)
     found = store.snapshot(C)
     assert {found.workloads[w].model for w in found.estimates.workload} == {"bert"}
@@ -98,11 +106,19 @@ def test_estimates_are_sorted_whatever_order_they_came_in(store: PostgresStore) 
     rng = np.random.default_rng(0)
     records = [
         a_record(
-            gpus, workload=records_of(m), gpu_type=t,
-            nodes=int(rng.integers(1, gpus + 1)), pipeline_degree=d, plan=p,
+            gpus,
+            workload=records_of(m),
+            gpu_type=t,
+            nodes=int(rng.integers(1, gpus + 1)),
+            pipeline_degree=d,
+            plan=p,
         )
-        for m in "ba" for t in ("a100", "v100") for gpus in (4, 2) for d in (2, 1) for p in "yx"
-    ]  # fmt: skip
+        for m in "ba"
+        for t in ("a100", "v100")
+        for gpus in (4, 2)
+        for d in (2, 1)
+        for p in "yx"
+    ]
     rng.shuffle(records)
     do(store, lambda w: w.upsert_estimates(C, records))
     submit(store, *(a_spec(m, workload=records_of(m)) for m in "ab"), a_spec("c"))

@@ -96,9 +96,10 @@ def test_quotas_that_cannot_be_used_at_once_are_refused(
 def test_quotas_up_to_the_whole_cluster_are_fine(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
     put(
-        store, TenantSpec(name="a", quotas={"a100": 8, "v100": 2, "": 10}),
+        store,
+        TenantSpec(name="a", quotas={"a100": 8, "v100": 2, "": 10}),
         TenantSpec(name="b", quotas={"": 6}),
-    )  # fmt: skip
+    )
     put(store, TenantSpec(name="a", quotas={"v100": 8}), TenantSpec(name="b", quotas={"a100": 8}))
 
 
@@ -124,9 +125,10 @@ def test_settings_without_meaning_are_refused(
 def test_the_snapshot_has_tenants_and_quotas_in_order(store: PostgresStore) -> None:
     a_cluster(store, types=("v100", "a100"))
     put(
-        store, TenantSpec(name="b", borrow_gpus=2, lends=False, quotas={"a100": 3, "": 4}),
+        store,
+        TenantSpec(name="b", borrow_gpus=2, lends=False, quotas={"a100": 3, "": 4}),
         TenantSpec(name="a", weight=0.5, quotas={"a100": 1, "v100": 2}),
-    )  # fmt: skip
+    )
     found = store.snapshot(C)
     assert found.tenants.name == ("a", "b")
     assert found.tenants.weight.tolist() == [0.5, 1.0]
@@ -242,10 +244,17 @@ def test_pins_that_cannot_be_met_are_refused(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100", "k80"))
     lone = Workload(model="gpt", params="1B", global_batch=8)
     fresh = Workload(model="new", params="1B", global_batch=8)
-    do(store, lambda w: w.upsert_estimates(C, [
-        a_record(1, workload=lone), a_record(9, workload=lone, gpu_type="v100", nodes=3),
-        a_record(1, workload=lone, gpu_type="k80", iter_time_s=math.inf),
-    ]))  # fmt: skip
+    do(
+        store,
+        lambda w: w.upsert_estimates(
+            C,
+            [
+                a_record(1, workload=lone),
+                a_record(9, workload=lone, gpu_type="v100", nodes=3),
+                a_record(1, workload=lone, gpu_type="k80", iter_time_s=math.inf),
+            ],
+        ),
+    )
     with pytest.raises(InvalidInput, match=r"jobs/a.pinned_type: there is no type to pin"):
         submit(store, a_spec("a", pinned_type=True))
     with pytest.raises(InvalidInput, match=r"gpt has no Cells on it; it has some on a100, v100"):

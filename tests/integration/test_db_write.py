@@ -105,10 +105,21 @@ def test_validating_only_answers_and_leaves_no_trace(store: PostgresStore) -> No
 def test_a_job_is_read_back_as_submitted(store: PostgresStore) -> None:
     a_cluster(store)
     spec = a_spec(
-        "a", iterations=7, requested_gpus=3, requested_type="a100", tenant="t", queue=2, weight=0.5,
-        guaranteed=True, movable=False, deadline_s=2e9, restart_s=1.5, labels={"k": "ünï"},
-        command=("python", "-m", "train"), max_retries=0,
-    )  # fmt: skip
+        "a",
+        iterations=7,
+        requested_gpus=3,
+        requested_type="a100",
+        tenant="t",
+        queue=2,
+        weight=0.5,
+        guaranteed=True,
+        movable=False,
+        deadline_s=2e9,
+        restart_s=1.5,
+        labels={"k": "ünï"},
+        command=("python", "-m", "train"),
+        max_retries=0,
+    )
     submit(store, spec, a_spec("b"))
     found = job(store, "a")
     assert found.spec == spec
@@ -129,10 +140,15 @@ def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"weight": math.nan}, {"weight": 0.0}, {"iterations": 0}, {"iterations": 2**63},
-        {"restart_s": math.inf}, {"deadline_s": math.nan}, {"max_retries": -1},
+        {"weight": math.nan},
+        {"weight": 0.0},
+        {"iterations": 0},
+        {"iterations": 2**63},
+        {"restart_s": math.inf},
+        {"deadline_s": math.nan},
+        {"max_retries": -1},
     ],
-)  # fmt: skip
+)
 def test_numbers_without_meaning_are_refused(
     store: PostgresStore, wrong: dict[str, object]
 ) -> None:
@@ -144,10 +160,17 @@ def test_numbers_without_meaning_are_refused(
 def test_a_job_that_can_never_fit_is_refused_and_told_why(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
     large = Workload(model="gpt", params="175B", global_batch=8)
-    do(store, lambda w: w.upsert_estimates(C, [
-        a_record(16, workload=large, nodes=4), a_record(1, workload=large, iter_time_s=math.inf),
-        a_record(32, workload=large, gpu_type="v100", nodes=8),
-    ]))  # fmt: skip
+    do(
+        store,
+        lambda w: w.upsert_estimates(
+            C,
+            [
+                a_record(16, workload=large, nodes=4),
+                a_record(1, workload=large, iter_time_s=math.inf),
+                a_record(32, workload=large, gpu_type="v100", nodes=8),
+            ],
+        ),
+    )
     with pytest.raises(InvalidInput, match=r"needs 16 x a100 \(of 8\), 32 x v100 \(of 8\)"):
         submit(store, a_spec("a", workload=large))
     with pytest.raises(InvalidInput, match="asks for 17 GPUs, the whole cluster has 16"):
@@ -195,8 +218,10 @@ def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> No
     assert (found.state, found.version) == (JobState.CANCELLED, 4)
     assert found.ended_s is not None
     assert [(e.event, e.state) for e in store.job_history(C, "a")] == [
-        ("hold", "held"), ("release", "queued"), ("cancel", "cancelled"),
-    ]  # fmt: skip
+        ("hold", "held"),
+        ("release", "queued"),
+        ("cancel", "cancelled"),
+    ]
     with pytest.raises(NotAllowed):
         happen(store, "a", JobEvent.CANCEL)
 
@@ -268,9 +293,11 @@ def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
     node = store.get_node(C, "a100-0")
     assert (node.spec.gpus, node.version, node.free_gpus, node.jobs) == (8, 2, 7, ("a",))
     for wrong, error in (
-        ({"gpus": 65}, InvalidInput), ({"gpu_type": "h100"}, InvalidInput),
-        ({"version": 1}, StaleEtag), ({"name": "new", "version": 1}, NotFound),
-    ):  # fmt: skip
+        ({"gpus": 65}, InvalidInput),
+        ({"gpu_type": "h100"}, InvalidInput),
+        ({"version": 1}, StaleEtag),
+        ({"name": "new", "version": 1}, NotFound),
+    ):
         with pytest.raises(error):
             put(**{"name": "a100-0"} | wrong)
 

@@ -60,9 +60,11 @@ def test_another_user_does_not_reach_the_socket_even_in_an_open_directory(place:
     place.chmod(0o755)
     place.parent.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, "-c", CONNECT, str(path), nobody], capture_output=True, text=True,
+        [sys.executable, "-c", CONNECT, str(path), nobody],
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert "PermissionError" in done.stderr
 
 

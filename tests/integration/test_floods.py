@@ -61,9 +61,14 @@ def register(store: PostgresStore, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("put", "kind", "fitting"),
-    [(make_cluster, "clusters", 1), (put_node, "nodes", 1), (put_model, "models", 2),
-     (put_tenant, "tenants", 2), (register, "nodes", 1)],
-)  # fmt: skip
+    [
+        (make_cluster, "clusters", 1),
+        (put_node, "nodes", 1),
+        (put_model, "models", 2),
+        (put_tenant, "tenants", 2),
+        (register, "nodes", 1),
+    ],
+)
 def test_no_more_can_be_created_than_the_settings_allow(
     limited: PostgresStore, put: Callable[[PostgresStore, str], None], kind: str, fitting: int
 ) -> None:
@@ -75,8 +80,10 @@ def test_no_more_can_be_created_than_the_settings_allow(
 
 
 def test_agents_that_share_a_node_s_name_are_bounded_too(limited: PostgresStore) -> None:
-    execute(limited._database, "INSERT INTO agents (cluster_id, name, incarnation)"
-            " SELECT id, 'ghost', 'x' FROM clusters")  # fmt: skip
+    execute(
+        limited._database,
+        "INSERT INTO agents (cluster_id, name, incarnation) SELECT id, 'ghost', 'x' FROM clusters",
+    )
     with pytest.raises(LimitReached, match="agents"):
         register(limited, "a")
 
@@ -146,13 +153,26 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_lease_and_no_visits(
     clock, visited = StoppedClock(), []
     calls, round_calls = Calls(2, "store"), Calls(1, "rounds")
     periodic = PeriodicRounds(
-        store, RoundLoop(store, clock), clock, calls=calls, round_calls=round_calls, holder="me",
-        period_s=300.0, deadline_s=60.0,
-    )  # fmt: skip
+        store,
+        RoundLoop(store, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder="me",
+        period_s=300.0,
+        deadline_s=60.0,
+    )
     watching = Watching(
-        store, clock, lambda cluster, *_: visited.append(cluster), calls=calls, work=calls,
-        holder="me", period_s=60.0, fails="", action="",
-    )  # fmt: skip
+        store,
+        clock,
+        lambda cluster, *_: visited.append(cluster),
+        calls=calls,
+        work=calls,
+        holder="me",
+        period_s=60.0,
+        fails="",
+        action="",
+    )
     await periodic.tick()
     await watching.look(None)
     assert (periodic.begun(), visited) == ([], [])

@@ -52,11 +52,14 @@ def tell(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
     desired = store.desired(C, f"agent-{node}")
     gangs = [
         ObservedGang(
-            job=gang.spec.name, generation=gang.generation, node=node, phase="running",
+            job=gang.spec.name,
+            generation=gang.generation,
+            node=node,
+            phase="running",
             **(facts if gang.spec.name == job else {}),
         )
         for gang in desired.gangs
-    ]  # fmt: skip
+    ]
     store.observe(C, f"agent-{node}", "first", gangs, desired.revision)
 
 
@@ -136,8 +139,14 @@ def test_a_measurement_of_an_older_allocation_is_not_kept(store: PostgresStore) 
     one_job(store)
     desired = store.desired(C, "agent-a100-0")
     (gang,) = desired.gangs
-    late = ObservedGang(job="one", generation=gang.generation - 1, node="a100-0", phase="running",
-                        period_s=0.5, sent_bytes=5e9)  # fmt: skip
+    late = ObservedGang(
+        job="one",
+        generation=gang.generation - 1,
+        node="a100-0",
+        phase="running",
+        period_s=0.5,
+        sent_bytes=5e9,
+    )
     now = ObservedGang(job="one", generation=gang.generation, node="a100-0", phase="running")
     store.observe(C, "agent-a100-0", "first", [late, now], desired.revision)
     assert rows(store) == []
@@ -294,9 +303,13 @@ def test_a_round_lets_what_it_starts_go_first(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8))
     RoundLoop(store, StoppedClock()).schedule(
-        C, MEASURE, remaining_s=lambda: math.inf, dry_run=False, request=None,
+        C,
+        MEASURE,
+        remaining_s=lambda: math.inf,
+        dry_run=False,
+        request=None,
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
     assert store.network_in_force(C).cause == "round"
     assert decisions(store)["one"].note.startswith("goes first")
 
@@ -322,9 +335,17 @@ async def test_a_wake_up_that_was_asked_for_comes_and_a_later_one_takes_its_plac
 
     calls, work = Calls(1, "store"), Calls(1, "work")
     watching = Watching(
-        store, StoppedClock(), attend, calls=calls, work=work, holder="me", period_s=1e6,
-        fails="nothing", action="failed", idle_too=True,
-    )  # fmt: skip
+        store,
+        StoppedClock(),
+        attend,
+        calls=calls,
+        work=work,
+        holder="me",
+        period_s=1e6,
+        fails="nothing",
+        action="failed",
+        idle_too=True,
+    )
     watching.start()
     await until(lambda: looked)
     first = len(looked)  # both, one at a time, if nothing follows

@@ -36,9 +36,13 @@ from tests.support.stored import (
 from tests.support.worlds import StoppedClock
 
 CLOS: dict[str, Any] = {
-    "kind": "clos", "nodes": ["a100-0", "a100-2", "a100-1", "a100-3"], "tors": 2,
-    "aggregations": 2, "tor_bytes_per_s": 12.5e9, "host": "a100",
-}  # fmt: skip
+    "kind": "clos",
+    "nodes": ["a100-0", "a100-2", "a100-1", "a100-3"],
+    "tors": 2,
+    "aggregations": 2,
+    "tor_bytes_per_s": 12.5e9,
+    "host": "a100",
+}
 BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a100-3", range(4)))
 
 
@@ -82,9 +86,13 @@ class Meanwhile:
 
 def a_round(store: Any) -> RoundRecord:
     return RoundLoop(store, StoppedClock()).schedule(
-        C, RoundOptions(), remaining_s=lambda: math.inf, dry_run=False, request=None,
+        C,
+        RoundOptions(),
+        remaining_s=lambda: math.inf,
+        dry_run=False,
+        request=None,
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
 
 
 def test_a_round_is_committed_where_the_network_was_dropped_while_it_was_solved(

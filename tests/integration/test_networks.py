@@ -43,9 +43,13 @@ def replan(store: PostgresStore) -> NetworkPlanRecord | None:
 
 def a_round(store: PostgresStore) -> RoundRecord:
     return RoundLoop(store, StoppedClock()).schedule(
-        C, RoundOptions(), remaining_s=lambda: math.inf, dry_run=False, request=None,
+        C,
+        RoundOptions(),
+        remaining_s=lambda: math.inf,
+        dry_run=False,
+        request=None,
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
 
 
 def test_a_round_plans_the_network_of_what_it_starts(store: PostgresStore) -> None:

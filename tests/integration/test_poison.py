@@ -39,11 +39,19 @@ LIMIT_S: Final = 0.3
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
     **{name: {"objective": name} for name in OBJECTIVES},
-    **{f"{name} then throughput": {"objective": f"{name} then throughput"}
-       for name in ("finish-time-fairness", "max-min", "makespan")},
+    **{
+        f"{name} then throughput": {"objective": f"{name} then throughput"}
+        for name in ("finish-time-fairness", "max-min", "makespan")
+    },
     "a sum": {"objective": "0.7*throughput + 0.3*jct"},
-    "promises": {"objective": "deadline", "deadlines": "look-ahead", "queue_order": True,
-                 "opportunistic": True, "promote_after_s": 60.0, "reserve_after_s": 60.0},
+    "promises": {
+        "objective": "deadline",
+        "deadlines": "look-ahead",
+        "queue_order": True,
+        "opportunistic": True,
+        "promote_after_s": 60.0,
+        "reserve_after_s": 60.0,
+    },
     "plans": {"deadlines": "planned"},
     "myopic": {"deadlines": "myopic", "max_changes": 1, "min_run_s": 60.0},
     "raw": {"raw_throughput": True, "queue_weights": "1:4,2:1"},
@@ -51,7 +59,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "watts": {"objective": "cost", "cost_of": "watts", "rate_floor": 1.0},
     **{f"solver {name}": {"solver": name} for name in solvers()},
     **{f"scheduler {name}": {"scheduler": name} for name in schedulers()},
-}  # fmt: skip
+}
 """Ways to decide a round: every objective, solver and published scheduler, and every promise and limit."""
 
 
@@ -64,9 +72,11 @@ def a_cell(
     workload: estimates_pb2.Workload, gpu_type: str, gpus: int, seconds: float, **rest: Any
 ) -> estimates_pb2.CellEstimate:
     cell = estimates_pb2.Cell(
-        gpu_type=gpu_type, gpus=gpus, pipeline_degree=rest.pop("pipeline_degree", 1),
+        gpu_type=gpu_type,
+        gpus=gpus,
+        pipeline_degree=rest.pop("pipeline_degree", 1),
         plan=rest.pop("plan", ""),
-    )  # fmt: skip
+    )
     values = {"iter_time_s": seconds, "source": estimates_pb2.MEASURED} | rest
     return estimates_pb2.CellEstimate(workload=workload, cell=cell, **values)
 
@@ -100,10 +110,14 @@ async def upsert_tenant(a: Api, name: str, **settings: Any) -> None:
 
 async def upsert_types(a: Api, **changes: Any) -> None:
     kinds = [
-        clusters_pb2.GpuType(**({"name": name, "memory_bytes": 2**35, "dollars_per_hour": 2.0,
-                                 "watts": 300.0} | changes))
+        clusters_pb2.GpuType(
+            **(
+                {"name": name, "memory_bytes": 2**35, "dollars_per_hour": 2.0, "watts": 300.0}
+                | changes
+            )
+        )
         for name in ("a100", "v100")
-    ]  # fmt: skip
+    ]
     await a.clusters.UpsertCluster(
         clusters_pb2.UpsertClusterRequest(
             cluster=clusters_pb2.Cluster(name=PARENT, gpu_types=kinds)
@@ -181,7 +195,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "the most iterations": {"iterations": jobs.MAX_ITERATIONS},
     "one iteration": {"iterations": 1},
     "one GPU and the greatest weight": {
-        "requested_gpus": 1, "weight": jobs.MAX_WEIGHT, "tenant": "heavy", "iterations": 1},
+        "requested_gpus": 1,
+        "weight": jobs.MAX_WEIGHT,
+        "tenant": "heavy",
+        "iterations": 1,
+    },
     "the greatest weight": {"weight": jobs.MAX_WEIGHT},
     "the least weight": {"weight": jobs.MIN_WEIGHT},
     "the last queue": {"priority": jobs.MAX_PRIORITY},
@@ -190,63 +208,132 @@ JOBS: dict[str, dict[str, Any]] = {
     "a deadline in the year 9999": {"deadline": Timestamp(seconds=LAST_S)},
     "a guarantee of all that there is": {"guaranteed": True, "requested_gpus": 16},
     "a guarantee and the longest restart": {
-        "guaranteed": True, "restart": Duration(seconds=fields.MAX_DURATION_S), "weight": jobs.MAX_WEIGHT,
-        "iterations": jobs.MAX_ITERATIONS, "deadline": Timestamp(seconds=LAST_S)},
+        "guaranteed": True,
+        "restart": Duration(seconds=fields.MAX_DURATION_S),
+        "weight": jobs.MAX_WEIGHT,
+        "iterations": jobs.MAX_ITERATIONS,
+        "deadline": Timestamp(seconds=LAST_S),
+    },
     "no node that it does not avoid": {
-        "avoid_nodes": [f"{PARENT}/nodes/{node}" for node in NODES], "guaranteed": True},
+        "avoid_nodes": [f"{PARENT}/nodes/{node}" for node in NODES],
+        "guaranteed": True,
+    },
     "a pinned type, pinned": {
-        "requested_gpu_type": "v100", "pinned_gpu_type": True, "pinned": True, "guaranteed": True},
+        "requested_gpu_type": "v100",
+        "pinned_gpu_type": True,
+        "pinned": True,
+        "guaranteed": True,
+    },
     "a tenant of a hundred letters": {"tenant": "\u00e9" * 100},
     "a hundred times nothing": {"labels": {f"{i}": "" for i in range(jobs.MAX_LABELS)}},
-}  # fmt: skip
+}
 """What a job may be, at most."""
 
 OTHERS: dict[str, Poison] = {
     "the fastest Cell of the largest batch": lambda a: with_cells(
-        a, "x", [a_cell(HUGE, "a100", n, FAST) for n in (1, 8)]),
+        a, "x", [a_cell(HUGE, "a100", n, FAST) for n in (1, 8)]
+    ),
     "the slowest Cell of the least batch": lambda a: with_cells(
-        a, "x", [a_cell(TINY, "a100", n, SLOW) for n in (1, 8)]),
+        a, "x", [a_cell(TINY, "a100", n, SLOW) for n in (1, 8)]
+    ),
     "the fastest on one type and the slowest on the other": lambda a: with_cells(
-        a, "x", [a_cell(ODD, "a100", 1, FAST), a_cell(ODD, "v100", 4, SLOW)],
-        iterations=jobs.MAX_ITERATIONS, weight=jobs.MAX_WEIGHT),
+        a,
+        "x",
+        [a_cell(ODD, "a100", 1, FAST), a_cell(ODD, "v100", 4, SLOW)],
+        iterations=jobs.MAX_ITERATIONS,
+        weight=jobs.MAX_WEIGHT,
+    ),
     "a slow job of the greatest weight": lambda a: with_cells(
-        a, "x", [a_cell(TINY, "v100", 1, SLOW)], weight=jobs.MAX_WEIGHT, iterations=jobs.MAX_ITERATIONS,
-        deadline=Timestamp(seconds=LAST_S), guaranteed=True),
+        a,
+        "x",
+        [a_cell(TINY, "v100", 1, SLOW)],
+        weight=jobs.MAX_WEIGHT,
+        iterations=jobs.MAX_ITERATIONS,
+        deadline=Timestamp(seconds=LAST_S),
+        guaranteed=True,
+    ),
     "a fast job of the least weight": lambda a: with_cells(
-        a, "x", [a_cell(HUGE, "v100", 1, FAST)], weight=jobs.MIN_WEIGHT, iterations=1,
-        restart=Duration(seconds=fields.MAX_DURATION_S)),
+        a,
+        "x",
+        [a_cell(HUGE, "v100", 1, FAST)],
+        weight=jobs.MIN_WEIGHT,
+        iterations=1,
+        restart=Duration(seconds=fields.MAX_DURATION_S),
+    ),
     "more iterations than it could ever do, promised": lambda a: with_cells(
-        a, "x", [a_cell(TINY, "a100", 8, FAST)], deadline=Timestamp(seconds=4_000_000_000),
-        iterations=jobs.MAX_ITERATIONS, guaranteed=True),
+        a,
+        "x",
+        [a_cell(TINY, "a100", 8, FAST)],
+        deadline=Timestamp(seconds=4_000_000_000),
+        iterations=jobs.MAX_ITERATIONS,
+        guaranteed=True,
+    ),
     "the most uncertain Cell": lambda a: with_cells(
-        a, "x", [a_cell(ODD, "a100", 8, SLOW, sd=estimates.MAX_SD), a_cell(ODD, "v100", 1, FAST, sd=0.0)]),
+        a,
+        "x",
+        [a_cell(ODD, "a100", 8, SLOW, sd=estimates.MAX_SD), a_cell(ODD, "v100", 1, FAST, sd=0.0)],
+    ),
     "a Cell on as many nodes as GPUs": lambda a: with_cells(
-        a, "x", [a_cell(ODD, "a100", 16, 1.0, nodes=16), a_cell(ODD, "v100", 4, 1.0, nodes=1)]),
+        a, "x", [a_cell(ODD, "a100", 16, 1.0, nodes=16), a_cell(ODD, "v100", 4, 1.0, nodes=1)]
+    ),
     "a Cell of more GPUs than anybody has": lambda a: with_cells(
-        a, "x", [a_cell(ODD, "a100", estimates.MAX_GPUS, 1.0), a_cell(ODD, "a100", 1, 1.0)]),
+        a, "x", [a_cell(ODD, "a100", estimates.MAX_GPUS, 1.0), a_cell(ODD, "a100", 1, 1.0)]
+    ),
     "Cells that do not fit": lambda a: with_cells(
-        a, "x", [a_cell(ODD, "a100", 8, 0.0, infeasible=True), a_cell(ODD, "a100", 1, 1.0)]),
+        a, "x", [a_cell(ODD, "a100", 8, 0.0, infeasible=True), a_cell(ODD, "a100", 1, 1.0)]
+    ),
     "no Cell at all": lambda a: submit(a, "x", workload=a_workload("unheard of")),
     "a Cell that sends the most": lambda a: with_cells(
-        a, "x", [a_cell(ODD, "a100", 16, 1.0, traffic=sending(
-            {"data_parallel": 16, "tensor_parallel": 1}, work_flop=1e30, compute_s=1e-9, start_s=0.0))]),
+        a,
+        "x",
+        [
+            a_cell(
+                ODD,
+                "a100",
+                16,
+                1.0,
+                traffic=sending(
+                    {"data_parallel": 16, "tensor_parallel": 1},
+                    work_flop=1e30,
+                    compute_s=1e-9,
+                    start_s=0.0,
+                ),
+            )
+        ],
+    ),
     "Cells of every count": lambda a: with_cells(
-        a, "x", [a_cell(ODD, "a100", n, 1.0 / n, pipeline_degree=d, plan="p" * 200)
-                 for n in range(1, 17) for d in range(1, n + 1)]),
+        a,
+        "x",
+        [
+            a_cell(ODD, "a100", n, 1.0 / n, pipeline_degree=d, plan="p" * 200)
+            for n in range(1, 17)
+            for d in range(1, n + 1)
+        ],
+    ),
     "a tenant of no weight": lambda a: upsert_tenant(a, "lab", weight=0.0),
     "a tenant of the greatest weight": lambda a: upsert_tenant(a, "lab", weight=tenants.MAX_WEIGHT),
     "a tenant that may use nothing": lambda a: upsert_tenant(
-        a, "lab", quotas={"": 0, "a100": 0, "v100": 0}, borrow_gpus=0, keeps_idle_quota=True),
+        a, "lab", quotas={"": 0, "a100": 0, "v100": 0}, borrow_gpus=0, keeps_idle_quota=True
+    ),
     "a tenant that owns all": lambda a: upsert_tenant(
-        a, "other", quotas={"": 20, "a100": 16, "v100": 4}, borrow_gpus=0, keeps_idle_quota=True),
+        a, "other", quotas={"": 20, "a100": 16, "v100": 4}, borrow_gpus=0, keeps_idle_quota=True
+    ),
     "a tenant that may borrow the most": lambda a: upsert_tenant(
-        a, "lab", quotas={"a100": 0}, borrow_gpus=tenants.MAX_QUOTA),
+        a, "lab", quotas={"a100": 0}, borrow_gpus=tenants.MAX_QUOTA
+    ),
     "GPUs that cost the most": lambda a: upsert_types(
-        a, dollars_per_hour=clusters.MAX_DOLLARS_PER_HOUR, watts=clusters.MAX_WATTS,
-        memory_bytes=clusters.MAX_MEMORY_BYTES),
-    "GPUs that cost nothing": lambda a: upsert_types(a, dollars_per_hour=0.0, watts=0.0, memory_bytes=1),
-    "GPUs that cost next to nothing": lambda a: upsert_types(a, dollars_per_hour=5e-324, watts=1e-300),
-}  # fmt: skip
+        a,
+        dollars_per_hour=clusters.MAX_DOLLARS_PER_HOUR,
+        watts=clusters.MAX_WATTS,
+        memory_bytes=clusters.MAX_MEMORY_BYTES,
+    ),
+    "GPUs that cost nothing": lambda a: upsert_types(
+        a, dollars_per_hour=0.0, watts=0.0, memory_bytes=1
+    ),
+    "GPUs that cost next to nothing": lambda a: upsert_types(
+        a, dollars_per_hour=5e-324, watts=1e-300
+    ),
+}
 """What else may be said of a cluster, at most."""
 
 
@@ -269,22 +356,41 @@ async def test_an_accepted_value_spoils_no_round(store: PostgresStore, what: str
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (
-    {"restart_horizon_s": 1.0}, {"restart_horizon_s": 3.2e9}, {"round_s": 1.0}, {"round_s": 3.2e9},
-    {"min_run_s": 3.2e9}, {"max_restart_share": 0.0}, {"max_restart_share": 1 - 2**-53},
-    {"defragment_every_rounds": 1}, {"max_changes": 0}, {"max_changes": 10**6}, {"seed": 2**31 - 1},
-    {"promote_after_s": 1e-9, "queue_order": True}, {"reserve_after_s": 1e-9}, {"gap": 1e-300},
-    {"gap": 1 - 2**-53}, {"caution": 10.0}, {"rate_floor": 0.0, "objective": "cost"},
-    {"rate_floor": 1.0, "objective": "cost"}, {"fairness_levels": 1, "objective": "max-min"},
-    {"queue_weights": "1:1e6,2:1e-308"}, {"queue_weights": "1:0,2:0"},
-    {"queue_weights": "1:1e6", "raw_throughput": True}, {"queue_weights": "1:5e-324"},
-    {"objective": "1e308*throughput + 1e-308*jct"}, {"objective": "5e-324*throughput + 1e308*cost"},
+    {"restart_horizon_s": 1.0},
+    {"restart_horizon_s": 3.2e9},
+    {"round_s": 1.0},
+    {"round_s": 3.2e9},
+    {"min_run_s": 3.2e9},
+    {"max_restart_share": 0.0},
+    {"max_restart_share": 1 - 2**-53},
+    {"defragment_every_rounds": 1},
+    {"max_changes": 0},
+    {"max_changes": 10**6},
+    {"seed": 2**31 - 1},
+    {"promote_after_s": 1e-9, "queue_order": True},
+    {"reserve_after_s": 1e-9},
+    {"gap": 1e-300},
+    {"gap": 1 - 2**-53},
+    {"caution": 10.0},
+    {"rate_floor": 0.0, "objective": "cost"},
+    {"rate_floor": 1.0, "objective": "cost"},
+    {"fairness_levels": 1, "objective": "max-min"},
+    {"queue_weights": "1:1e6,2:1e-308"},
+    {"queue_weights": "1:0,2:0"},
+    {"queue_weights": "1:1e6", "raw_throughput": True},
+    {"queue_weights": "1:5e-324"},
+    {"objective": "1e308*throughput + 1e-308*jct"},
+    {"objective": "5e-324*throughput + 1e308*cost"},
     {"objective": "1e308*throughput + 1e308*jct + 1e308*balanced + 1e308*cost"},
-    {"objective": "-1*throughput"}, {"objective": "-1e308*throughput + 1*jct"},
+    {"objective": "-1*throughput"},
+    {"objective": "-1e308*throughput + 1*jct"},
     {"objective": "max-min within 99.999999999% then throughput"},
     {"objective": "throughput within 0% then jct within 0% then cost"},
-    {"deadlines": "look-ahead", "round_s": 3.2e9}, {"deadlines": "planned", "round_s": 1.0},
-    {"solve_limit_s": 1e-9}, {"network_floor": 1 - 2**-53, "network_levels": 1},
-)  # fmt: skip
+    {"deadlines": "look-ahead", "round_s": 3.2e9},
+    {"deadlines": "planned", "round_s": 1.0},
+    {"solve_limit_s": 1e-9},
+    {"network_floor": 1 - 2**-53, "network_levels": 1},
+)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

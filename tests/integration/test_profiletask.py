@@ -76,13 +76,21 @@ def a_task(
     spec = task_of(
         Workload(model="tiny", params="1K", global_batch=64),
         Step(target=f"tests.support.tiny_step:{step}", arguments=tuple(arguments.items())),
-        "my-cpu", Options(samples=samples),
-    )  # fmt: skip
+        "my-cpu",
+        Options(samples=samples),
+    )
     return Gang(
-        job=spec.name, generation=generation, shares=(("n", (0,)),), leader="n", members=("n",),
-        cell=Cell(gpu_type="my-cpu", gpus=1, pipeline_degree=1), iter_time_s=60.0,
-        iterations_total=spec.iterations, command=spec.command, runtime=spec.runtime,
-    )  # fmt: skip
+        job=spec.name,
+        generation=generation,
+        shares=(("n", (0,)),),
+        leader="n",
+        members=("n",),
+        cell=Cell(gpu_type="my-cpu", gpus=1, pipeline_degree=1),
+        iter_time_s=60.0,
+        iterations_total=spec.iterations,
+        command=spec.command,
+        runtime=spec.runtime,
+    )
 
 
 @pytest.fixture

@@ -42,8 +42,11 @@ def a_past(store: PostgresStore, database: Database, jobs: int = 3) -> None:
     for _ in range(102):
         snapshot = store.snapshot(C)
         commit(store, snapshot, wait(snapshot, "stays"))
-    for column in ("jobs SET ended_at = ended_at", "rounds SET created_at = created_at",
-                   "request_ids SET created_at = created_at"):  # fmt: skip
+    for column in (
+        "jobs SET ended_at = ended_at",
+        "rounds SET created_at = created_at",
+        "request_ids SET created_at = created_at",
+    ):
         execute(database, f"UPDATE {column} - interval '60 days'")
 
 
@@ -139,9 +142,11 @@ def test_nothing_is_deleted_where_everything_is_kept_for_ever(
     a_past(store, database)
     forever = load_config(
         None,
-        {f"TESSERA_RETAIN_{name}": "0" for name in
-         ("REQUESTS_DAYS", "ROUNDS_DAYS", "ROUNDS", "SNAPSHOTS", "JOBS_DAYS")},
-    )  # fmt: skip
+        {
+            f"TESSERA_RETAIN_{name}": "0"
+            for name in ("REQUESTS_DAYS", "ROUNDS_DAYS", "ROUNDS", "SNAPSHOTS", "JOBS_DAYS")
+        },
+    )
     assert not any(store.prune_batch(C, forever.retention()).values())
 
 
@@ -169,9 +174,14 @@ def test_a_submission_and_the_deletion_of_its_workload_do_not_meet(
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("retain_jobs_days", -1.0), ("retain_rounds_days", 1e9), ("retain_requests_days", float("nan")),
-     ("retain_rounds", -1), ("retain_snapshots", 2**40)],
-)  # fmt: skip
+    [
+        ("retain_jobs_days", -1.0),
+        ("retain_rounds_days", 1e9),
+        ("retain_requests_days", float("nan")),
+        ("retain_rounds", -1),
+        ("retain_snapshots", 2**40),
+    ],
+)
 def test_retention_settings_are_checked(setting: str, value: float) -> None:
     settings: dict[str, object] = {setting: value}
     make: Callable[..., Config] = Config

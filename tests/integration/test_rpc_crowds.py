@@ -44,9 +44,11 @@ async def join(channel: grpc.aio.Channel, cluster: str, node: str) -> Any:
     stub: Any = agents_pb2_grpc.AgentsStub(channel)
     call = stub.Sync()
     hello = agents_pb2.Hello(
-        parent=f"clusters/{cluster}", agent_id=f"agent-{node}", incarnation="1",
+        parent=f"clusters/{cluster}",
+        agent_id=f"agent-{node}",
+        incarnation="1",
         nodes=[agents_pb2.AgentNode(node=node, gpu_type="a100", gpus=4)],
-    )  # fmt: skip
+    )
     await call.write(agents_pb2.AgentMessage(hello=hello))
     return call
 

@@ -21,10 +21,12 @@ from tests.support.stored import C, a_record, a_spec, do, submit
 
 PARENT = f"clusters/{C}"
 MINE = pb.Model(
-    model="mine", params="4L", micro_batches=8,
+    model="mine",
+    params="4L",
+    micro_batches=8,
     architecture="{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128,"
     " vocabulary: 1000}",
-)  # fmt: skip
+)
 BERT = pb.Workload(model="bert", params="1.3B", global_batch=256)
 
 
@@ -55,7 +57,7 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_what_it_requests(
     cells = [c.estimate.cell for c in answer.cells]
     assert [(c.gpu_type, c.gpus, c.pipeline_degree) for c in cells] == [
         (t, n, d) for t in ("a100", "v100") for n in (1, 2, 4) for d in (1, 2, 4) if d <= n
-    ]  # fmt: skip
+    ]
     assert (answer.kept, len(kept.cells)) == (12, 12)
     assert sorted(str(c) for c in kept.cells) == sorted(str(c.estimate) for c in answer.cells)
     four = answer.cells[3]
@@ -147,20 +149,33 @@ async def test_pages_of_models_join_up_and_hold_published_ones_on_request(
 @pytest.mark.parametrize(
     ("fields", "field", "says"),
     [
-        ({"workload": pb.Workload(model="sphinx", global_batch=8), "gpus": [1]},
-         "workload.model", "describe it with `tessera models add` (Estimates.UpsertModels), or import a"),
-        ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "b100"]},
-         "gpu_types[1]", "the cluster has no type 'b100'; it has: a100, abacus"),
-        ({"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},
-         "gpu_types[0]", "abacus is not in the hardware catalogue"),
+        (
+            {"workload": pb.Workload(model="sphinx", global_batch=8), "gpus": [1]},
+            "workload.model",
+            "describe it with `tessera models add` (Estimates.UpsertModels), or import a",
+        ),
+        (
+            {"workload": BERT, "gpus": [1], "gpu_types": ["a100", "b100"]},
+            "gpu_types[1]",
+            "the cluster has no type 'b100'; it has: a100, abacus",
+        ),
+        (
+            {"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},
+            "gpu_types[0]",
+            "abacus is not in the hardware catalogue",
+        ),
         ({"workload": BERT}, "gpus", "must be given"),
         ({"workload": BERT, "gpus": [0]}, "gpus[0]", "must lie in 1 to 512"),
-        ({"workload": BERT, "gpus": [1], "pipeline_degrees": [0]}, "pipeline_degrees[0]", "must lie"),
+        (
+            {"workload": BERT, "gpus": [1], "pipeline_degrees": [0]},
+            "pipeline_degrees[0]",
+            "must lie",
+        ),
         ({"workload": BERT, "job": "clusters/c/jobs/j"}, "workload", "exactly one"),
         ({}, "workload", "exactly one"),
         ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "a100"]}, "gpu_types[1]", "repeats"),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_estimated_is_refused_by_the_field(
     store: PostgresStore, fields: dict[str, Any], field: str, says: str
 ) -> None:

@@ -53,8 +53,14 @@ EXAMPLES: Final = {"fast": 4, "full": 36, "explore": 400}[PROFILE]
 """Messages of each sort for each method."""
 SEED: Final = int(os.environ.get("HOSTILE_SEED", "0"))
 MODULES: Final = (
-    agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, networks_pb2, scheduler_pb2, tenants_pb2,
-)  # fmt: skip
+    agents_pb2,
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
 METHODS: Final[dict[str, MethodDescriptor]] = {
     f"/{service.full_name}/{method.name}": method
     for module in MODULES
@@ -77,47 +83,95 @@ def valid_requests() -> dict[str, list[Message]]:
     """Return valid requests by the name of their method; streams have the messages of one call."""
     e, j, n, s, t = estimates_pb2, jobs_pb2, networks_pb2, scheduler_pb2, tenants_pb2
     quick = s.RoundOptions(solver="greedy", seed=1)
-    layer = e.LayerProfile(kind="block", layers=2, samples=1.0, tensor_parallel=1, forward_s=1e-3,
-                           backward_s=2e-3, method="timed", repeats=3, device_s=1.0)  # fmt: skip
+    layer = e.LayerProfile(
+        kind="block",
+        layers=2,
+        samples=1.0,
+        tensor_parallel=1,
+        forward_s=1e-3,
+        backward_s=2e-3,
+        method="timed",
+        repeats=3,
+        device_s=1.0,
+    )
     hello = agents_pb2.Hello(
-        parent=C, agent_id="agent", incarnation="first",
+        parent=C,
+        agent_id="agent",
+        incarnation="first",
         nodes=[agents_pb2.AgentNode(node=node, gpu_type="a100", gpus=8) for node in ("n1", "n2")],
-    )  # fmt: skip
+    )
     gang = agents_pb2.ObservedGang(
-        job="j", generation=1, node="n1", phase=agents_pb2.ObservedGang.RUNNING, iterations_done=5.0,
-        iter_time_s=1.0, period_s=1.0, sent_bytes=9.0,
-    )  # fmt: skip
+        job="j",
+        generation=1,
+        node="n1",
+        phase=agents_pb2.ObservedGang.RUNNING,
+        iterations_done=5.0,
+        iter_time_s=1.0,
+        period_s=1.0,
+        sent_bytes=9.0,
+    )
     observed = agents_pb2.Observed(revision=1, gangs=[gang], network_remarks=["none"])
     return {
         "UpsertCluster": [a_cluster("a100", "v100")],
         "GetCluster": [clusters_pb2.GetClusterRequest(name=C)],
         "ListClusters": [clusters_pb2.ListClustersRequest(page_size=2)],
         "DeleteCluster": [clusters_pb2.DeleteClusterRequest(name=C, validate_only=True)],
-        "DeleteGpuTypes": [clusters_pb2.DeleteGpuTypesRequest(
-            parent=C, gpu_types=["v100"], allow_missing=True, validate_only=True)],
+        "DeleteGpuTypes": [
+            clusters_pb2.DeleteGpuTypesRequest(
+                parent=C, gpu_types=["v100"], allow_missing=True, validate_only=True
+            )
+        ],
         "DeleteNode": [clusters_pb2.DeleteNodeRequest(name=f"{C}/nodes/n2", validate_only=True)],
-        "DeleteNodes": [clusters_pb2.DeleteNodesRequest(
-            parent=C, names=[f"{C}/nodes/n2"], allow_missing=True, validate_only=True)],
+        "DeleteNodes": [
+            clusters_pb2.DeleteNodesRequest(
+                parent=C, names=[f"{C}/nodes/n2"], allow_missing=True, validate_only=True
+            )
+        ],
         "UpsertNodes": [some_nodes("n1", "n2")],
         "GetNode": [clusters_pb2.GetNodeRequest(name=f"{C}/nodes/n1")],
         "ListNodes": [clusters_pb2.ListNodesRequest(parent=C, page_size=1)],
         "DrainNodes": [clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1"])],
         "UndrainNodes": [clusters_pb2.UndrainNodesRequest(parent=C, names=[f"{C}/nodes/n1"])],
-        "UpsertCells": [some_cells(a_cell(2), a_cell(4, sd=0.1), a_cell(8, infeasible=True, iter_time_s=0.0))
+        "UpsertCells": [
+            some_cells(a_cell(2), a_cell(4, sd=0.1), a_cell(8, infeasible=True, iter_time_s=0.0))
         ],
-        "DeleteCells": [e.DeleteCellsRequest(
-            parent=C, workload=a_workload(), gpu_type="a100", gpus=2, validate_only=True)],
+        "DeleteCells": [
+            e.DeleteCellsRequest(
+                parent=C, workload=a_workload(), gpu_type="a100", gpus=2, validate_only=True
+            )
+        ],
         "ListCells": [e.ListCellsRequest(parent=C, workload=a_workload())],
-        "EstimateCells": [e.EstimateCellsRequest(
-            parent=C, workload=a_workload(), gpus=[1], gpu_types=["a100"], pipeline_degrees=[1])],
-        "UpsertModels": [e.UpsertModelsRequest(
-            parent=C, models=[e.Model(model="m", params="1B", architecture=MODEL, micro_batches=4)])],
-        "DeleteModels": [e.DeleteModelsRequest(
-            parent=C, models=[e.ModelName(model="m", params="1B")], allow_missing=True)],
+        "EstimateCells": [
+            e.EstimateCellsRequest(
+                parent=C, workload=a_workload(), gpus=[1], gpu_types=["a100"], pipeline_degrees=[1]
+            )
+        ],
+        "UpsertModels": [
+            e.UpsertModelsRequest(
+                parent=C,
+                models=[e.Model(model="m", params="1B", architecture=MODEL, micro_batches=4)],
+            )
+        ],
+        "DeleteModels": [
+            e.DeleteModelsRequest(
+                parent=C, models=[e.ModelName(model="m", params="1B")], allow_missing=True
+            )
+        ],
         "ListModels": [e.ListModelsRequest(parent=C, page_size=3, with_published=True)],
-        "AddProfiles": [e.AddProfilesRequest(
-            parent=C, workload=a_workload(), gpu_type="a100", dtype="bf16", source="here", device="A100",
-            task="task", date="2026-01-01", versions={"jax": "1"}, layers=[layer])],
+        "AddProfiles": [
+            e.AddProfilesRequest(
+                parent=C,
+                workload=a_workload(),
+                gpu_type="a100",
+                dtype="bf16",
+                source="here",
+                device="A100",
+                task="task",
+                date="2026-01-01",
+                versions={"jax": "1"},
+                layers=[layer],
+            )
+        ],
         "GetProfiling": [e.GetProfilingRequest(parent=C, workload=a_workload())],
         "SubmitJob": [a_submit("k", labels={"a": "b"}, command=["true"], tenant="t")],
         "SubmitJobs": [a_batch(a_submit("l"), a_submit("m"))],
@@ -130,8 +184,9 @@ def valid_requests() -> dict[str, list[Message]]:
         "ReleaseJob": [j.ReleaseJobRequest(name=JOB)],
         "WatchJob": [j.WatchJobRequest(name=JOB)],
         "GetTopology": [n.GetTopologyRequest(name=f"{C}/topology")],
-        "UpdateTopology": [n.UpdateTopologyRequest(
-            topology=n.Topology(name=f"{C}/topology", document=CLOS))],
+        "UpdateTopology": [
+            n.UpdateTopologyRequest(topology=n.Topology(name=f"{C}/topology", document=CLOS))
+        ],
         "DeleteTopology": [n.DeleteTopologyRequest(name=f"{C}/topology")],
         "GetNetworkPlan": [n.GetNetworkPlanRequest(name=f"{C}/networkPlans/-")],
         "ListNetworkPlans": [n.ListNetworkPlansRequest(parent=C, page_size=2)],
@@ -148,7 +203,7 @@ def valid_requests() -> dict[str, list[Message]]:
             agents_pb2.AgentMessage(said_s=2.0, observed=observed),
             agents_pb2.AgentMessage(said_s=3.0),
         ],
-    }  # fmt: skip
+    }
 
 
 def test_every_method_has_a_valid_request_here() -> None:
@@ -238,8 +293,17 @@ def require_whole_rows(database: Database) -> None:
 
 async def require_service(channel: Any) -> None:
     """Check that the server goes on serving, and can read all that is stored."""
-    for name in ("ListClusters", "ListNodes", "ListCells", "ListModels", "ListJobs", "ListRounds",
-                 "ListTenants", "GetTopology", "GetCluster"):  # fmt: skip
+    for name in (
+        "ListClusters",
+        "ListNodes",
+        "ListCells",
+        "ListModels",
+        "ListJobs",
+        "ListRounds",
+        "ListTenants",
+        "GetTopology",
+        "GetCluster",
+    ):
         path = next(path for path in METHODS if path.endswith(f"/{name}"))
         (request,) = valid_requests()[name]
         code = await call(channel, path, [request.SerializeToString()])

@@ -109,11 +109,14 @@ async def test_yaml_is_taken_and_what_does_not_fit_the_cluster_is_said(
 
 
 TWO_PARTS: dict[str, Any] = {
-    "hosts": ["a", "b"], "host": "a100",
+    "hosts": ["a", "b"],
+    "host": "a100",
     "switches": [{"name": "left", "tier": "tor"}, {"name": "right", "tier": "tor"}],
-    "links": [{"from": "a", "to": "left", "bytes_per_s": 25e9},
-              {"from": "b", "to": "right", "bytes_per_s": 25e9}],
-}  # fmt: skip
+    "links": [
+        {"from": "a", "to": "left", "bytes_per_s": 25e9},
+        {"from": "b", "to": "right", "bytes_per_s": 25e9},
+    ],
+}
 
 
 @pytest.mark.parametrize(
@@ -125,14 +128,21 @@ TWO_PARTS: dict[str, Any] = {
         (CLOS | {"kind": "closs"}, "topology.document.kind", "did you mean 'clos'"),
         (CLOS | {"tors": 0}, "topology.document.tors", "whole number from 1"),
         (CLOS | {"tor_bytes_per_s": 0}, "topology.document.tor_bytes_per_s", "not 0"),
-        (CLOS | {"tor_bytes_per_s": math.nan}, "topology.document", "tor_bytes_per_s: must be a finite"),
+        (
+            CLOS | {"tor_bytes_per_s": math.nan},
+            "topology.document",
+            "tor_bytes_per_s: must be a finite",
+        ),
         (CLOS | {"nodes": [*HOSTS, HOSTS[0]]}, "topology.document.hosts", "a100-0"),
         (CLOS | {"speed": 3}, "topology.document", "speed"),
-        (CLOS | {"host": CLOS["host"] | {"nic_bytes_per_s": 0}},
-         "topology.document.host.nic_bytes_per_s", "not 0"),
+        (
+            CLOS | {"host": CLOS["host"] | {"nic_bytes_per_s": 0}},
+            "topology.document.host.nic_bytes_per_s",
+            "not 0",
+        ),
         (TWO_PARTS, "topology.document", "no path joins a and b"),
     ],
-)  # fmt: skip
+)
 async def test_a_description_that_is_none_is_refused_by_field_and_nothing_is_kept(
     store: PostgresStore, document: object, field: str, says: str
 ) -> None:
@@ -188,28 +198,52 @@ Call = Callable[[Api], Awaitable[Message]]
 
 WRONG: dict[str, tuple[Call, StatusCode, list[str]]] = {
     "a topology that is named otherwise": (
-        lambda a: a.networks.GetTopology(pb.GetTopologyRequest(name=PARENT)), INVALID, ["name"]),
+        lambda a: a.networks.GetTopology(pb.GetTopologyRequest(name=PARENT)),
+        INVALID,
+        ["name"],
+    ),
     "an update of something else": (
-        lambda a: a.describe(name=f"{PARENT}/nodes/n"), INVALID, ["topology.name"]),
+        lambda a: a.describe(name=f"{PARENT}/nodes/n"),
+        INVALID,
+        ["topology.name"],
+    ),
     "a deletion of something else": (
-        lambda a: a.networks.DeleteTopology(pb.DeleteTopologyRequest(name="x")), INVALID, ["name"]),
+        lambda a: a.networks.DeleteTopology(pb.DeleteTopologyRequest(name="x")),
+        INVALID,
+        ["name"],
+    ),
     "a plan that is not the one in force": (
         lambda a: a.networks.GetNetworkPlan(
-            pb.GetNetworkPlanRequest(name=f"{PARENT}/networkPlans/3")), INVALID, ["name"]),
+            pb.GetNetworkPlanRequest(name=f"{PARENT}/networkPlans/3")
+        ),
+        INVALID,
+        ["name"],
+    ),
     "a job of another cluster": (
-        lambda a: a.in_force(job="clusters/other/jobs/j"), INVALID, ["job"]),
+        lambda a: a.in_force(job="clusters/other/jobs/j"),
+        INVALID,
+        ["job"],
+    ),
     "a job that is no name": (lambda a: a.in_force(job="j"), INVALID, ["job"]),
     "a page of negative size": (lambda a: a.plans(page_size=-1), INVALID, ["page_size"]),
     "a page token that was never given": (
-        lambda a: a.plans(page_token="x"), INVALID, ["page_token"]),
+        lambda a: a.plans(page_token="x"),
+        INVALID,
+        ["page_token"],
+    ),
     "plans of a cluster that is none": (
         lambda a: a.networks.ListNetworkPlans(pb.ListNetworkPlansRequest(parent="clusters/none")),
-        NOT_FOUND, []),
+        NOT_FOUND,
+        [],
+    ),
     "the plan where no network is described": (lambda a: a.in_force(), NOT_FOUND, []),
     "planning where no network is described": (lambda a: a.plan(), NOT_FOUND, []),
     "a network of a cluster that is none": (
-        lambda a: a.describe(name="clusters/none/topology"), NOT_FOUND, []),
-}  # fmt: skip
+        lambda a: a.describe(name="clusters/none/topology"),
+        NOT_FOUND,
+        [],
+    ),
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -303,9 +337,14 @@ async def test_a_job_without_a_way_between_its_gpus_stops_no_plan_and_leaves_oth
     tors = [{"name": f"t{i}", "tier": "tor"} for i in range(2)]
     links = [
         {"from": host, "to": tor, "bytes_per_s": 25e9}
-        for host, tor in (("a100-0", "t0"), ("a100-1", "t1"), ("a100-2", "t0"), ("a100-2", "t1"),
-                          ("a100-3", "t1"))
-    ]  # fmt: skip
+        for host, tor in (
+            ("a100-0", "t0"),
+            ("a100-1", "t1"),
+            ("a100-2", "t0"),
+            ("a100-2", "t1"),
+            ("a100-3", "t1"),
+        )
+    ]
     a_network(store)
     two_jobs(store)
     document = {"hosts": HOSTS, "host": CLOS["host"], "switches": tors, "links": links}
@@ -323,11 +362,13 @@ async def test_a_job_without_a_way_between_its_gpus_stops_no_plan_and_leaves_oth
 
 def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:
     stage = estimates_pb2.StageTraffic(
-        data_parallel=2, tensor_parallel=2, expert_parallel=1,
+        data_parallel=2,
+        tensor_parallel=2,
+        expert_parallel=1,
         tensor=estimates_pb2.Sent(bytes=1e6, messages=3),
         data=estimates_pb2.Sent(bytes=5e9, messages=14),
         handed=estimates_pb2.Sent(bytes=2e6, messages=1),
-    )  # fmt: skip
+    )
     values: dict[str, Any] = {
         "work_flop": 1e15,
         "compute_s": 0.1,
@@ -340,9 +381,12 @@ def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:
 def a_cell(traffic: estimates_pb2.CellTraffic | None) -> estimates_pb2.UpsertCellsRequest:
     cell = estimates_pb2.CellEstimate(
         workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=256),
-        cell=estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2), nodes=2,
-        iter_time_s=1.0, source=estimates_pb2.MEASURED, traffic=traffic,
-    )  # fmt: skip
+        cell=estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2),
+        nodes=2,
+        iter_time_s=1.0,
+        source=estimates_pb2.MEASURED,
+        traffic=traffic,
+    )
     return estimates_pb2.UpsertCellsRequest(parent=PARENT, cells=[cell])
 
 
@@ -378,16 +422,22 @@ def a_stage(**changes: Any) -> estimates_pb2.StageTraffic:
         (a_traffic(stages=[a_stage(tensor_parallel=-1)]), "stages[0].tensor_parallel"),
         (a_traffic(stages=[a_stage(expert_parallel=-1)]), "stages[0].expert_parallel"),
         (a_traffic(stages=[a_stage(expert_parallel=3)]), "stages[0]"),
-        (a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=-1.0, messages=1))]),
-         "stages[0].data.bytes"),
-        (a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=math.inf, messages=1))]),
-         "stages[0].data.bytes"),
-        (a_traffic(stages=[a_stage(handed=estimates_pb2.Sent(bytes=1.0, messages=-1))]),
-         "stages[0].handed.messages"),
+        (
+            a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=-1.0, messages=1))]),
+            "stages[0].data.bytes",
+        ),
+        (
+            a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=math.inf, messages=1))]),
+            "stages[0].data.bytes",
+        ),
+        (
+            a_traffic(stages=[a_stage(handed=estimates_pb2.Sent(bytes=1.0, messages=-1))]),
+            "stages[0].handed.messages",
+        ),
         (a_traffic(stages=[a_stage(data_parallel=16)]), "stages"),
         (a_traffic(stages=[a_stage(data_parallel=4)]), "stages"),
     ],
-)  # fmt: skip
+)
 async def test_what_no_cell_can_send_is_refused_by_field(
     store: PostgresStore, traffic: estimates_pb2.CellTraffic, field: str
 ) -> None:

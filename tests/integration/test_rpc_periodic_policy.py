@@ -19,9 +19,16 @@ async def test_a_periodic_round_follows_the_standing_policy(store: PostgresStore
     config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
     clock, calls, round_calls = SystemClock(), Calls(1, "store"), Calls(1, "round")
     periodic = PeriodicRounds(
-        store, RoundLoop(store, clock), clock, calls=calls, round_calls=round_calls, holder="one",
-        period_s=config.period_s, deadline_s=30.0, options=config.round_options(),
-    )  # fmt: skip
+        store,
+        RoundLoop(store, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder="one",
+        period_s=config.period_s,
+        deadline_s=30.0,
+        options=config.round_options(),
+    )
     await periodic.tick()
     await asyncio.gather(*periodic.begun())
     await periodic.stop()

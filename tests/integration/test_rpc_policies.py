@@ -143,8 +143,10 @@ async def test_a_job_that_asks_for_no_type_cannot_be_pinned_later(store: Postgre
             job=change, update_mask=FieldMask(paths=["pinned_gpu_type"])
         )
         assert await refused(a.jobs.UpdateJob(request)) == (
-            INVALID, "INVALID_INPUT", ["job.pinned_gpu_type"],
-        )  # fmt: skip
+            INVALID,
+            "INVALID_INPUT",
+            ["job.pinned_gpu_type"],
+        )
 
 
 async def test_pins_that_contradict_each_other_wait_with_a_reason_and_the_round_goes_on(
@@ -167,11 +169,13 @@ async def test_a_round_keeps_its_policy_and_tells_its_goals_in_order(store: Post
         await a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b")))
         done = await a.scheduler.Schedule(
             a_round(
-                objective="max-min then throughput", queue_order=True,
-                promote_after=Duration(seconds=60), max_changes=2,
+                objective="max-min then throughput",
+                queue_order=True,
+                promote_after=Duration(seconds=60),
+                max_changes=2,
             ),
             timeout=PATIENCE_S,
-        )  # fmt: skip
+        )
         assert (done.outcome, done.verified) == ("committed", True)
         assert [g.name for g in done.goals] == ["max-min", "throughput"]
         kept = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))

@@ -62,161 +62,303 @@ Call = Callable[[Api], Awaitable[Message]]
 
 BAD: dict[str, tuple[Call, StatusCode, str]] = {
     "a node of an unknown GPU type": (
-        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
-            parent=C, nodes=[a_node("n3"), a_node("n4", gpu_type="h100")])),
-        INVALID, "gpu_type"),
+        lambda a: a.clusters.UpsertNodes(
+            clusters_pb2.UpsertNodesRequest(
+                parent=C, nodes=[a_node("n3"), a_node("n4", gpu_type="h100")]
+            )
+        ),
+        INVALID,
+        "gpu_type",
+    ),
     "a Cell of an unknown GPU type": (
-        lambda a: a.estimates.UpsertCells(some_cells(
-            a_cell(2), a_cell(4, cell=estimates_pb2.Cell(gpu_type="h100", gpus=4)))),
-        INVALID, "gpu_type"),
+        lambda a: a.estimates.UpsertCells(
+            some_cells(a_cell(2), a_cell(4, cell=estimates_pb2.Cell(gpu_type="h100", gpus=4)))
+        ),
+        INVALID,
+        "gpu_type",
+    ),
     "a job that asks for an unknown GPU type": (
-        lambda a: a.jobs.SubmitJob(a_submit(requested_gpu_type="h100")), INVALID, "gpu_type"),
+        lambda a: a.jobs.SubmitJob(a_submit(requested_gpu_type="h100")),
+        INVALID,
+        "gpu_type",
+    ),
     "a job that asks for more GPUs than there are": (
         lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b", requested_gpus=17))),
-        INVALID, "jobs/b.requested_gpus"),
+        INVALID,
+        "jobs/b.requested_gpus",
+    ),
     "a node without GPUs": (
-        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
-            parent=C, nodes=[a_node("n3"), a_node("n4", gpus=0)])),
-        INVALID, "nodes[1].gpus"),
+        lambda a: a.clusters.UpsertNodes(
+            clusters_pb2.UpsertNodesRequest(parent=C, nodes=[a_node("n3"), a_node("n4", gpus=0)])
+        ),
+        INVALID,
+        "nodes[1].gpus",
+    ),
     "a node with more GPUs than any has": (
-        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
-            parent=C, nodes=[a_node("n3", gpus=65)])),
-        INVALID, "nodes[0].gpus"),
+        lambda a: a.clusters.UpsertNodes(
+            clusters_pb2.UpsertNodesRequest(parent=C, nodes=[a_node("n3", gpus=65)])
+        ),
+        INVALID,
+        "nodes[0].gpus",
+    ),
     "a GPU type without memory": (
-        lambda a: a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(
-            cluster=clusters_pb2.Cluster(name=C, gpu_types=[clusters_pb2.GpuType(name="x")]))),
-        INVALID, "cluster.gpu_types[0].memory_bytes"),
+        lambda a: a.clusters.UpsertCluster(
+            clusters_pb2.UpsertClusterRequest(
+                cluster=clusters_pb2.Cluster(name=C, gpu_types=[clusters_pb2.GpuType(name="x")])
+            )
+        ),
+        INVALID,
+        "cluster.gpu_types[0].memory_bytes",
+    ),
     "a GPU type that is still used": (
-        lambda a: a.clusters.UpsertCluster(a_cluster("v100")), INVALID, "gpu_types"),
+        lambda a: a.clusters.UpsertCluster(a_cluster("v100")),
+        INVALID,
+        "gpu_types",
+    ),
     "a job without iterations": (
-        lambda a: a.jobs.SubmitJob(a_submit(iterations=0)), INVALID, "job.iterations"),
+        lambda a: a.jobs.SubmitJob(a_submit(iterations=0)),
+        INVALID,
+        "job.iterations",
+    ),
     "a job without GPUs": (
         lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b", requested_gpus=0))),
-        INVALID, "requests[1].job.requested_gpus"),
+        INVALID,
+        "requests[1].job.requested_gpus",
+    ),
     "a job with too many iterations": (
-        lambda a: a.jobs.SubmitJob(a_submit(iterations=10**13)), INVALID, "job.iterations"),
+        lambda a: a.jobs.SubmitJob(a_submit(iterations=10**13)),
+        INVALID,
+        "job.iterations",
+    ),
     "a job whose weight is not a number": (
-        lambda a: a.jobs.SubmitJob(a_submit(weight=math.nan)), INVALID, "job.weight"),
+        lambda a: a.jobs.SubmitJob(a_submit(weight=math.nan)),
+        INVALID,
+        "job.weight",
+    ),
     "a job whose restart is negative": (
-        lambda a: a.jobs.SubmitJob(a_submit(restart=Duration(seconds=-1))), INVALID, "job.restart"),
+        lambda a: a.jobs.SubmitJob(a_submit(restart=Duration(seconds=-1))),
+        INVALID,
+        "job.restart",
+    ),
     "a job whose deadline has passed": (
         lambda a: a.jobs.SubmitJob(a_submit(deadline=Timestamp(seconds=int(WALL_S)))),
-        INVALID, "job.deadline"),
+        INVALID,
+        "job.deadline",
+    ),
     "a batch that names a job twice": (
         lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("a"))),
-        INVALID, "requests[1].job_id"),
+        INVALID,
+        "requests[1].job_id",
+    ),
     "an empty batch": (lambda a: a.jobs.SubmitJobs(a_batch()), INVALID, "requests"),
     "a batch that is too large": (
         lambda a: a.jobs.SubmitJobs(a_batch(*[a_submit(f"j{i}") for i in range(10_001)])),
-        INVALID, "requests"),
+        INVALID,
+        "requests",
+    ),
     "a batch whose inner request has a request id": (
         lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a", request_id="x"))),
-        INVALID, "requests[0].request_id"),
+        INVALID,
+        "requests[0].request_id",
+    ),
     "an estimate that is not a number": (
         lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(4, iter_time_s=math.nan))),
-        INVALID, "cells[1].iter_time_s"),
+        INVALID,
+        "cells[1].iter_time_s",
+    ),
     "a negative estimate": (
         lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(4, iter_time_s=-1.0))),
-        INVALID, "cells[1].iter_time_s"),
+        INVALID,
+        "cells[1].iter_time_s",
+    ),
     "a Cell named twice": (
-        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(2))), INVALID, "cells[1]"),
+        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(2))),
+        INVALID,
+        "cells[1]",
+    ),
     "a Cell of a missing job": (
-        lambda a: a.estimates.UpsertCells(some_cells(
-            a_cell(2), a_cell(4, workload=None, job=f"{C}/jobs/missing"))),
-        StatusCode.NOT_FOUND, ""),
+        lambda a: a.estimates.UpsertCells(
+            some_cells(a_cell(2), a_cell(4, workload=None, job=f"{C}/jobs/missing"))
+        ),
+        StatusCode.NOT_FOUND,
+        "",
+    ),
     "a Cell of another cluster's job": (
-        lambda a: a.estimates.UpsertCells(some_cells(
-            a_cell(4, workload=None, job="clusters/d/jobs/j"))),
-        INVALID, "cells[0].job"),
+        lambda a: a.estimates.UpsertCells(
+            some_cells(a_cell(4, workload=None, job="clusters/d/jobs/j"))
+        ),
+        INVALID,
+        "cells[0].job",
+    ),
     "a node of another cluster": (
-        lambda a: a.clusters.DrainNodes(clusters_pb2.DrainNodesRequest(
-            parent=C, names=[f"{C}/nodes/n1", "clusters/d/nodes/n2"])),
-        INVALID, "names[1]"),
+        lambda a: a.clusters.DrainNodes(
+            clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1", "clusters/d/nodes/n2"])
+        ),
+        INVALID,
+        "names[1]",
+    ),
     "a drain of a missing node": (
-        lambda a: a.clusters.DrainNodes(clusters_pb2.DrainNodesRequest(
-            parent=C, names=[f"{C}/nodes/n1", f"{C}/nodes/n9"])),
-        StatusCode.NOT_FOUND, ""),
+        lambda a: a.clusters.DrainNodes(
+            clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1", f"{C}/nodes/n9"])
+        ),
+        StatusCode.NOT_FOUND,
+        "",
+    ),
     "a node with a stale etag": (
-        lambda a: a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(
-            parent=C, nodes=[a_node("n3"), a_node("n1", gpus=4, etag='"99"')])),
-        StatusCode.ABORTED, ""),
+        lambda a: a.clusters.UpsertNodes(
+            clusters_pb2.UpsertNodesRequest(
+                parent=C, nodes=[a_node("n3"), a_node("n1", gpus=4, etag='"99"')]
+            )
+        ),
+        StatusCode.ABORTED,
+        "",
+    ),
     "a cluster with a stale etag": (
         lambda a: a.clusters.UpsertCluster(a_cluster("a100", "v100", etag='"99"')),
-        StatusCode.ABORTED, ""),
+        StatusCode.ABORTED,
+        "",
+    ),
     "a job that does not exist": (
         lambda a: a.jobs.CancelJob(jobs_pb2.CancelJobRequest(name=f"{C}/jobs/missing")),
-        StatusCode.NOT_FOUND, ""),
+        StatusCode.NOT_FOUND,
+        "",
+    ),
     "a cluster that does not exist": (
         lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent="clusters/d")),
-        StatusCode.NOT_FOUND, ""),
+        StatusCode.NOT_FOUND,
+        "",
+    ),
     "a round that does not exist": (
         lambda a: a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=f"{C}/rounds/9")),
-        StatusCode.NOT_FOUND, ""),
+        StatusCode.NOT_FOUND,
+        "",
+    ),
     "a name that is none": (
-        lambda a: a.jobs.GetJob(jobs_pb2.GetJobRequest(name="j")), INVALID, "name"),
+        lambda a: a.jobs.GetJob(jobs_pb2.GetJobRequest(name="j")),
+        INVALID,
+        "name",
+    ),
     "a negative page size": (
         lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C, page_size=-1)),
-        INVALID, "page_size"),
+        INVALID,
+        "page_size",
+    ),
     "a page token of nobody's": (
         lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C, page_token="x")),
-        INVALID, "page_token"),
+        INVALID,
+        "page_token",
+    ),
     "an unknown solver": (
-        lambda a: a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(
-            parent=C, options=scheduler_pb2.RoundOptions(solver="magic"))),
-        INVALID, "solver"),
+        lambda a: a.scheduler.Schedule(
+            scheduler_pb2.ScheduleRequest(
+                parent=C, options=scheduler_pb2.RoundOptions(solver="magic")
+            )
+        ),
+        INVALID,
+        "solver",
+    ),
     "a tenant whose quota exceeds the cluster": (
-        lambda a: a.tenants.UpsertTenants(some_tenants(
-            a_tenant("nlp", weight=2.0), a_tenant("vision", quotas={"a100": 17}))),
-        INVALID, "quotas"),
+        lambda a: a.tenants.UpsertTenants(
+            some_tenants(a_tenant("nlp", weight=2.0), a_tenant("vision", quotas={"a100": 17}))
+        ),
+        INVALID,
+        "quotas",
+    ),
     "tenants whose quotas of any type together exceed the cluster": (
-        lambda a: a.tenants.UpsertTenants(some_tenants(
-            a_tenant("nlp", quotas={"": 9}), a_tenant("vision", quotas={"": 8}))),
-        INVALID, "quotas"),
+        lambda a: a.tenants.UpsertTenants(
+            some_tenants(a_tenant("nlp", quotas={"": 9}), a_tenant("vision", quotas={"": 8}))
+        ),
+        INVALID,
+        "quotas",
+    ),
     "a quota of an unknown GPU type": (
-        lambda a: a.tenants.UpsertTenants(some_tenants(
-            a_tenant("nlp"), a_tenant("vision", quotas={"h100": 1}))),
-        INVALID, "gpu_type"),
+        lambda a: a.tenants.UpsertTenants(
+            some_tenants(a_tenant("nlp"), a_tenant("vision", quotas={"h100": 1}))
+        ),
+        INVALID,
+        "gpu_type",
+    ),
     "a tenant that is named twice": (
         lambda a: a.tenants.UpsertTenants(some_tenants(a_tenant("nlp"), a_tenant("nlp"))),
-        INVALID, "tenants[1].name"),
+        INVALID,
+        "tenants[1].name",
+    ),
     "a tenant of another cluster": (
-        lambda a: a.tenants.UpsertTenants(some_tenants(
-            tenants_pb2.Tenant(name="clusters/d/tenants/nlp"))),
-        INVALID, "tenants[0].name"),
+        lambda a: a.tenants.UpsertTenants(
+            some_tenants(tenants_pb2.Tenant(name="clusters/d/tenants/nlp"))
+        ),
+        INVALID,
+        "tenants[0].name",
+    ),
     "no tenants": (lambda a: a.tenants.UpsertTenants(some_tenants()), INVALID, "tenants"),
     "a tenant without settings to forget": (
-        lambda a: a.tenants.DeleteTenants(tenants_pb2.DeleteTenantsRequest(
-            parent=C, names=[f"{C}/tenants/nlp"])),
-        StatusCode.NOT_FOUND, ""),
+        lambda a: a.tenants.DeleteTenants(
+            tenants_pb2.DeleteTenantsRequest(parent=C, names=[f"{C}/tenants/nlp"])
+        ),
+        StatusCode.NOT_FOUND,
+        "",
+    ),
     "a pin of a type that is not named": (
-        lambda a: a.jobs.SubmitJob(a_submit(pinned_gpu_type=True)), INVALID, "job.pinned_gpu_type"),
+        lambda a: a.jobs.SubmitJob(a_submit(pinned_gpu_type=True)),
+        INVALID,
+        "job.pinned_gpu_type",
+    ),
     "a job that avoids an unknown node": (
-        lambda a: a.jobs.SubmitJobs(a_batch(
-            a_submit("a"), a_submit("b", avoid_nodes=[f"{C}/nodes/n9"]))),
-        INVALID, "jobs/b.avoid_nodes"),
+        lambda a: a.jobs.SubmitJobs(
+            a_batch(a_submit("a"), a_submit("b", avoid_nodes=[f"{C}/nodes/n9"]))
+        ),
+        INVALID,
+        "jobs/b.avoid_nodes",
+    ),
     "a job that avoids a node of another cluster": (
         lambda a: a.jobs.SubmitJob(a_submit(avoid_nodes=["clusters/d/nodes/n1"])),
-        INVALID, "job.avoid_nodes[0]"),
+        INVALID,
+        "job.avoid_nodes[0]",
+    ),
     "GPUs that cost less than nothing": (
-        lambda a: a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(
-            cluster=clusters_pb2.Cluster(name=C, gpu_types=[clusters_pb2.GpuType(
-                name="a100", memory_bytes=1, dollars_per_hour=-1.0)]))),
-        INVALID, "cluster.gpu_types[0].dollars_per_hour"),
+        lambda a: a.clusters.UpsertCluster(
+            clusters_pb2.UpsertClusterRequest(
+                cluster=clusters_pb2.Cluster(
+                    name=C,
+                    gpu_types=[
+                        clusters_pb2.GpuType(name="a100", memory_bytes=1, dollars_per_hour=-1.0)
+                    ],
+                )
+            )
+        ),
+        INVALID,
+        "cluster.gpu_types[0].dollars_per_hour",
+    ),
     "an unknown objective": (
-        lambda a: a.scheduler.Schedule(a_round(objective="speed")), INVALID, "options.objective"),
+        lambda a: a.scheduler.Schedule(a_round(objective="speed")),
+        INVALID,
+        "options.objective",
+    ),
     "an objective whose weights are all zero": (
         lambda a: a.scheduler.Schedule(a_round(objective="0*throughput")),
-        INVALID, "options.objective"),
+        INVALID,
+        "options.objective",
+    ),
     "an unknown published policy": (
-        lambda a: a.scheduler.Schedule(a_round(scheduler="magic")), INVALID, "scheduler"),
+        lambda a: a.scheduler.Schedule(a_round(scheduler="magic")),
+        INVALID,
+        "scheduler",
+    ),
     "opportunism without an order of queues": (
         lambda a: a.scheduler.Schedule(a_round(opportunistic=True)),
-        INVALID, "options.opportunistic"),
+        INVALID,
+        "options.opportunistic",
+    ),
     "a gap that is not a number": (
-        lambda a: a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(
-            parent=C, options=scheduler_pb2.RoundOptions(gap=math.nan))),
-        INVALID, "options.gap"),
-}  # fmt: skip
+        lambda a: a.scheduler.Schedule(
+            scheduler_pb2.ScheduleRequest(
+                parent=C, options=scheduler_pb2.RoundOptions(gap=math.nan)
+            )
+        ),
+        INVALID,
+        "options.gap",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -30,26 +30,43 @@ from tests.support.rpc import details, serving
 JOB = JobRecord(
     cluster="c",
     spec=JobSpec(
-        name="j", workload=Workload(model="m", params="", global_batch=8), iterations=100,
+        name="j",
+        workload=Workload(model="m", params="", global_batch=8),
+        iterations=100,
         requested_gpus=1,
     ),
-    version=1, state=JobState.QUEUED, created_s=1.0, started_s=None, ended_s=None,
-    iterations_done=0.0, generation=0, retries=0, last_error="", allocation=None, reason=None,
+    version=1,
+    state=JobState.QUEUED,
+    created_s=1.0,
+    started_s=None,
+    ended_s=None,
+    iterations_done=0.0,
+    generation=0,
+    retries=0,
+    last_error="",
+    allocation=None,
+    reason=None,
     reason_round=0,
-)  # fmt: skip
+)
 GANG = DesiredGang(
-    spec=JOB.spec, generation=1, iterations_done=0.0,
+    spec=JOB.spec,
+    generation=1,
+    iterations_done=0.0,
     allocation=AllocationRecord(
-        cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1), rate=8.0, generation=1,
+        cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1),
+        rate=8.0,
+        generation=1,
         shares=(("n", (0,)),),
     ),
-)  # fmt: skip
+)
 HELLO = pb.AgentMessage(
     hello=pb.Hello(
-        parent="clusters/c", agent_id="a", incarnation="1",
+        parent="clusters/c",
+        agent_id="a",
+        incarnation="1",
         nodes=[pb.AgentNode(node="n", gpu_type="a100", gpus=1)],
     )
-)  # fmt: skip
+)
 HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat())
 
 

@@ -76,9 +76,11 @@ def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
             sa.text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
         ).scalars()
         return {
-            name: sorted((tuple(row) for row in connection.execute(sa.text(f"TABLE {name}"))), key=repr)
+            name: sorted(
+                (tuple(row) for row in connection.execute(sa.text(f"TABLE {name}"))), key=repr
+            )
             for name in names.all()
-        }  # fmt: skip
+        }
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -139,8 +141,10 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
     changing.start()
     assert within.wait(PATIENCE_S)
     migrating.start()
-    waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND database = "
-                    "(SELECT oid FROM pg_database WHERE datname = current_database())")  # fmt: skip
+    waits = sa.text(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = "
+        "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
     with database.engine.connect() as plain:
         connection = plain.execution_options(isolation_level="AUTOCOMMIT")
         while not connection.execute(waits).scalar_one():
@@ -189,9 +193,14 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
 ) -> None:
     a_cluster(store)
     config = Config(
-        listen="127.0.0.1:0", database_url=database.url, period_s=0.2, health_period_s=0.1,
-        heartbeat_s=0.2, lease_s=6.0, margin_s=1.0,
-    )  # fmt: skip
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=0.2,
+        health_period_s=0.1,
+        heartbeat_s=0.2,
+        lease_s=6.0,
+        margin_s=1.0,
+    )
     async with (
         running(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -200,10 +209,12 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
         agents = agents_pb2_grpc.AgentsStub(channel)
         hello = agents_pb2.AgentMessage(
             hello=agents_pb2.Hello(
-                parent=f"clusters/{C}", agent_id="agent-new", incarnation="1",
+                parent=f"clusters/{C}",
+                agent_id="agent-new",
+                incarnation="1",
                 nodes=[agents_pb2.AgentNode(node="new", gpu_type="a100", gpus=4)],
             )
-        )  # fmt: skip
+        )
         await wait_for(health, health_pb2.HealthCheckResponse.SERVING)
         set_revision(database, NEWER)
         before = contents(database)
@@ -225,9 +236,10 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
 
 def a_job() -> jobs_pb2.Job:
     return jobs_pb2.Job(
-        workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=256), iterations=10,
+        workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=256),
+        iterations=10,
         requested_gpus=1,
-    )  # fmt: skip
+    )
 
 
 async def wait_for(health: health_pb2_grpc.HealthStub, status: int) -> None:

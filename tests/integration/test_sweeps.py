@@ -84,9 +84,12 @@ def test_a_sweep_that_failed_half_way_goes_on_where_it_was(tmp_path: Path) -> No
 
 def test_every_failure_is_told_and_a_process_that_dies_takes_no_other_along() -> None:
     tasks = [
-        a_task("leaves", "leaves", status=7), a_task("killed", "killed"), a_task("fine", seed=1),
-        a_task("list", "a_list"), a_task("nowhere", "no_such_function"),
-    ]  # fmt: skip
+        a_task("leaves", "leaves", status=7),
+        a_task("killed", "killed"),
+        a_task("fine", seed=1),
+        a_task("list", "a_list"),
+        a_task("nowhere", "no_such_function"),
+    ]
     with pytest.raises(TasksFailed) as failed:
         run_tasks(tasks, workers=2)
     said = failed.value.failures
@@ -188,8 +191,10 @@ def test_progress_is_a_line_for_each_run_where_there_is_no_terminal(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "1/1 [bold] 1", "1 of 2 runs were done before", "2/2 [bold] 2",
-    ]  # fmt: skip
+        "1/1 [bold] 1",
+        "1 of 2 runs were done before",
+        "2/2 [bold] 2",
+    ]
 
 
 def test_a_result_that_no_sweep_wrote_is_named(tmp_path: Path) -> None:

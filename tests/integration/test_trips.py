@@ -59,9 +59,13 @@ def test_a_round_waits_few_times_for_its_database(store: PostgresStore, database
     store.ready()
     with counted(database) as trips:
         record = loop.schedule(
-            C, RoundOptions(), remaining_s=lambda: math.inf, dry_run=False,
-            request=Request(id="r", method="Schedule", digest="d"), cancelled=lambda: False,
-        )  # fmt: skip
+            C,
+            RoundOptions(),
+            remaining_s=lambda: math.inf,
+            dry_run=False,
+            request=Request(id="r", method="Schedule", digest="d"),
+            cancelled=lambda: False,
+        )
     assert record.summary.started == 1
     assert any(trip.startswith("COPY") for trip in trips)
     assert trips.count("begin") == trips.count("commit") == 2

@@ -30,10 +30,12 @@ from tests.support.wired import a_cluster, channel_to, settings
 
 HELLO = agents_pb2.AgentMessage(
     hello=agents_pb2.Hello(
-        parent="clusters/c", agent_id="a", incarnation="1",
+        parent="clusters/c",
+        agent_id="a",
+        incarnation="1",
         nodes=[agents_pb2.AgentNode(node="n", gpu_type="a100", gpus=8)],
     )
-)  # fmt: skip
+)
 
 
 async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(
@@ -81,9 +83,15 @@ async def a_replica(
 ) -> AsyncIterator[PeriodicRounds]:
     calls, round_calls = Calls(1, "store"), Calls(1, "round")
     periodic = PeriodicRounds(
-        store, RoundLoop(store, clock), clock, calls=calls, round_calls=round_calls, holder=holder,
-        period_s=300.0, deadline_s=60.0,
-    )  # fmt: skip
+        store,
+        RoundLoop(store, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder=holder,
+        period_s=300.0,
+        deadline_s=60.0,
+    )
     yield periodic
     await periodic.stop()
     await asyncio.gather(calls.close(), round_calls.close())
@@ -130,9 +138,13 @@ async def test_a_round_that_someone_asked_for_counts(store: PostgresStore) -> No
 
 def _schedule(rounds: RoundLoop) -> None:
     rounds.schedule(
-        "c", RoundOptions(), remaining_s=lambda: 60.0, dry_run=False, request=None,
+        "c",
+        RoundOptions(),
+        remaining_s=lambda: 60.0,
+        dry_run=False,
+        request=None,
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
 
 
 async def test_a_store_that_cannot_be_reached_is_told_of_once_not_at_each_tick(

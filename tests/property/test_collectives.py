@@ -69,12 +69,20 @@ def test_rows_are_answered_one_by_one_as_together(
     shape, group = place
     rows = [
         CommRecord(
-            primitive="all-reduce", gpu_type="a100", network="default", num_nodes=1, gpus_per_node=2,
-            group_size=2, group_nodes=1, group_gpus_per_node=2, num_groups=1, bytes=size,
+            primitive="all-reduce",
+            gpu_type="a100",
+            network="default",
+            num_nodes=1,
+            gpus_per_node=2,
+            group_size=2,
+            group_nodes=1,
+            group_gpus_per_node=2,
+            num_groups=1,
+            bytes=size,
             time_s=1e-5 + size / 1e10,
         )
         for size in (1024, 2**20, 2**26)
-    ]  # fmt: skip
+    ]
     kind = next(k for k in CATALOGUE if k.name == "a100")
     tables = Tables.of(curves_of(rows))
     for network in (

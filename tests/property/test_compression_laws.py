@@ -27,9 +27,10 @@ def demands(draw: st.DrawFn, jobs: int) -> Demand:
     own = draw(
         st.lists(
             st.lists(st.integers(0, links - 1), max_size=3, unique=True),
-            min_size=count, max_size=count,
+            min_size=count,
+            max_size=count,
         )
-    )  # fmt: skip
+    )
     work = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
     return a_demand(own, np.array(work, dtype=np.float64))
 

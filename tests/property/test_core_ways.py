@@ -20,9 +20,10 @@ FACTOR = np.array([0x1234567, -0x7654321], dtype=np.int64)
 def some_changes(jobs: list[int], loss: list[int]) -> _Changes:
     order = np.argsort(jobs, kind="stable")
     return _Changes(
-        job=np.array(jobs, dtype=np.int64)[order], column=np.arange(len(jobs)),
+        job=np.array(jobs, dtype=np.int64)[order],
+        column=np.arange(len(jobs)),
         loss=np.array(loss, dtype=np.float64),
-    )  # fmt: skip
+    )
 
 
 def least_by_hand(few: _Changes, more: Ints, allowed: float) -> dict[tuple[int, ...], float]:
@@ -42,13 +43,16 @@ def least_by_hand(few: _Changes, more: Ints, allowed: float) -> dict[tuple[int, 
 @given(
     changes=st.lists(
         st.tuples(
-            st.integers(0, 4), st.integers(0, 9), st.sampled_from([-2, -1, 0, 1, 2]),
+            st.integers(0, 4),
+            st.integers(0, 9),
+            st.sampled_from([-2, -1, 0, 1, 2]),
             st.sampled_from([-4, 0, 4]),
         ),
         max_size=9,
     ),
-    allowed=st.sampled_from([0.0, 5.0, 12.0, 99.0]), factor=st.sampled_from([FACTOR, 0 * FACTOR]),
-)  # fmt: skip
+    allowed=st.sampled_from([0.0, 5.0, 12.0, 99.0]),
+    factor=st.sampled_from([FACTOR, 0 * FACTOR]),
+)
 def test_each_usage_is_listed_once_at_its_least_loss(
     changes: list[tuple[int, int, int, int]], allowed: float, factor: Ints
 ) -> None:

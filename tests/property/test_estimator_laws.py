@@ -37,12 +37,18 @@ def graphs(draw: st.DrawFn) -> Graph:
         moe = draw(st.booleans())
         layers.append(
             a_layer(
-                flops=1e12 * work, weights=1e8 * size, shared_weights=1e5, kept=3e7 * work,
-                unsplit=1e7 * work, boundary=2e6, tensor_limit=draw(st.sampled_from([1.0, 2.0, 8.0])),
-                experts=8.0 if moe else 1.0, expert_weights=4e8 * size if moe else 0.0,
+                flops=1e12 * work,
+                weights=1e8 * size,
+                shared_weights=1e5,
+                kept=3e7 * work,
+                unsplit=1e7 * work,
+                boundary=2e6,
+                tensor_limit=draw(st.sampled_from([1.0, 2.0, 8.0])),
+                experts=8.0 if moe else 1.0,
+                expert_weights=4e8 * size if moe else 0.0,
                 exchanged=4e6 if moe else 0.0,
             )
-        )  # fmt: skip
+        )
     return a_graph(*layers)
 
 
@@ -53,9 +59,11 @@ def jobs(draw: st.DrawFn) -> Setting:
     nodes, per_node = draw(st.sampled_from(SHAPES))
     batch = draw(st.sampled_from([1, 8, 48, 256]))
     training = Training(
-        global_batch=batch, micro_batches=min(batch, draw(st.sampled_from([1, 2, 8]))),
-        checkpointing=draw(st.booleans()), schedule=draw(st.sampled_from(list(Schedule))),
-    )  # fmt: skip
+        global_batch=batch,
+        micro_batches=min(batch, draw(st.sampled_from([1, 2, 8]))),
+        checkpointing=draw(st.booleans()),
+        schedule=draw(st.sampled_from(list(Schedule))),
+    )
     shape = Shape(nodes=nodes, gpus_per_node=per_node)
     states = States(zero=draw(st.integers(0, 3)), offload=draw(st.booleans()))
     return on(hardware, draw(graphs()), training, shape, Runtime(states=states))
@@ -65,9 +73,14 @@ def on(
     hardware: Hardware, graph: Graph, training: Training, shape: Shape, runtime: Runtime
 ) -> Setting:
     return Setting(
-        graph=graph, training=training, hardware=hardware, shape=shape, runtime=runtime,
-        compute=RooflineCompute(hardware=hardware), network=LinkNetwork(hardware=hardware, shape=shape),
-    )  # fmt: skip
+        graph=graph,
+        training=training,
+        hardware=hardware,
+        shape=shape,
+        runtime=runtime,
+        compute=RooflineCompute(hardware=hardware),
+        network=LinkNetwork(hardware=hardware, shape=shape),
+    )
 
 
 def at(job: Setting, hardware: Hardware) -> Setting:
@@ -140,9 +153,16 @@ def test_more_micro_batches_of_the_same_size_take_at_most_as_many_times_as_long(
 def test_costs_are_amounts_and_only_what_cannot_run_takes_forever(job: Setting) -> None:
     candidates, costs = every_stage(job)
     amounts = [
-        costs.backward_s, costs.comm_s, costs.send_s, costs.receive_s, costs.sync_s, costs.update_s,
-        costs.state_bytes, costs.flight_bytes, costs.working_bytes,
-    ]  # fmt: skip
+        costs.backward_s,
+        costs.comm_s,
+        costs.send_s,
+        costs.receive_s,
+        costs.sync_s,
+        costs.update_s,
+        costs.state_bytes,
+        costs.flight_bytes,
+        costs.working_bytes,
+    ]
     assert all(np.isfinite(a).all() and (a >= 0).all() for a in amounts)
     assert not np.isnan(costs.forward_s).any()
     shared = candidates.dp <= job.training.micro_batch

@@ -29,8 +29,10 @@ FIELDS = st.one_of(
 ROWS = st.lists(st.lists(FIELDS, min_size=6, max_size=12).map(",".join), max_size=8)
 NEARLY = st.builds(
     lambda head, rows, end: end.join([head, *rows]).encode("utf-8", "surrogatepass"),
-    st.sampled_from(HEADS), ROWS, st.sampled_from(["\n", "\r\n", "\r"]),
-)  # fmt: skip
+    st.sampled_from(HEADS),
+    ROWS,
+    st.sampled_from(["\n", "\r\n", "\r"]),
+)
 
 
 def read_or_refused(parse: Callable[[bytes, str], list[T]], data: bytes) -> list[T]:

@@ -60,10 +60,12 @@ def later(snapshot: Snapshot, seconds: float, share_left: float) -> Snapshot:
     left = np.where(runs, jobs.iterations_left * share_left, jobs.iterations_left)
     served = jobs.service_gpu_s + jobs.current_gpus * seconds
     return replace(
-        snapshot, now_s=snapshot.now_s + seconds, epoch=snapshot.epoch + 1,
+        snapshot,
+        now_s=snapshot.now_s + seconds,
+        epoch=snapshot.epoch + 1,
         round_number=snapshot.round_number + 1,
         jobs=replace(jobs, iterations_left=left, service_gpu_s=served),
-    )  # fmt: skip
+    )
 
 
 def test_first_come_first_served_looks_at_no_clock() -> None:
@@ -73,9 +75,10 @@ def test_first_come_first_served_looks_at_no_clock() -> None:
 @pytest.mark.parametrize("name", LASTING)
 @examples(60)
 @given(
-    snapshot=snapshots(), seconds=st.sampled_from([1.0, 300.0, 1e6]),
+    snapshot=snapshots(),
+    seconds=st.sampled_from([1.0, 300.0, 1e6]),
     share_left=st.sampled_from([0.0, 1e-3, 0.9]),
-)  # fmt: skip
+)
 def test_a_choice_that_lasts_is_the_same_later_on(
     name: str, snapshot: Snapshot, seconds: float, share_left: float
 ) -> None:
@@ -89,9 +92,11 @@ def run(seed: int, options: RoundOptions, *, wakeful: bool, costly: bool) -> Res
     scenario = a_random_scenario(seed, jobs=12)
     decide = Decider(options, policy=Wakeful(options.scheduler) if wakeful else None)
     return simulated(
-        scenario, decide=decide, overheads=COSTLY if costly else FREE,
+        scenario,
+        decide=decide,
+        overheads=COSTLY if costly else FREE,
         **conditions(scenario, seed, 0.1 if seed % 3 else 0.0),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", LASTING)
@@ -171,9 +176,11 @@ def test_a_round_that_starts_a_job_does_not_stand() -> None:
 def test_a_round_in_which_a_job_lacks_blocks_does_not_stand() -> None:
     together = an_estimate(gpus=4, nodes=2, iter_time_s=math.inf)
     torn = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), estimates=[*CELLS, together], gangs={0: gang(0, 1), 1: gang(1, 1)},
+        nodes=some_nodes((0, 2, 4)),
+        estimates=[*CELLS, together],
+        gangs={0: gang(0, 1), 1: gang(1, 1)},
         jobs=[a_job("a", **RUNS), a_job("b", **RUNS), a_job("c", requested_gpus=4)],
-    )  # fmt: skip
+    )
     found = of_fcfs(torn, Policy())
     assert 2 in found.placed.unplaced
     assert found.stands_until == 0
@@ -197,9 +204,12 @@ def gang(node: int, *gpus: int) -> Gang:
 
 def all_run(number: int) -> Snapshot:
     return a_snapshot(
-        nodes=NODES, estimates=CELLS, jobs=[a_job("a", **RUNS)], gangs={0: gang(0, 0)},
+        nodes=NODES,
+        estimates=CELLS,
+        jobs=[a_job("a", **RUNS)],
+        gangs={0: gang(0, 0)},
         round_number=number,
-    )  # fmt: skip
+    )
 
 
 def of_fcfs(snapshot: Snapshot, policy: Policy) -> Outcome:

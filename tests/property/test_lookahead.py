@@ -41,9 +41,11 @@ ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 
 @given(
-    now_s=st.floats(0, 3e9), until_s=st.floats(1, 1e7), later_s=st.floats(0, 1e6),
+    now_s=st.floats(0, 3e9),
+    until_s=st.floats(1, 1e7),
+    later_s=st.floats(0, 1e6),
     round_s=st.sampled_from([60.0, 300.0, 413.7]),
-)  # fmt: skip
+)
 @examples(60)
 def test_a_later_grid_has_every_boundary_that_an_earlier_one_had_beyond_it(
     now_s: float, until_s: float, later_s: float, round_s: float
@@ -56,14 +58,21 @@ def test_a_later_grid_has_every_boundary_that_an_earlier_one_had_beyond_it(
 
 @st.composite
 def snapshots(
-    draw: st.DrawFn, *, jobs: int, slots: int, counts: tuple[int, ...] = (1, 2, 4),
-    guaranteed: bool = True, whole_slots: bool = False,
-) -> Snapshot:  # fmt: skip
+    draw: st.DrawFn,
+    *,
+    jobs: int,
+    slots: int,
+    counts: tuple[int, ...] = (1, 2, 4),
+    guaranteed: bool = True,
+    whole_slots: bool = False,
+) -> Snapshot:
     """Draw a small cluster of two GPU types, and jobs that are due within so many rounds."""
     rate = {
         (w, t, n): draw(st.sampled_from([1.0, 1.5, 2.5])) * n**0.8
-        for w in (0, 1) for t in (0, 1) for n in counts
-    }  # fmt: skip
+        for w in (0, 1)
+        for t in (0, 1)
+        for n in counts
+    }
     rows = []
     for j in range(draw(st.integers(1, jobs))):
         workload = draw(st.integers(0, 1))
@@ -71,12 +80,17 @@ def snapshots(
         size = draw(st.floats(0.2, 0.9)) * 300 * due * max(rate[workload, t, 2] for t in (0, 1))
         rows.append(
             a_job(
-                f"j{j}", workload, iterations=size, iterations_left=size,
-                deadline_s=NOW_S + 300 * due, restart_s=draw(st.sampled_from([0.0, 40.0])),
-                weight=float(draw(st.integers(1, 3))), requested_gpus=1,
+                f"j{j}",
+                workload,
+                iterations=size,
+                iterations_left=size,
+                deadline_s=NOW_S + 300 * due,
+                restart_s=draw(st.sampled_from([0.0, 40.0])),
+                weight=float(draw(st.integers(1, 3))),
+                requested_gpus=1,
                 guaranteed=guaranteed and draw(st.integers(0, 4)) == 0,
             )
-        )  # fmt: skip
+        )
     estimates = [an_estimate(w, t, n, iter_time_s=1 / r) for (w, t, n), r in rate.items()]
     nodes = some_nodes((0, 1, draw(st.integers(2, 4))), (1, 1, draw(st.integers(1, 4))))
     found = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=2, batch=1)
@@ -128,9 +142,10 @@ def brute_force(ahead: Lookahead) -> float:
                     found[used.tobytes()] = used
         idle = usage_of(ahead, job, nobody(ahead)[job])
         lean = [
-            u for u in found.values()
+            u
+            for u in found.values()
             if not any(np.all(v <= u) and np.any(v < u) for v in found.values())
-        ]  # fmt: skip
+        ]
         ways.append([(0.0, idle), *((float(ahead.weight[job]), u) for u in lean)])
     best = 0.0
     for way in itertools.product(*ways):
@@ -192,9 +207,16 @@ def trained(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Sn
     jobs, e = snapshot.jobs, snapshot.estimates
     column: dict[str, Any] = {
         name: np.array(getattr(jobs, name))
-        for name in ("iterations_left", "state", "current_type", "current_gpus", "current_degree",
-                     "since_s", "generation")
-    }  # fmt: skip
+        for name in (
+            "iterations_left",
+            "state",
+            "current_type",
+            "current_gpus",
+            "current_degree",
+            "since_s",
+            "generation",
+        )
+    }
     rows, taken = [], [0] * len(snapshot.gpu_types)
     for leg in np.flatnonzero(legs.start_s <= snapshot.now_s).tolist():
         job, kind, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
@@ -221,9 +243,12 @@ def trained(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Sn
             )
             taken[kind] += 1
     return replace(
-        snapshot, now_s=now_s, jobs=replace(jobs, admitted=admitted, **column), legs=legs,
+        snapshot,
+        now_s=now_s,
+        jobs=replace(jobs, admitted=admitted, **column),
+        legs=legs,
         allocations=Allocations.from_rows(rows),
-    )  # fmt: skip
+    )
 
 
 def with_others(load: Load, seed: int) -> Load:
@@ -233,12 +258,13 @@ def with_others(load: Load, seed: int) -> Load:
         load,
         jobs=tuple(
             replace(
-                job, guaranteed=bool(rng.random() < 0.25),
+                job,
+                guaranteed=bool(rng.random() < 0.25),
                 deadline_s=math.inf if rng.random() < 0.3 else job.deadline_s,
             )
             for job in load.jobs
         ),
-    )  # fmt: skip
+    )
 
 
 @given(st.integers(0, 10_000), st.sampled_from([300.0, 100.0]))

@@ -25,9 +25,11 @@ def timings(draw: st.DrawFn) -> Timing:
     """Draw a job of rational times."""
     compute_s, part, comm_s = draw(TWELFTHS), draw(st.integers(0, 6)), draw(TWELFTHS)
     return Timing(
-        compute_s=np.array([compute_s]), start_s=np.array([compute_s * part / 6]),
-        delay_s=np.zeros(1), comm_s=np.array([comm_s]),
-    )  # fmt: skip
+        compute_s=np.array([compute_s]),
+        start_s=np.array([compute_s * part / 6]),
+        delay_s=np.zeros(1),
+        comm_s=np.array([comm_s]),
+    )
 
 
 def _alone_s(job: Timing) -> float:
@@ -96,18 +98,22 @@ def _pair(
 ) -> list[FluidJob]:
     return [
         FluidJob(
-            work=work, compute_s=float(job.compute_s[0]), start_s=float(job.start_s[0]),
+            work=work,
+            compute_s=float(job.compute_s[0]),
+            start_s=float(job.start_s[0]),
             busy_s={0: float(job.comm_s[0]) * shared, own: float(job.comm_s[0])},
         )
         for job, work, own in zip((first, second), works_flop, (1, 2), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 @examples(50)
 @given(
-    first=timings(), second=timings(), weight=st.sampled_from([0.5, 1.0, 1.1, 1.5, 3.0]),
+    first=timings(),
+    second=timings(),
+    weight=st.sampled_from([0.5, 1.0, 1.1, 1.5, 3.0]),
     shared=st.sampled_from([1.0, 0.75, 0.6]),
-)  # fmt: skip
+)
 def test_the_job_with_the_higher_unclipped_priority_first_does_more_work_on_the_engine(
     first: Timing, second: Timing, weight: float, shared: float
 ) -> None:
@@ -140,9 +146,10 @@ def test_the_factor_of_a_pair_seen_from_the_other_side_is_its_reciprocal(
 
 @examples(60)
 @given(
-    priority=st.lists(st.floats(0.1, 10), min_size=1, max_size=12), margin=st.floats(0, 1),
+    priority=st.lists(st.floats(0.1, 10), min_size=1, max_size=12),
+    margin=st.floats(0, 1),
     data=st.data(),
-)  # fmt: skip
+)
 def test_a_held_order_puts_jobs_far_apart_by_priority_and_changes_nothing_needlessly(
     priority: list[float], margin: float, data: st.DataObject
 ) -> None:

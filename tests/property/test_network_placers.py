@@ -63,9 +63,11 @@ def test_no_gpu_is_given_twice_and_gangs_have_what_they_asked_for(
     moves: list[int], rule: str
 ) -> None:
     placers: dict[str, Placer] = {
-        "hived": HiveD(MACHINE), "strict": HiveD(MACHINE, waits=True), "first": first_fit,
+        "hived": HiveD(MACHINE),
+        "strict": HiveD(MACHINE, waits=True),
+        "first": first_fit,
         "random": RandomSpread(1),
-    }  # fmt: skip
+    }
     story = Story(placers[rule])
     for gpus, before, gang in story.play(moves):
         if gang is not None:

@@ -17,20 +17,28 @@ from tests.support.laws import examples
 def some_options(draw: st.DrawFn) -> Options:
     """Draw any way to plan."""
     return Options(
-        variant=draw(st.sampled_from(Variant)), references=draw(st.integers(1, 3)),
-        clip=draw(st.sampled_from(Clip)), swap_jobs=draw(st.sampled_from([0, 3, 6])),
+        variant=draw(st.sampled_from(Variant)),
+        references=draw(st.integers(1, 3)),
+        clip=draw(st.sampled_from(Clip)),
+        swap_jobs=draw(st.sampled_from([0, 3, 6])),
         moves=draw(st.sampled_from([Moves.ADJACENT, Moves.INSERTION])),
-        trials=draw(st.sampled_from([0, 10])), margin=draw(st.sampled_from([0.0, 0.1, 2.0])),
-        floor=draw(st.sampled_from([0.0, 0.4, 0.9])), seed=draw(st.integers(0, 5)),
-    )  # fmt: skip
+        trials=draw(st.sampled_from([0, 10])),
+        margin=draw(st.sampled_from([0.0, 0.1, 2.0])),
+        floor=draw(st.sampled_from([0.0, 0.4, 0.9])),
+        seed=draw(st.integers(0, 5)),
+    )
 
 
 @examples(40)
 @given(
-    seed=st.integers(0, 10**6), jobs=st.integers(1, 9), idle=st.integers(0, 2),
-    load=st.sampled_from([0.1, 1.0, 5.0]), levels=st.integers(1, 8), options=some_options(),
+    seed=st.integers(0, 10**6),
+    jobs=st.integers(1, 9),
+    idle=st.integers(0, 2),
+    load=st.sampled_from([0.1, 1.0, 5.0]),
+    levels=st.integers(1, 8),
+    options=some_options(),
     data=st.data(),
-)  # fmt: skip
+)
 def test_every_plan_passes_the_checker_and_comes_out_the_same_again(
     seed: int, jobs: int, idle: int, load: float, levels: int, options: Options, data: st.DataObject
 ) -> None:

@@ -45,11 +45,20 @@ def fabrics(draw: st.DrawFn) -> Topology:
     for a, b, one_way in draw(st.lists(st.tuples(number, number, st.booleans()), max_size=18)):
         if a != b:
             links.append({"from": f"s{a}", "to": f"s{b}", "one_way": one_way} | speed)
-    return read({
-        "hosts": hosts,
-        "host": {"gpus": 1, "nics": 1, "pcie_switches": 1, "nic_bytes_per_s": 1e9, "pcie_bytes_per_s": 1e9},
-        "switches": [{"name": f"s{i}", "tier": "tor"} for i in range(switches)], "links": links,
-    })  # fmt: skip
+    return read(
+        {
+            "hosts": hosts,
+            "host": {
+                "gpus": 1,
+                "nics": 1,
+                "pcie_switches": 1,
+                "nic_bytes_per_s": 1e9,
+                "pcie_bytes_per_s": 1e9,
+            },
+            "switches": [{"name": f"s{i}", "tier": "tor"} for i in range(switches)],
+            "links": links,
+        }
+    )
 
 
 @examples(60)
@@ -73,22 +82,28 @@ def test_listed_paths_are_the_shortest_all_of_them_where_they_are_not_too_many(
 
 @examples(80)
 @given(
-    st.integers(2, 4), st.integers(0, 4),
+    st.integers(2, 4),
+    st.integers(0, 4),
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 5)), max_size=24),
-)  # fmt: skip
+)
 def test_what_halves_can_send_each_other_is_the_narrowest_cut_between_them(
     tors: int, others: int, links: list[tuple[int, int, int]]
 ) -> None:
     count = tors + others
     kept = [(a % count, b % count, size) for a, b, size in links if a % count != b % count]
-    topology = read({
-        "hosts": 1, "host": "pcie",
-        "switches": [{"name": f"s{i}", "tier": "tor" if i < tors else "core"} for i in range(count)],
-        "links": [
-            {"from": f"s{a}", "to": f"s{b}", "bytes_per_s": size * 1e9, "one_way": True}
-            for a, b, size in kept
-        ],
-    })  # fmt: skip
+    topology = read(
+        {
+            "hosts": 1,
+            "host": "pcie",
+            "switches": [
+                {"name": f"s{i}", "tier": "tor" if i < tors else "core"} for i in range(count)
+            ],
+            "links": [
+                {"from": f"s{a}", "to": f"s{b}", "bytes_per_s": size * 1e9, "one_way": True}
+                for a, b, size in kept
+            ],
+        }
+    )
     half = set(range(tors // 2))
     cuts = [
         sum(size for a, b, size in kept if a in side and b not in side)

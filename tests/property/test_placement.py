@@ -41,10 +41,14 @@ def always() -> bool:
 def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
     """Return nodes of 1 to 16 GPUs in small racks, and queued jobs; some shapes do not run."""
     nodes = [
-        a_node(f"n{i}", int(rng.integers(2)), int(rng.choice([1, 2, 4, 4, 6, 8, 8, 16])),
-               f"r{int(rng.integers(3))}")
+        a_node(
+            f"n{i}",
+            int(rng.integers(2)),
+            int(rng.choice([1, 2, 4, 4, 6, 8, 8, 16])),
+            f"r{int(rng.integers(3))}",
+        )
         for i in range(int(rng.integers(2, 9)))
-    ]  # fmt: skip
+    ]
     estimates = {}
     for workload in range(WORKLOADS):
         for gpu_type in range(2):
@@ -59,16 +63,23 @@ def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
                     estimates[key] = an_estimate(*key, iter_time_s=time_s)
     rows = [
         a_job(
-            f"j{j}", int(rng.integers(WORKLOADS)), requested_gpus=4, submit_s=float(j),
-            restart_s=float(rng.choice([0.0, 30.0, 900.0])), weight=float(rng.choice([1.0, 3.0])),
-            movable=bool(rng.random() < 0.7), guaranteed=bool(rng.random() < promised),
+            f"j{j}",
+            int(rng.integers(WORKLOADS)),
+            requested_gpus=4,
+            submit_s=float(j),
+            restart_s=float(rng.choice([0.0, 30.0, 900.0])),
+            weight=float(rng.choice([1.0, 3.0])),
+            movable=bool(rng.random() < 0.7),
+            guaranteed=bool(rng.random() < promised),
         )
         for j in range(jobs)
-    ]  # fmt: skip
+    ]
     return a_snapshot(
-        nodes=nodes, jobs=rows, estimates=[estimates[key] for key in sorted(estimates)],
+        nodes=nodes,
+        jobs=rows,
+        estimates=[estimates[key] for key in sorted(estimates)],
         workloads=WORKLOADS,
-    )  # fmt: skip
+    )
 
 
 def a_solution(rng: np.random.Generator, problem: Problem, keep: float) -> Solution:
@@ -86,10 +97,12 @@ def a_solution(rng: np.random.Generator, problem: Problem, keep: float) -> Solut
         fitting = [c for c in columns if all(spare[r] >= a for r, a in problem.usage_of(c).items())]
         choice[job] = fitting[0] if fitting else before
     return Solution(
-        status=SolveStatus.FEASIBLE, choice=choice, solver="random",
+        status=SolveStatus.FEASIBLE,
+        choice=choice,
+        solver="random",
         objective=int(problem.value[choice[choice >= 0]].sum()),
         bound=float(np.abs(problem.value).sum()),
-    )  # fmt: skip
+    )
 
 
 def the_next_round(
@@ -97,9 +110,11 @@ def the_next_round(
 ) -> Snapshot:
     """Let the placed jobs run, end some of them, give back some GPUs, and maybe drain a node."""
     queued = {
-        "state": STATE_CODE[JobState.QUEUED], "current_type": -1, "current_gpus": 0,
+        "state": STATE_CODE[JobState.QUEUED],
+        "current_type": -1,
+        "current_gpus": 0,
         "current_degree": 0,
-    }  # fmt: skip
+    }
     rows = [snapshot.jobs.row(j) | queued for j in range(len(snapshot.jobs))]
     allocations = []
     for job, gang in placed.placement.gangs.items():
@@ -107,23 +122,32 @@ def the_next_round(
         if not ended:
             cell = problem.cells.row(int(problem.cell[placed.solution.choice[job]]))
             rows[job] |= {
-                "state": STATE_CODE[JobState.RUNNING], "current_type": cell["gpu_type"],
-                "current_gpus": cell["gpus"], "current_degree": cell["pipeline_degree"],
-            }  # fmt: skip
+                "state": STATE_CODE[JobState.RUNNING],
+                "current_type": cell["gpu_type"],
+                "current_gpus": cell["gpus"],
+                "current_degree": cell["pipeline_degree"],
+            }
         hold = Hold.RELEASING if ended else Hold.RESERVED if rng.random() < 0.2 else Hold.HELD
         allocations += [
-            {"job": -1 if ended else job, "node": node, "gpu": gpu, "hold": int(hold),
-             "generation": 1}
+            {
+                "job": -1 if ended else job,
+                "node": node,
+                "gpu": gpu,
+                "hold": int(hold),
+                "generation": 1,
+            }
             for node, gpus in gang.members
             for gpu in gpus
-        ]  # fmt: skip
+        ]
     nodes = [snapshot.nodes.row(n) for n in range(len(snapshot.nodes))]
     if rng.random() < 0.3:
         nodes[int(rng.integers(len(nodes)))]["schedulable"] = False
     return dataclasses.replace(
-        snapshot, nodes=Nodes.from_rows(nodes), jobs=Jobs.from_rows(rows),
+        snapshot,
+        nodes=Nodes.from_rows(nodes),
+        jobs=Jobs.from_rows(rows),
         allocations=Allocations.from_rows(allocations),
-    )  # fmt: skip
+    )
 
 
 def a_round(seed: int, jobs: int, keep: float, promised: float) -> Round:
@@ -142,9 +166,12 @@ def a_round(seed: int, jobs: int, keep: float, promised: float) -> Round:
 def rounds_with(promised: float) -> st.SearchStrategy[Round]:
     """Return random rounds; each job is guaranteed with chance ``promised``."""
     return st.builds(
-        a_round, st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([0.3, 0.7, 1.0]),
+        a_round,
+        st.integers(0, 2**32),
+        st.integers(1, 12),
+        st.sampled_from([0.3, 0.7, 1.0]),
         st.just(promised),
-    )  # fmt: skip
+    )
 
 
 rounds = rounds_with(0.3)

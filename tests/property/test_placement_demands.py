@@ -34,11 +34,15 @@ def never() -> bool:
 def a_cluster(rng: np.random.Generator, jobs: int) -> Snapshot:
     """Return nodes of 4 and 8 GPUs, each with few or many cores and bytes or without a word of them."""
     nodes = [
-        a_node(f"n{i}", gpus=int(rng.choice([4, 8])), rack=f"r{int(rng.integers(2))}",
-               cpus=int(rng.choice([NOT_STATED, 0, 3, 6, 12])),
-               host_bytes=int(rng.choice([NOT_STATED, 5, 10, 40])))
+        a_node(
+            f"n{i}",
+            gpus=int(rng.choice([4, 8])),
+            rack=f"r{int(rng.integers(2))}",
+            cpus=int(rng.choice([NOT_STATED, 0, 3, 6, 12])),
+            host_bytes=int(rng.choice([NOT_STATED, 5, 10, 40])),
+        )
         for i in range(int(rng.integers(1, 5)))
-    ]  # fmt: skip
+    ]
     return a_snapshot(
         nodes=nodes,
         jobs=[a_job(f"j{j}", movable=bool(rng.random() < 0.7)) for j in range(jobs)],
@@ -66,10 +70,12 @@ def some_choice(rng: np.random.Generator, problem: Problem) -> Solution:
             if (problem.used(choice) > problem.capacity).any():
                 choice[job] = -1
     return Solution(
-        status=SolveStatus.FEASIBLE, choice=choice, solver="random",
+        status=SolveStatus.FEASIBLE,
+        choice=choice,
+        solver="random",
         objective=int(problem.value[choice[choice >= 0]].sum()),
         bound=float(np.abs(problem.value).sum()),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +137,17 @@ def next_round(snapshot: Snapshot, problem: Problem, placed: Placed) -> Snapshot
     for job in gangs:
         cell = problem.cells.row(int(problem.cell[placed.solution.choice[job]]))
         rows[job] |= {
-            "state": running["state"], "current_type": cell["gpu_type"],
-            "current_gpus": cell["gpus"], "current_degree": cell["pipeline_degree"],
-        }  # fmt: skip
+            "state": running["state"],
+            "current_type": cell["gpu_type"],
+            "current_gpus": cell["gpus"],
+            "current_degree": cell["pipeline_degree"],
+        }
     return a_snapshot(
-        nodes=[snapshot.nodes.row(n) for n in range(len(snapshot.nodes))], jobs=rows,
-        estimates=[snapshot.estimates.row(e) for e in range(len(snapshot.estimates))], gangs=gangs,
-    )  # fmt: skip
+        nodes=[snapshot.nodes.row(n) for n in range(len(snapshot.nodes))],
+        jobs=rows,
+        estimates=[snapshot.estimates.row(e) for e in range(len(snapshot.estimates))],
+        gangs=gangs,
+    )
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8), st.booleans())

@@ -171,9 +171,10 @@ def test_the_assembled_plan_is_the_fastest_mixture(
     busy = rng.uniform(1, 3, (stages, ways))
     busy[rng.random(busy.shape) < 0.2] = np.inf
     profiled = Profiled(
-        busy_s=busy, once_s=rng.uniform(0, 4, busy.shape),
+        busy_s=busy,
+        once_s=rng.uniform(0, 4, busy.shape),
         join_s=rng.uniform(0, 2, (stages - 1, ways, ways)),
-    )  # fmt: skip
+    )
     every = np.stack(np.meshgrid(*[range(ways)] * stages), axis=-1).reshape(-1, stages)
     at = np.arange(stages)
     every = every[np.isfinite(busy[at, every]).all(axis=1)]

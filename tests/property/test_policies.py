@@ -35,9 +35,12 @@ def policy_of(name: str) -> Published:
 
 def outcome(snapshot: Snapshot, name: str, information: Information = estimates) -> Outcome:
     return plan_round(
-        snapshot, Policy(), Greedy(), FOREVER,
+        snapshot,
+        Policy(),
+        Greedy(),
+        FOREVER,
         scheduler=Scheduler(published=policy_of(name), information=information),
-    )  # fmt: skip
+    )
 
 
 @NAMES

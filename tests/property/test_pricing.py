@@ -62,10 +62,13 @@ def test_no_hint_makes_an_answer_or_a_bound_untrue(name: str, seed: int) -> None
     rng = np.random.default_rng(seed)
     problem = a_problem(rng)
     hint = Solution(
-        status=SolveStatus.FEASIBLE, solver="liar", objective=10**9, bound=-1.0,
+        status=SolveStatus.FEASIBLE,
+        solver="liar",
+        objective=10**9,
+        bound=-1.0,
         choice=rng.integers(-1, max(1, len(problem.cell)), len(problem.jobs)),
         prices=some_prices(rng, problem),
-    )  # fmt: skip
+    )
 
     assert judged(problem, solver(name).solve(problem, EXACT, hint)) == []
 
@@ -119,10 +122,13 @@ def test_after_churn_the_last_answer_and_prices_help_to_the_gap_again(
     first = solver().solve(problem, USUAL)
     later = build_problem(churned(snapshot, problem, first.choice, share, seed), Policy())
     hint = Solution(
-        status=SolveStatus.FEASIBLE, choice=later.current, solver=first.solver,
-        objective=objective_of(later, later.current), bound=trivial_bound(later),
+        status=SolveStatus.FEASIBLE,
+        choice=later.current,
+        solver=first.solver,
+        objective=objective_of(later, later.current),
+        bound=trivial_bound(later),
         prices=first.prices,
-    )  # fmt: skip
+    )
 
     found = solver().solve(later, USUAL, hint)
 

@@ -41,9 +41,10 @@ def test_the_lowest_point_of_planes_is_that_of_a_linear_program(
     lowest = lowest_point(height, slopes, low, high, point)
     known = linprog(
         np.append(np.zeros(unknowns), 1.0),
-        A_ub=np.column_stack([slopes, -np.ones(planes)]), b_ub=-height,
+        A_ub=np.column_stack([slopes, -np.ones(planes)]),
+        b_ub=-height,
         bounds=[*zip(low.tolist(), high.tolist(), strict=True), (None, None)],
-    )  # fmt: skip
+    )
     assert known.status == 0
     assert lowest == pytest.approx(known.fun, abs=1e-8)
     assert (height + slopes @ point).max() == pytest.approx(lowest, abs=1e-8)
@@ -86,9 +87,13 @@ def test_known_prices_that_are_still_good_need_one_pass(seed: int) -> None:
     problem = a_random_problem(seed, jobs=150)
     cold = Pricing().solve(problem, Budget(remaining_s=lambda: math.inf, gap=1e-2))
     told = Solution(
-        status=SolveStatus.UNKNOWN, choice=np.full(150, -1), objective=0, bound=math.inf,
-        solver="last round", prices=cold.prices,
-    )  # fmt: skip
+        status=SolveStatus.UNKNOWN,
+        choice=np.full(150, -1),
+        objective=0,
+        bound=math.inf,
+        solver="last round",
+        prices=cold.prices,
+    )
     loose = Budget(remaining_s=lambda: math.inf, gap=5e-2)
     warm = Pricing().solve(problem, loose, told)
     assert dict(warm.work)["pricing"] == 1.0

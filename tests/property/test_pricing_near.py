@@ -39,9 +39,13 @@ SEEDS = st.integers(0, 2**32 - 1)
 def told(problem: Problem, prices: Floats) -> Solution:
     """Return a hint that has nothing but prices."""
     return Solution(
-        status=SolveStatus.UNKNOWN, choice=np.full(len(problem.jobs), -1), objective=0,
-        bound=math.inf, solver="last round", prices=prices,
-    )  # fmt: skip
+        status=SolveStatus.UNKNOWN,
+        choice=np.full(len(problem.jobs), -1),
+        objective=0,
+        bound=math.inf,
+        solver="last round",
+        prices=prices,
+    )
 
 
 @SOME
@@ -57,10 +61,20 @@ def test_what_is_open_near_prices_gives_the_same_bound_as_all_columns(
     surface = near(problem, *price_near(problem, here, drift)).surface
     there = np.clip(here + drift * rng.uniform(-1, 1, len(here)), surface.low, surface.high)
     used = np.zeros(len(here))
-    total = surface.offset + there @ surface.capacity + demand(
-        surface.job_start, surface.value, surface.usage_start, surface.row, surface.amount,
-        surface.must_run, there, used,
-    )  # fmt: skip
+    total = (
+        surface.offset
+        + there @ surface.capacity
+        + demand(
+            surface.job_start,
+            surface.value,
+            surface.usage_start,
+            surface.row,
+            surface.amount,
+            surface.must_run,
+            there,
+            used,
+        )
+    )
     assert total == pytest.approx(price(problem, there).total, rel=1e-12, abs=1e-9)
 
 
@@ -87,9 +101,13 @@ def test_what_a_job_has_lost_is_what_its_best_column_of_no_less_value_falls_shor
     here = np.array(prices[: len(problem.rows)])
     priced = price(problem, here)
     columns = (
-        problem.job_start, problem.value, problem.usage_start, problem.row, problem.amount,
+        problem.job_start,
+        problem.value,
+        problem.usage_start,
+        problem.row,
+        problem.amount,
         np.zeros(len(problem.cell)),
-    )  # fmt: skip
+    )
     watch = here, problem.must_run, priced.choice, 0.0
     for column, job in enumerate(problem.column_job.tolist()):
         mine = problem.columns_of(job)

@@ -58,12 +58,21 @@ def crowded(draw: st.DrawFn) -> Snapshot:
         return np.array(draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)))
 
     jobs = replace(
-        snapshot.jobs, tenant=tuple(many("t", "u", "v").tolist()), queue=many(1, 2, 3),
-        queued_s=many(0.0, 500.0, 900.0), since_s=many(600.0, 900.0), opportunistic=many(False, True),
-        requested_type=many(-1, 0), pinned_type=many(False, False, True),
-    )  # fmt: skip
-    pairs = draw(st.sets(st.tuples(st.integers(0, max(0, count - 1)),
-                                   st.integers(0, len(snapshot.nodes) - 1)), max_size=3))  # fmt: skip
+        snapshot.jobs,
+        tenant=tuple(many("t", "u", "v").tolist()),
+        queue=many(1, 2, 3),
+        queued_s=many(0.0, 500.0, 900.0),
+        since_s=many(600.0, 900.0),
+        opportunistic=many(False, True),
+        requested_type=many(-1, 0),
+        pinned_type=many(False, False, True),
+    )
+    pairs = draw(
+        st.sets(
+            st.tuples(st.integers(0, max(0, count - 1)), st.integers(0, len(snapshot.nodes) - 1)),
+            max_size=3,
+        )
+    )
     snapshot = avoiding(replace(snapshot, jobs=jobs), *(sorted(pairs) if count else ()))
     if not draw(st.booleans()):
         return snapshot
@@ -133,8 +142,11 @@ def test_one_node_more_never_lowers_the_optimum(seed: int, kind: int) -> None:
 
 
 @FEW
-@given(st.integers(0, 2**32), st.sampled_from([{}, {"queue_order": True}, {"reserve_after_s": 10.0}]),
-       st.booleans())  # fmt: skip
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([{}, {"queue_order": True}, {"reserve_after_s": 10.0}]),
+    st.booleans(),
+)
 def test_a_job_of_weight_zero_displaces_nobody(
     seed: int, options: dict[str, Any], guaranteed: bool
 ) -> None:
@@ -153,9 +165,14 @@ def test_a_job_of_weight_zero_displaces_nobody(
 
 
 def a_run(
-    seed: int, policy: Policy, *, rounds: int = 8, quotas: dict[str, dict[int, int]] | None = None,
-    nodes_fail: bool = False, round_s: float = 100.0,
-) -> Iterator[tuple[Snapshot, Outcome]]:  # fmt: skip
+    seed: int,
+    policy: Policy,
+    *,
+    rounds: int = 8,
+    quotas: dict[str, dict[int, int]] | None = None,
+    nodes_fail: bool = False,
+    round_s: float = 100.0,
+) -> Iterator[tuple[Snapshot, Outcome]]:
     """Yield each round of a random history; nothing is launched before the first."""
     rng = np.random.default_rng(seed)
     snapshot = a_random_snapshot(
@@ -165,14 +182,21 @@ def a_run(
     def arrivals(first: int, count: int) -> list[dict[str, Any]]:
         return [
             a_job(
-                f"job-{k}", int(rng.integers(4)), requested_gpus=int(rng.choice([1, 2, 4])),
-                guaranteed=bool(rng.random() < 0.5), tenant=str(rng.choice(["t", "u"])),
-                iterations_left=float(rng.integers(10, 2000)), restart_s=float(rng.choice([0.0, 30.0])),
-                weight=float(rng.choice([0.2, 1.0, 5.0])), queue=int(rng.integers(1, 4)),
-                movable=bool(rng.random() < 0.8), queued_s=1000.0, submit_s=float(k),
+                f"job-{k}",
+                int(rng.integers(4)),
+                requested_gpus=int(rng.choice([1, 2, 4])),
+                guaranteed=bool(rng.random() < 0.5),
+                tenant=str(rng.choice(["t", "u"])),
+                iterations_left=float(rng.integers(10, 2000)),
+                restart_s=float(rng.choice([0.0, 30.0])),
+                weight=float(rng.choice([0.2, 1.0, 5.0])),
+                queue=int(rng.integers(1, 4)),
+                movable=bool(rng.random() < 0.8),
+                queued_s=1000.0,
+                submit_s=float(k),
             )
             for k in range(first, first + count)
-        ]  # fmt: skip
+        ]
 
     snapshot = replace(snapshot, jobs=type(snapshot.jobs).from_rows(arrivals(0, 6)))
     if quotas:
@@ -251,9 +275,10 @@ def test_never_more_running_jobs_change_than_the_cap(
     policy = Policy(max_changes=cap, queue_order=queue_order, defragment_every_rounds=1)
     for snapshot, found in a_run(seed, policy):
         changed = [
-            d for d in found.decisions
+            d
+            for d in found.decisions
             if snapshot.jobs.current_gpus[d.job] > 0 and d.kind is not DecisionKind.KEEP
-        ]  # fmt: skip
+        ]
         assert len(changed) <= cap
 
 
@@ -284,9 +309,14 @@ def rounds_until_low_starts(
         nonlocal job
         job += 2
         return [
-            a_job(f"high-{k}", weight=5.0, iterations_left=float(rng.integers(50, 250)), queued_s=1000.0)
+            a_job(
+                f"high-{k}",
+                weight=5.0,
+                iterations_left=float(rng.integers(50, 250)),
+                queued_s=1000.0,
+            )
             for k in (job, job + 1)
-        ]  # fmt: skip
+        ]
 
     rows = [snapshot.jobs.row(0), *more()]
     snapshot = replace(snapshot, jobs=type(snapshot.jobs).from_rows(rows))
@@ -331,16 +361,24 @@ def test_an_opportunistic_job_gives_way_as_soon_as_a_blocked_one_fits(
         an_estimate(w, gpus=4 * n, nodes=n, iter_time_s=1 / n) for w, n in ((0, 1), (1, 2), (2, 3))
     ]
     policy = Policy(
-        queue_order=True, run_to_completion=True, opportunistic=True,
+        queue_order=True,
+        run_to_completion=True,
+        opportunistic=True,
         promote_after_s=200.0 if promote else math.inf,
-    )  # fmt: skip
+    )
 
     def some(first: int, count: int) -> list[dict[str, Any]]:
         return [
-            a_job(f"j{k}", int(rng.integers(3)), queue=int(rng.integers(1, 4)), queued_s=1000.0 + k,
-                  iterations_left=float(rng.integers(50, 900)), weight=float(rng.choice([0.2, 5.0])))
+            a_job(
+                f"j{k}",
+                int(rng.integers(3)),
+                queue=int(rng.integers(1, 4)),
+                queued_s=1000.0 + k,
+                iterations_left=float(rng.integers(50, 900)),
+                weight=float(rng.choice([0.2, 5.0])),
+            )
             for k in range(first, first + count)
-        ]  # fmt: skip
+        ]
 
     snapshot = a_snapshot(
         nodes=some_nodes((0, 4, 4)), estimates=estimates, jobs=some(0, 5), workloads=3

@@ -36,11 +36,16 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         size = draw(st.floats(0.1, 1.0)) * due_s * rate[0, 2]
         rows.append(
             a_job(
-                f"j{j}", 0, iterations=size, iterations_left=size, deadline_s=NOW_S + due_s,
+                f"j{j}",
+                0,
+                iterations=size,
+                iterations_left=size,
+                deadline_s=NOW_S + due_s,
                 restart_s=draw(st.sampled_from([0.0, 40.0])),
-                weight=float(draw(st.integers(1, 3))), requested_gpus=draw(st.sampled_from([1, 2])),
+                weight=float(draw(st.integers(1, 3))),
+                requested_gpus=draw(st.sampled_from([1, 2])),
             )
-        )  # fmt: skip
+        )
     estimates = [an_estimate(0, t, n, iter_time_s=1 / r) for (t, n), r in rate.items()]
     nodes = some_nodes((0, 1, draw(st.integers(2, 4))), (1, 1, draw(st.integers(1, 4))))
     found = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=1, batch=1)

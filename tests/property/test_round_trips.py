@@ -32,9 +32,13 @@ RACKS = st.text(st.characters(max_codepoint=0x2FF).filter(str.isprintable), max_
 QUOTAS = st.dictionaries(TYPES | st.just(""), st.integers(0, 10**6), max_size=3)
 
 GPU_TYPES = st.lists(
-    st.builds(GpuType, name=TYPES, memory_bytes=st.integers(1, 2**50), dollars_per_hour=COSTS, watts=COSTS),
-    min_size=1, max_size=4, unique_by=lambda kind: kind.name,
-)  # fmt: skip
+    st.builds(
+        GpuType, name=TYPES, memory_bytes=st.integers(1, 2**50), dollars_per_hour=COSTS, watts=COSTS
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda kind: kind.name,
+)
 
 
 def printed(message: Message, output: Output = Output.YAML) -> str:
@@ -56,9 +60,15 @@ def test_a_printed_cluster_describes_itself(
     name: str, kinds: list[GpuType], nodes: int, last_round: int, output: Output
 ) -> None:
     record = ClusterRecord(
-        name=name, gpu_types=tuple(kinds), version=7, created_s=1e9, nodes=nodes, gpus=8 * nodes,
-        last_round=last_round, epoch=3,
-    )  # fmt: skip
+        name=name,
+        gpu_types=tuple(kinds),
+        version=7,
+        created_s=1e9,
+        nodes=nodes,
+        gpus=8 * nodes,
+        last_round=last_round,
+        epoch=3,
+    )
     message = of_cluster(record)
     found = read_cluster(printed(message, output), "c.yaml")
     assert (found.name, found.etag, found.nodes) == (message.name, message.etag, ())
@@ -66,9 +76,12 @@ def test_a_printed_cluster_describes_itself(
 
 
 @given(
-    st.lists(st.tuples(IDS, st.integers(1, 64), RACKS), min_size=1, max_size=5, unique_by=lambda n: n[0]),
-    st.booleans(), st.floats(0, 1e6) | st.just(float("inf")),
-)  # fmt: skip
+    st.lists(
+        st.tuples(IDS, st.integers(1, 64), RACKS), min_size=1, max_size=5, unique_by=lambda n: n[0]
+    ),
+    st.booleans(),
+    st.floats(0, 1e6) | st.just(float("inf")),
+)
 def test_printed_nodes_describe_themselves(
     rows: list[tuple[str, int, str]], draining: bool, silent_s: float
 ) -> None:
@@ -86,12 +99,18 @@ def test_printed_nodes_describe_themselves(
     records = [
         NodeRecord(
             spec=NodeSpec(name=name, gpu_type="a100", gpus=gpus, rack=rack, version=2),
-            draining=draining, version=2, free_gpus=0, jobs=("j",), silent_s=silent_s,
-            network_remarks=("slow",), drain_reason="fan" if draining else "",
-            drained_by="ann" if draining else "", drained_s=1e9 if draining else None,
+            draining=draining,
+            version=2,
+            free_gpus=0,
+            jobs=("j",),
+            silent_s=silent_s,
+            network_remarks=("slow",),
+            drain_reason="fan" if draining else "",
+            drained_by="ann" if draining else "",
+            drained_s=1e9 if draining else None,
         )
         for name, gpus, rack in rows
-    ]  # fmt: skip
+    ]
     shown = clusters_pb2.ListNodesResponse(nodes=[of_node("c", r, 30.0) for r in records])
     text = json.loads(printed(of_cluster(cluster), Output.JSON)) | {
         "nodes": json.loads(printed(shown, Output.JSON))["nodes"]
@@ -103,13 +122,18 @@ def test_printed_nodes_describe_themselves(
 @given(
     st.lists(
         st.builds(
-            TenantSpec, name=IDS, weight=st.floats(0, 1e6), borrow_gpus=st.integers(-1, 10**6),
+            TenantSpec,
+            name=IDS,
+            weight=st.floats(0, 1e6),
+            borrow_gpus=st.integers(-1, 10**6),
             lends=st.booleans(),
             quotas=QUOTAS,
         ),
-        min_size=1, max_size=4, unique_by=lambda spec: spec.name,
+        min_size=1,
+        max_size=4,
+        unique_by=lambda spec: spec.name,
     )
-)  # fmt: skip
+)
 def test_printed_tenants_describe_themselves_and_call_the_quota_of_any_type_any(
     specs: list[TenantSpec],
 ) -> None:
@@ -131,9 +155,12 @@ def test_a_printed_topology_describes_itself_with_its_etag(tmp_path: Path, outpu
         "links": [],
     }
     message = networks_pb2.Topology(
-        name="clusters/c/topology", document=json.dumps(document), etag='"4"', hosts=2,
+        name="clusters/c/topology",
+        document=json.dumps(document),
+        etag='"4"',
+        hosts=2,
         missing_nodes=["n"],
-    )  # fmt: skip
+    )
     file = tmp_path / "topology.yaml"
     file.write_text(printed(message, output))
     assert read_document(str(file)) == (document, '"4"')

@@ -40,14 +40,16 @@ def traces(draw: st.DrawFn) -> list[Arrival]:
     count = draw(st.integers(0, 12))
     return [
         an_arrival(
-            draw(st.sampled_from([f"j{i}", "same"])), draw(st.floats(0, 1e6)),
-            draw(st.integers(0, 10_000)), draw(st.sampled_from([1, 2, 3, 8, 32])),
+            draw(st.sampled_from([f"j{i}", "same"])),
+            draw(st.floats(0, 1e6)),
+            draw(st.integers(0, 10_000)),
+            draw(st.sampled_from([1, 2, 3, 8, 32])),
             draw(st.sampled_from(["a100", "v100", "h100", ""])),
             draw(st.sampled_from([*WORKS, a_workload("gpt9")])),
             deadline_s=draw(st.sampled_from([math.inf, 1.0, 5e5])),
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 @examples(60)

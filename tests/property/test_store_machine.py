@@ -51,10 +51,27 @@ LATE_S = 4e9
 USERS_EVENTS = (JobEvent.RELEASE, JobEvent.HOLD, JobEvent.CANCEL)
 
 OFTEN = {
-    "obey": 4, "fetch": 1, "act": 2, "reap": 3, "report": 5, "catch_up": 4, "progress": 2,
-    "late": 2, "round": 4, "plan": 2, "commit": 2, "user_event": 2, "reweigh": 1, "hurry": 1,
-    "drain": 1, "lose": 1, "come_back": 2, "restart_agent": 1, "submit": 1, "tenants": 1,
-}  # fmt: skip
+    "obey": 4,
+    "fetch": 1,
+    "act": 2,
+    "reap": 3,
+    "report": 5,
+    "catch_up": 4,
+    "progress": 2,
+    "late": 2,
+    "round": 4,
+    "plan": 2,
+    "commit": 2,
+    "user_event": 2,
+    "reweigh": 1,
+    "hurry": 1,
+    "drain": 1,
+    "lose": 1,
+    "come_back": 2,
+    "restart_agent": 1,
+    "submit": 1,
+    "tenants": 1,
+}
 """What happens, and how often."""
 
 HAPPENINGS = st.tuples(
@@ -118,19 +135,29 @@ class World:
     def happens(self, name: str, node: str, pick: int) -> None:
         """Let one thing happen; ``pick`` decides what it leaves open."""
         calls: dict[str, Callable[[], None]] = {
-            "progress": lambda: self.progress(node, pick), "plan": lambda: self.plan(pick),
-            "round": lambda: self.round(pick), "commit": self.commit,
+            "progress": lambda: self.progress(node, pick),
+            "plan": lambda: self.plan(pick),
+            "round": lambda: self.round(pick),
+            "commit": self.commit,
             "user_event": lambda: self.user_event(pick, USERS_EVENTS[pick % 3]),
             "late": lambda: self.late(node, pick),
-            "reweigh": lambda: self.reweigh(pick), "submit": lambda: self.submit(1 + pick % 8, node),
-            "hurry": lambda: self.hurry(pick), "tenants": lambda: self.set_tenants(pick),
+            "reweigh": lambda: self.reweigh(pick),
+            "submit": lambda: self.submit(1 + pick % 8, node),
+            "hurry": lambda: self.hurry(pick),
+            "tenants": lambda: self.set_tenants(pick),
             "drain": lambda: self.drain(node, draining=pick % 3 == 0),
-        }  # fmt: skip
+        }
         on_node: dict[str, Callable[[str], None]] = {
-            "obey": self.obey, "fetch": self.fetch, "act": self.act, "reap": self.reap,
-            "report": self.report, "lose": self.lose, "catch_up": self.catch_up,
-            "come_back": self.come_back, "restart_agent": self.restart_agent,
-        }  # fmt: skip
+            "obey": self.obey,
+            "fetch": self.fetch,
+            "act": self.act,
+            "reap": self.reap,
+            "report": self.report,
+            "lose": self.lose,
+            "catch_up": self.catch_up,
+            "come_back": self.come_back,
+            "restart_agent": self.restart_agent,
+        }
         if name in calls:
             calls[name]()
         else:
@@ -141,8 +168,13 @@ class World:
     def submit(self, gpus: int, avoids: str = "") -> None:
         name, request = f"j{len(self.jobs)}", self.request()
         self.avoids[name] = (avoids,) if avoids else ()
-        spec = a_spec(name, requested_gpus=gpus, iterations=100, deadline_s=LATE_S,
-                      avoid_nodes=self.avoids[name])  # fmt: skip
+        spec = a_spec(
+            name,
+            requested_gpus=gpus,
+            iterations=100,
+            deadline_s=LATE_S,
+            avoid_nodes=self.avoids[name],
+        )
 
         def work(writer: PostgresWriter) -> bytes:
             return writer.submit_jobs(C, [spec])[0].spec.name.encode()
@@ -297,10 +329,15 @@ class World:
             return
         before = {name: job(self.store, name).iterations_done for name, _ in agent.gangs}
         gangs = [
-            ObservedGang(job=name, generation=generation, node=node, phase=gang.phase,
-                         iterations_done=gang.iterations_done)
+            ObservedGang(
+                job=name,
+                generation=generation,
+                node=node,
+                phase=gang.phase,
+                iterations_done=gang.iterations_done,
+            )
             for (name, generation), gang in agent.gangs.items()
-        ]  # fmt: skip
+        ]
         name = f"agent-{node}"
         self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
         again = self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
@@ -369,9 +406,12 @@ class World:
         assert (jobs.queued_s >= jobs.submit_s).all()
         assert not (jobs.opportunistic & ~active).any()
         for name, admitted, served, runs in zip(
-            jobs.name, jobs.admitted.tolist(), jobs.service_gpu_s.tolist(), active.tolist(),
+            jobs.name,
+            jobs.admitted.tolist(),
+            jobs.service_gpu_s.tolist(),
+            active.tolist(),
             strict=True,
-        ):  # fmt: skip
+        ):
             assert admitted == self.promised.get(name, False), name
             assert served > self.served.get(name, -1.0) or (
                 not runs and served == self.served[name]

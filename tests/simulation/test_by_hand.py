@@ -76,9 +76,11 @@ def test_another_count_degree_or_type_is_searched_anew(
     members: tuple[str, list[int]], degree: int, kind: DecisionKind, search_s: float, rate: float
 ) -> None:
     profiles = [
-        a_profile(1, 1.0), a_profile(4, 0.25), a_profile(1, 0.5, pipeline_degree=2),
+        a_profile(1, 1.0),
+        a_profile(4, 0.25),
+        a_profile(1, 0.5, pipeline_degree=2),
         a_profile(1, 2.0, gpu_type="v100"),
-    ]  # fmt: skip
+    ]
     nodes = some_specs(("a100", 1, 4), ("v100", 1, 4))
     world = a_world(a_scenario(an_arrival("a"), nodes=nodes, profiles=profiles), COSTLY)
     give(world, "a", ("a100-0", [0]))
@@ -152,8 +154,11 @@ def test_a_whole_round_of_profiling_passes_before_a_workload_s_jobs_are_seen() -
 
 def test_a_failure_loses_what_was_trained_after_the_last_checkpoint() -> None:
     """Ready at 31 s, so checkpoints at 131 and 231 s; the failure at 300 s keeps 200 of 269 iterations."""
-    world = a_world(a_scenario(an_arrival("a")), COSTLY,
-                    failures=[Failure(node="a100-0", down_s=300.0, up_s=900.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a")),
+        COSTLY,
+        failures=[Failure(node="a100-0", down_s=300.0, up_s=900.0)],
+    )
     give(world, "a", ONE)
     world.advance(300)
     assert done(world, "a") == 200
@@ -164,8 +169,11 @@ def test_a_failure_loses_what_was_trained_after_the_last_checkpoint() -> None:
 
 
 def test_a_failure_while_a_job_starts_loses_nothing_and_the_start_is_charged_again() -> None:
-    world = a_world(a_scenario(an_arrival("a")), COSTLY,
-                    failures=[Failure(node="a100-0", down_s=20.0, up_s=90.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a")),
+        COSTLY,
+        failures=[Failure(node="a100-0", down_s=20.0, up_s=90.0)],
+    )
     give(world, "a", ONE)
     world.advance(20)
     assert (done(world, "a"), world.segments[0].lost) == (0, 0)
@@ -174,8 +182,11 @@ def test_a_failure_while_a_job_starts_loses_nothing_and_the_start_is_charged_aga
 
 
 def test_a_checkpoint_of_an_earlier_run_outlives_a_failure_of_the_next() -> None:
-    world = a_world(a_scenario(an_arrival("a")), COSTLY,
-                    failures=[Failure(node="a100-1", down_s=200.0, up_s=900.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a")),
+        COSTLY,
+        failures=[Failure(node="a100-1", down_s=200.0, up_s=900.0)],
+    )
     give(world, "a", ONE)
     world.advance(81)
     give(world, "a", ("a100-1", [0]), kind=DecisionKind.MOVE)  # 50 trained; ready at 99 s
@@ -184,8 +195,11 @@ def test_a_checkpoint_of_an_earlier_run_outlives_a_failure_of_the_next() -> None
 
 
 def test_without_checkpoints_a_failure_loses_all_of_the_run() -> None:
-    world = a_world(a_scenario(an_arrival("a")), replace(FREE, checkpoint_every_s=math.inf),
-                    failures=[Failure(node="a100-0", down_s=999.0, up_s=1000.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a")),
+        replace(FREE, checkpoint_every_s=math.inf),
+        failures=[Failure(node="a100-0", down_s=999.0, up_s=1000.0)],
+    )
     give(world, "a", ONE)
     world.advance(999)
     assert done(world, "a") == 0
@@ -195,8 +209,11 @@ def test_without_checkpoints_a_failure_loses_all_of_the_run() -> None:
 def test_a_gang_that_spans_nodes_goes_when_one_of_them_fails_and_the_other_s_gpus_are_free() -> (
     None
 ):
-    world = a_world(a_scenario(an_arrival("a"), an_arrival("b")), FREE,
-                    failures=[Failure(node="a100-1", down_s=50.0, up_s=60.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a"), an_arrival("b")),
+        FREE,
+        failures=[Failure(node="a100-1", down_s=50.0, up_s=60.0)],
+    )
     give(world, "a", FOUR, ALL)
     world.advance(50)
     world.check()
@@ -206,9 +223,14 @@ def test_a_gang_that_spans_nodes_goes_when_one_of_them_fails_and_the_other_s_gpu
 
 
 def test_a_node_with_two_failures_at_once_is_back_after_the_later_one() -> None:
-    world = a_world(a_scenario(an_arrival("a")), failures=[
-        Failure(node="a100-0", down_s=10.0, up_s=50.0), Failure(node="a100-0", down_s=20.0, up_s=30.0),
-        Failure(node="a100-0", down_s=50.0, up_s=60.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a")),
+        failures=[
+            Failure(node="a100-0", down_s=10.0, up_s=50.0),
+            Failure(node="a100-0", down_s=20.0, up_s=30.0),
+            Failure(node="a100-0", down_s=50.0, up_s=60.0),
+        ],
+    )
     there = []
     for at_s in (5, 15, 35, 55, 60):
         world.advance(at_s)
@@ -231,8 +253,10 @@ def test_a_straggler_slows_the_whole_gang_for_as_long_as_it_lasts() -> None:
 
 def test_of_two_stragglers_on_a_node_the_slower_counts() -> None:
     """From 100 s: 100 s at 1/2, 100 s at 1/4, 100 s at 1/2: 125 of 300 iterations."""
-    slow = [Straggler(node="a100-0", start_s=100.0, end_s=400.0, factor=2.0),
-            Straggler(node="a100-0", start_s=200.0, end_s=300.0, factor=4.0)]  # fmt: skip
+    slow = [
+        Straggler(node="a100-0", start_s=100.0, end_s=400.0, factor=2.0),
+        Straggler(node="a100-0", start_s=200.0, end_s=300.0, factor=4.0),
+    ]
     world = a_world(a_scenario(an_arrival("a")), stragglers=slow)
     give(world, "a", ONE)
     assert end_s(world, "a") == 1000 + 175
@@ -255,9 +279,12 @@ def test_a_job_that_starts_on_a_lagging_node_is_slow_at_once() -> None:
 
 def test_a_failure_of_a_lagging_node_keeps_what_the_checkpoint_had_then() -> None:
     """Checkpoints at 131 s (100) and 231 s (100 + 20 + 80 / 2); the failure is at 300 s."""
-    world = a_world(a_scenario(an_arrival("a")), COSTLY,
-                    stragglers=[Straggler(node="a100-0", start_s=151.0, end_s=400.0, factor=2.0)],
-                    failures=[Failure(node="a100-0", down_s=300.0, up_s=400.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a")),
+        COSTLY,
+        stragglers=[Straggler(node="a100-0", start_s=151.0, end_s=400.0, factor=2.0)],
+        failures=[Failure(node="a100-0", down_s=300.0, up_s=400.0)],
+    )
     give(world, "a", ONE)
     world.advance(300)
     assert done(world, "a") == 160
@@ -323,8 +350,9 @@ def test_an_end_at_the_very_moment_of_a_round_comes_before_it() -> None:
 
 
 def test_a_failure_at_the_very_moment_of_an_end_comes_first_as_it_was_planned_first() -> None:
-    world = a_world(a_scenario(an_arrival("a")), failures=[
-        Failure(node="a100-0", down_s=1000.0, up_s=1001.0)])  # fmt: skip
+    world = a_world(
+        a_scenario(an_arrival("a")), failures=[Failure(node="a100-0", down_s=1000.0, up_s=1001.0)]
+    )
     give(world, "a", ONE)
     world.advance(1000)
     assert world.segments[-1].ended_by == "failure"
@@ -348,16 +376,20 @@ def test_two_jobs_take_turns_on_one_gpu_to_the_second() -> None:
     a: arrives at 0, ready at 31, ends at 31 + 500 = 531. b: starts at 600, ready at 631, ends at 831.
     """
     scenario = a_scenario(
-        an_arrival("a", 0.0, iterations=500), an_arrival("b", 40.0, iterations=200),
-        nodes=some_specs(("a100", 1, 1)), profiles=[a_profile(1, 1.0)],
-    )  # fmt: skip
+        an_arrival("a", 0.0, iterations=500),
+        an_arrival("b", 40.0, iterations=200),
+        nodes=some_specs(("a100", 1, 1)),
+        profiles=[a_profile(1, 1.0)],
+    )
     result = simulated(scenario, FCFS, overheads=COSTLY)
     assert result.end_s.tolist() == [531, 831]
     assert (result.end_s - result.arrival_s).tolist() == [531, 791]
     assert result.first_start_s.tolist() == [0, 600]
     assert [(r.at_s, r.running, r.waiting) for r in result.rounds] == [
-        (0, 1, 0), (300, 1, 1), (600, 1, 0),
-    ]  # fmt: skip
+        (0, 1, 0),
+        (300, 1, 1),
+        (600, 1, 0),
+    ]
     assert result.state == ("succeeded", "succeeded")
     assert np.array_equal(result.restarts, [0, 0])
     assert sum(s.held_gpu_s for s in result.segments) == 531 + 231

@@ -151,13 +151,18 @@ def test_a_failure_of_a_node_that_there_is_not_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "gpus", "saved", "new_cell", "seconds"),
     [
-        ("default", 4, True, True, 39 + 39 + 90), ("default", 4, False, True, 39 + 90),
-        ("default", 4, True, False, 78), ("default", 4, False, False, 39),
-        ("full-search", 16, False, True, 39 + 1800), ("morphling", 8, True, True, 78),
-        ("testbed-pruned", 4, False, True, 39 + 68), ("testbed-full", 16, False, True, 39 + 31),
-        ("testbed-full", 64, False, True, 39 + 31), ("none", 8, True, True, 0),
+        ("default", 4, True, True, 39 + 39 + 90),
+        ("default", 4, False, True, 39 + 90),
+        ("default", 4, True, False, 78),
+        ("default", 4, False, False, 39),
+        ("full-search", 16, False, True, 39 + 1800),
+        ("morphling", 8, True, True, 78),
+        ("testbed-pruned", 4, False, True, 39 + 68),
+        ("testbed-full", 16, False, True, 39 + 31),
+        ("testbed-full", 64, False, True, 39 + 31),
+        ("none", 8, True, True, 0),
     ],
-)  # fmt: skip
+)
 def test_what_a_start_costs_by_table(
     name: str, gpus: int, saved: bool, new_cell: bool, seconds: float
 ) -> None:
@@ -172,11 +177,17 @@ def test_between_two_counts_a_search_takes_as_long_as_their_logarithms_say() -> 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"save_s": -1.0}, {"load_s": math.nan}, {"load_s": math.inf}, {"search_s": {}},
-        {"search_s": {0: 1.0}}, {"search_s": {1: math.nan}}, {"checkpoint_every_s": 0.0},
-        {"profile_s": -1.0}, {"profile_gpus": -1},
+        {"save_s": -1.0},
+        {"load_s": math.nan},
+        {"load_s": math.inf},
+        {"search_s": {}},
+        {"search_s": {0: 1.0}},
+        {"search_s": {1: math.nan}},
+        {"checkpoint_every_s": 0.0},
+        {"profile_s": -1.0},
+        {"profile_gpus": -1},
     ],
-)  # fmt: skip
+)
 def test_a_table_without_a_meaning_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         Overheads(**wrong)  # type: ignore[arg-type]

@@ -35,14 +35,18 @@ Row = dict[str, Any]
 def a_run() -> Result:
     """Return a run of two jobs on one node; one fails at 500 s and lags from 1,000 s to 1,300 s."""
     scenario = a_scenario(
-        an_arrival("a", 5.0, iterations=2000), an_arrival("b", 7.0, iterations=300),
-        nodes=some_specs(("a100", 1, 4)), profiles=[a_profile(1, 1.0), a_profile(2, 0.6)],
-    )  # fmt: skip
+        an_arrival("a", 5.0, iterations=2000),
+        an_arrival("b", 7.0, iterations=300),
+        nodes=some_specs(("a100", 1, 4)),
+        profiles=[a_profile(1, 1.0), a_profile(2, 0.6)],
+    )
     return simulated(
-        scenario, overheads=COSTLY, horizon_s=6000.0,
+        scenario,
+        overheads=COSTLY,
+        horizon_s=6000.0,
         failures=[Failure(node="a100-0", down_s=500.0, up_s=700.0)],
         stragglers=[Straggler(node="a100-0", start_s=1000.0, end_s=1300.0, factor=1.5)],
-    )  # fmt: skip
+    )
 
 
 def tampered(change: Callable[[list[Row]], None]) -> list[str]:
@@ -108,14 +112,18 @@ def test_an_untouched_log_replays_to_the_run() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (held_twice, "has its GPUs alone"), (no_such_gpu, "has GPUs of its node"),
-        (fewer_gpus, "has GPUs of its node"), (sooner_ready, "ready when the table says"),
+        (held_twice, "has its GPUs alone"),
+        (no_such_gpu, "has GPUs of its node"),
+        (fewer_gpus, "has GPUs of its node"),
+        (sooner_ready, "ready when the table says"),
         (a_segment_forgotten, "ends when its work does|ready when|loses|goes on"),
-        (a_lag_forgotten, "ends when its work does"), (less_lost, "loses what came after"),
-        (over_too_soon, "ends when its work does"), (before_its_arrival, "lies in order"),
+        (a_lag_forgotten, "ends when its work does"),
+        (less_lost, "loses what came after"),
+        (over_too_soon, "ends when its work does"),
+        (before_its_arrival, "lies in order"),
         (another_cell_after_a_lag, "goes on as it was"),
     ],
-)  # fmt: skip
+)
 def test_a_log_that_breaks_a_rule_is_refused(
     change: Callable[[list[Row]], None], says: str
 ) -> None:

@@ -66,12 +66,15 @@ def service_from_nowhere(world: World) -> None:
 @pytest.mark.parametrize(
     ("corrupt", "says"),
     [
-        (a_ghost, "the progress of b"), (free_work, "the progress of a"),
-        (a_stolen_gpu, "held by none or by two"), (a_leaked_gpu, "held by none or by two"),
-        (forgotten_gpus, "that do not run"), (unpaid_gpu_seconds, "were served"),
+        (a_ghost, "the progress of b"),
+        (free_work, "the progress of a"),
+        (a_stolen_gpu, "held by none or by two"),
+        (a_leaked_gpu, "held by none or by two"),
+        (forgotten_gpus, "that do not run"),
+        (unpaid_gpu_seconds, "were served"),
         (service_from_nowhere, "were served"),
     ],
-)  # fmt: skip
+)
 def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], says: str) -> None:
     world = a_busy_world()
     corrupt(world)
@@ -98,9 +101,7 @@ def test_progress_while_waiting_is_refused_even_if_the_log_agrees_with_it() -> N
     ],
 )
 def test_a_round_cannot_give_gpus_that_are_not_there_to_give(members: Members, says: str) -> None:
-    scenario = a_scenario(
-        an_arrival("a"), an_arrival("b"), nodes=some_specs(("a100", 3, 4))
-    )  # fmt: skip
+    scenario = a_scenario(an_arrival("a"), an_arrival("b"), nodes=some_specs(("a100", 3, 4)))
     gone = [Failure(node="a100-2", down_s=1.0, up_s=1e6)]
     world = a_world(scenario, failures=gone)
     give(world, "a", ("a100-0", [0, 1]))
@@ -135,9 +136,10 @@ def test_gpu_seconds_add_up_for_many_gpus_at_odd_moments() -> None:
     """Where a world counted from 1970 rounds 1,280 GPUs x 0.1 us, and the tolerance is smaller."""
     at_s = 0.123456789
     scenario = a_scenario(
-        an_arrival("a", at_s, iterations=10**6), nodes=some_specs(("a100", 20, 64)),
+        an_arrival("a", at_s, iterations=10**6),
+        nodes=some_specs(("a100", 20, 64)),
         profiles=[a_profile(1280, 1.0)],
-    )  # fmt: skip
+    )
     world = a_world(scenario, at_s=at_s)
     give(world, "a", *((f"a100-{i}", range(64)) for i in range(20)))
     for later_s in (0.0, 1e-3, 0.1, 7.7):

@@ -20,14 +20,22 @@ from tests.support.conditions import conditions
 from tests.support.laws import examples
 from tests.support.worlds import COSTLY, POLICIES, a_random_scenario, simulated
 
-SEARCHES = Overheads(save_s=31.7, load_s=17.3, search_s={1: 20.0, 8: 400.0},
-                     checkpoint_every_s=333.3, profile_s=100.0)  # fmt: skip
+SEARCHES = Overheads(
+    save_s=31.7,
+    load_s=17.3,
+    search_s={1: 20.0, 8: 400.0},
+    checkpoint_every_s=333.3,
+    profile_s=100.0,
+)
 
 CASES = st.tuples(
-    st.integers(0, 2**16), st.sampled_from(sorted(POLICIES)), st.booleans(),
-    st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([math.inf, 4000.0]),
+    st.integers(0, 2**16),
+    st.sampled_from(sorted(POLICIES)),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1, 0.4]),
+    st.sampled_from([math.inf, 4000.0]),
     st.sampled_from([COSTLY, SEARCHES]),
-)  # fmt: skip
+)
 """Seed, policy, rounds on events, error of estimates, horizon, overheads."""
 
 some_cases = examples(25)
@@ -37,9 +45,13 @@ def run(case: tuple[int, str, bool, float, float, Overheads]) -> Result:
     seed, policy, on_events, error, horizon_s, overheads = case
     scenario = a_random_scenario(seed)
     return simulated(
-        scenario, POLICIES[policy], on_events=on_events, horizon_s=horizon_s, overheads=overheads,
+        scenario,
+        POLICIES[policy],
+        on_events=on_events,
+        horizon_s=horizon_s,
+        overheads=overheads,
         **conditions(scenario, seed, error),
-    )  # fmt: skip
+    )
 
 
 @given(CASES)
@@ -74,8 +86,11 @@ def test_work_and_gpu_seconds_add_up_and_nothing_is_trained_while_waiting(
             for gpu in gpus:
                 assert until_s[node, gpu] <= s.start_s
                 until_s[node, gpu] = s.end_s
-        away = [f for f in result.conditions.failures
-                if f.node in {result.nodes[n] for n, _ in s.members}]  # fmt: skip
+        away = [
+            f
+            for f in result.conditions.failures
+            if f.node in {result.nodes[n] for n, _ in s.members}
+        ]
         assert not any(s.start_s < f.up_s and f.down_s < s.end_s for f in away)
     for job, one in enumerate(result.scenario.arrivals):
         if result.state[job] == "succeeded":

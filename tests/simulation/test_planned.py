@@ -43,11 +43,14 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         length = draw(st.integers(300, 9000))
         jobs.append(
             an_arrival(
-                f"j{j}", at_s, iterations=length, requested_gpus=1,
+                f"j{j}",
+                at_s,
+                iterations=length,
+                requested_gpus=1,
                 weight=draw(st.sampled_from([0.1, 1.0, 10.0])),
                 deadline_s=length * draw(st.floats(0.4, 4.0) | st.just(math.inf)) + 200.0,
             )
-        )  # fmt: skip
+        )
     profiles = [a_profile(1, 1.0), a_profile(2, 0.55), a_profile(4, 0.3)]
     return a_scenario(*jobs, nodes=some_specs(("a100", 2, 2)), profiles=profiles)
 

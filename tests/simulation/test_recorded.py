@@ -41,9 +41,7 @@ def replayed(*holds: Hold, costs: Overheads = FREE, arrivals: int = 1) -> Replay
 
 
 def test_each_hold_pays_its_start_and_goes_on_with_what_was_trained() -> None:
-    found = replayed(
-        a_hold(end_s=100.0), a_hold(start_s=300.0, gpus_per_node=2), costs=COSTLY
-    )  # fmt: skip
+    found = replayed(a_hold(end_s=100.0), a_hold(start_s=300.0, gpus_per_node=2), costs=COSTLY)
 
     # 11 s to load, 20 to search: 69 iterations by 100 s; then 7 to save, 11 to load, 30 to search
     assert found.end_s.tolist() == [348.0 + (1000 - 69) / 2]
@@ -54,8 +52,9 @@ def test_a_change_of_gpus_at_once_is_a_move_and_not_a_pause() -> None:
     found = replayed(a_hold(end_s=100.0), a_hold(start_s=100.0, gpus_per_node=4))
 
     assert [(s.start_s, s.end_s, s.ended_by) for s in found.segments] == [
-        (0.0, 100.0, "move"), (100.0, 325.0, "finish"),
-    ]  # fmt: skip
+        (0.0, 100.0, "move"),
+        (100.0, 325.0, "finish"),
+    ]
 
 
 def test_a_job_that_is_done_leaves_out_its_later_holds() -> None:
@@ -107,11 +106,18 @@ def holds_of(result: Result) -> list[Hold]:
     holds = []
     for s in result.segments:
         assert len({len(gpus) for _, gpus in s.members}) == 1, "an uneven gang"
-        holds.append(a_hold(
-            s.job, s.start_s, math.inf if s.ended_by == "finish" else s.end_s,
-            gpu_type=s.cell.gpu_type, nodes=len(s.members), gpus_per_node=len(s.members[0][1]),
-            plan=s.cell.plan, pipeline_degree=s.cell.pipeline_degree,
-        ))  # fmt: skip
+        holds.append(
+            a_hold(
+                s.job,
+                s.start_s,
+                math.inf if s.ended_by == "finish" else s.end_s,
+                gpu_type=s.cell.gpu_type,
+                nodes=len(s.members),
+                gpus_per_node=len(s.members[0][1]),
+                plan=s.cell.plan,
+                pipeline_degree=s.cell.pipeline_degree,
+            )
+        )
     return holds
 
 
@@ -123,9 +129,11 @@ def test_the_simulators_own_allocations_replay_to_its_own_times(policy: str, see
     holds = holds_of(run)
     sizes = {node.gpu_type: node.gpus for node in scenario.nodes}
     room = a_scenario(
-        *scenario.arrivals, nodes=room_for(holds, sizes), profiles=scenario.profiles,
+        *scenario.arrivals,
+        nodes=room_for(holds, sizes),
+        profiles=scenario.profiles,
         types=[kind.name for kind in scenario.gpu_types],
-    )  # fmt: skip
+    )
 
     found = replay(room, holds, COSTLY)
 

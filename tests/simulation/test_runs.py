@@ -47,9 +47,12 @@ def noting(seen: list[Snapshot], options: RoundOptions = GREEDY) -> Callable[[Sn
 
 def test_rounds_come_at_whole_multiples_and_not_while_no_job_is_there() -> None:
     scenario = a_scenario(
-        an_arrival("a", 450.0, iterations=100), an_arrival("b", 90_000.0, iterations=100),
-        an_arrival("c", 90_300.1, iterations=100), nodes=ONE_GPU, profiles=[a_profile()],
-    )  # fmt: skip
+        an_arrival("a", 450.0, iterations=100),
+        an_arrival("b", 90_000.0, iterations=100),
+        an_arrival("c", 90_300.1, iterations=100),
+        nodes=ONE_GPU,
+        profiles=[a_profile()],
+    )
     result = simulated(scenario)
     assert rounds_of(result) == [600.0, 90_000.0, 90_600.0]
     assert result.end_s.tolist() == [700.0, 90_100.0, 90_700.0]
@@ -69,9 +72,11 @@ def test_an_arrival_just_after_a_round_is_seen_by_the_next() -> None:
 
 def test_rounds_on_events_come_at_the_event_and_at_most_one_each_round_s() -> None:
     scenario = a_scenario(
-        an_arrival("a", 10.0, iterations=10_000), an_arrival("b", 20.0, iterations=10_000),
-        an_arrival("c", 1000.0, iterations=10_000), profiles=[a_profile()],
-    )  # fmt: skip
+        an_arrival("a", 10.0, iterations=10_000),
+        an_arrival("b", 20.0, iterations=10_000),
+        an_arrival("c", 1000.0, iterations=10_000),
+        profiles=[a_profile()],
+    )
     result = simulated(scenario, on_events=True, horizon_s=2000.0)
     assert rounds_of(result) == [10.0, 310.0, 1000.0]
 
@@ -79,9 +84,10 @@ def test_rounds_on_events_come_at_the_event_and_at_most_one_each_round_s() -> No
 def test_what_no_round_sees_does_not_put_off_a_round_on_events() -> None:
     """A straggler comes at 990 s, which is nothing to decide on; the arrival at 1,000 s is."""
     scenario = a_scenario(
-        an_arrival("a", 10.0, iterations=10_000), an_arrival("b", 1000.0, iterations=10_000),
+        an_arrival("a", 10.0, iterations=10_000),
+        an_arrival("b", 1000.0, iterations=10_000),
         profiles=[a_profile()],
-    )  # fmt: skip
+    )
     slow = [Straggler(node="a100-0", start_s=990.0, end_s=995.0, factor=2.0)]
     result = simulated(scenario, on_events=True, stragglers=slow, horizon_s=2000.0)
     assert rounds_of(result) == [10.0, 1000.0]
@@ -133,9 +139,11 @@ def test_a_job_whose_deadline_cannot_be_met_is_rejected_and_one_that_can_is_prom
     None
 ):
     scenario = a_scenario(
-        an_arrival("late", deadline_s=500.0), an_arrival("meets", deadline_s=1200.0),
-        nodes=ONE_GPU, profiles=[a_profile()],
-    )  # fmt: skip
+        an_arrival("late", deadline_s=500.0),
+        an_arrival("meets", deadline_s=1200.0),
+        nodes=ONE_GPU,
+        profiles=[a_profile()],
+    )
     seen: list[Snapshot] = []
     result = simulated(scenario, decide=noting(seen, DEADLINES))
     assert result.state == ("rejected", "succeeded")
@@ -168,11 +176,18 @@ def test_a_round_that_breaks_a_rule_changes_nothing_is_counted_and_has_a_number(
 def test_progress_hears_how_many_jobs_are_over() -> None:
     heard: list[tuple[float, int]] = []
     scenario = a_scenario(
-        an_arrival("a", iterations=400), an_arrival("b", 900.0), nodes=ONE_GPU,
+        an_arrival("a", iterations=400),
+        an_arrival("b", 900.0),
+        nodes=ONE_GPU,
         profiles=[a_profile()],
-    )  # fmt: skip
-    simulate(scenario, Decider(GREEDY), Conditions(overheads=FREE), StoppedClock(),
-             lambda now_s, over: heard.append((now_s, over)))  # fmt: skip
+    )
+    simulate(
+        scenario,
+        Decider(GREEDY),
+        Conditions(overheads=FREE),
+        StoppedClock(),
+        lambda now_s, over: heard.append((now_s, over)),
+    )
     assert heard[:4] == [(0.0, 0), (300.0, 0), (600.0, 1), (900.0, 1)]
 
 

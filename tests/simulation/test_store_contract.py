@@ -55,15 +55,22 @@ def a_script() -> tuple[Scenario, list[Failure]]:
     ] + [a_profile(4, 0.5, nodes=2), a_profile(2, math.inf, nodes=2, gpu_type="v100")]
     arrivals = [
         an_arrival(
-            f"job-{i}", PASS_S * (i // 3), iterations=int(work * (0.5 + 0.75 * (i % 4))),
-            requested_gpus=(4, 1, 2, 4)[i % 4], requested_type=("", "a100", "v100")[i % 3],
-            tenant=("research", "product", "guest")[i % 3], queue=1 + i % 2,
-            weight=1.0 + i % 3, guaranteed=i % 5 == 0, movable=i % 4 != 0,
+            f"job-{i}",
+            PASS_S * (i // 3),
+            iterations=int(work * (0.5 + 0.75 * (i % 4))),
+            requested_gpus=(4, 1, 2, 4)[i % 4],
+            requested_type=("", "a100", "v100")[i % 3],
+            tenant=("research", "product", "guest")[i % 3],
+            queue=1 + i % 2,
+            weight=1.0 + i % 3,
+            guaranteed=i % 5 == 0,
+            movable=i % 4 != 0,
             avoid_nodes=("v100-1", "a100-0") if i == 4 else (),
-            deadline_s=PASS_S * (0.5 + 2 * (i % 3)) if i % 2 else math.inf, restart_s=0.0,
+            deadline_s=PASS_S * (0.5 + 2 * (i % 3)) if i % 2 else math.inf,
+            restart_s=0.0,
         )
         for i in range(15)
-    ]  # fmt: skip
+    ]
     tenants = [
         TenantSpec(name="research", weight=2.0, quotas={"a100": 4, "": 2}),
         TenantSpec(name="product", borrow_gpus=3, lends=False, quotas={"v100": 2}),
@@ -73,9 +80,12 @@ def a_script() -> tuple[Scenario, list[Failure]]:
         Failure(node="v100-0", down_s=3 * PASS_S, up_s=5 * PASS_S),
     ]
     scenario = a_scenario(
-        *arrivals, nodes=some_specs(("v100", 2, 2), ("a100", 2, 4)), profiles=profiles,
-        tenants=tenants, types=("v100", "a100"),
-    )  # fmt: skip
+        *arrivals,
+        nodes=some_specs(("v100", 2, 2), ("a100", 2, 4)),
+        profiles=profiles,
+        tenants=tenants,
+        types=("v100", "a100"),
+    )
     return scenario, failures
 
 
@@ -233,11 +243,13 @@ def test_rounds_are_kept_with_what_they_were_decided_on(rounds: Rounds) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda r: r.snapshot("nowhere"), lambda r: r.begin_round("nowhere", None),
-        lambda r: r.get_round(C, 1), lambda r: r.round_snapshot(C, 7),
+        lambda r: r.snapshot("nowhere"),
+        lambda r: r.begin_round("nowhere", None),
+        lambda r: r.get_round(C, 1),
+        lambda r: r.round_snapshot(C, 7),
         lambda r: r.commit(empty(replace(r.snapshot(C), cluster="nowhere"))),
     ],
-)  # fmt: skip
+)
 def test_what_there_is_not_is_not_found(rounds: Rounds, call: Callable[[Rounds], object]) -> None:
     with pytest.raises(NotFound):
         call(rounds)

@@ -26,11 +26,18 @@ NODES = ("n0:a100:8", "n1:a100:8")
 
 def as_message(gang: Gang) -> pb.DesiredGang:
     return pb.DesiredGang(
-        job=gang.job, generation=gang.generation, leader=gang.leader, members=gang.members,
+        job=gang.job,
+        generation=gang.generation,
+        leader=gang.leader,
+        members=gang.members,
         shares=[pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in gang.shares],
-        gpus=gang.cell.gpus, iter_time_s=gang.iter_time_s, iterations_total=gang.iterations_total,
-        iterations_done=gang.iterations_done, restart_s=gang.restart_s, command=gang.command,
-    )  # fmt: skip
+        gpus=gang.cell.gpus,
+        iter_time_s=gang.iter_time_s,
+        iterations_total=gang.iterations_total,
+        iterations_done=gang.iterations_done,
+        restart_s=gang.restart_s,
+        command=gang.command,
+    )
 
 
 @dataclass

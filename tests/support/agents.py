@@ -19,10 +19,15 @@ T = TypeVar("T")
 def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
     """Return a gang of GPUs 0 and 1 of node n0, led there."""
     fields: dict[str, Any] = {
-        "shares": (("n0", (0, 1)),), "leader": "n0", "members": ("n0",), "gpu_type": "",
-        "gpus": 2, "pipeline_degree": 0,
-        "iter_time_s": 1.0, "iterations_total": 1000.0,
-    }  # fmt: skip
+        "shares": (("n0", (0, 1)),),
+        "leader": "n0",
+        "members": ("n0",),
+        "gpu_type": "",
+        "gpus": 2,
+        "pipeline_degree": 0,
+        "iter_time_s": 1.0,
+        "iterations_total": 1000.0,
+    }
     return Gang(job=job, generation=generation, **with_cell(fields | overrides))
 
 

@@ -70,8 +70,9 @@ def a_cell(gpus: int, **changes: Any) -> estimates_pb2.CellEstimate:
     values: dict[str, Any] = {
         "workload": a_workload(),
         "cell": estimates_pb2.Cell(gpu_type="a100", gpus=gpus, pipeline_degree=1),
-        "iter_time_s": 1.0 / gpus, "source": estimates_pb2.MEASURED,
-    }  # fmt: skip
+        "iter_time_s": 1.0 / gpus,
+        "source": estimates_pb2.MEASURED,
+    }
     chosen = {k: v for k, v in (values | changes).items() if v is not None}
     return estimates_pb2.CellEstimate(**chosen)
 

@@ -21,13 +21,25 @@ TYPES = ("a100", "v100", "a40", "a10")
 
 
 def a_node(
-    name: str, gpu_type: int = 0, gpus: int = 8, rack: str = "r0", *, schedulable: bool = True,
-    cpus: int = NOT_STATED, host_bytes: int = NOT_STATED,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    gpu_type: int = 0,
+    gpus: int = 8,
+    rack: str = "r0",
+    *,
+    schedulable: bool = True,
+    cpus: int = NOT_STATED,
+    host_bytes: int = NOT_STATED,
+) -> dict[str, Any]:
     return {
-        "name": name, "gpu_type": gpu_type, "gpus": gpus, "rack": rack,
-        "schedulable": schedulable, "version": 1, "cpus": cpus, "host_bytes": host_bytes,
-    }  # fmt: skip
+        "name": name,
+        "gpu_type": gpu_type,
+        "gpus": gpus,
+        "rack": rack,
+        "schedulable": schedulable,
+        "version": 1,
+        "cpus": cpus,
+        "host_bytes": host_bytes,
+    }
 
 
 def some_nodes(*groups: tuple[int, int, int], nodes_per_rack: int = 4) -> list[dict[str, Any]]:
@@ -40,14 +52,27 @@ def some_nodes(*groups: tuple[int, int, int], nodes_per_rack: int = 4) -> list[d
 
 
 def an_estimate(
-    workload: int = 0, gpu_type: int = 0, gpus: int = 1, nodes: int = 1, *,
-    degree: int = 1, plan: int = 0, iter_time_s: float = 1.0, sd: float = math.nan,
-) -> dict[str, Any]:  # fmt: skip
+    workload: int = 0,
+    gpu_type: int = 0,
+    gpus: int = 1,
+    nodes: int = 1,
+    *,
+    degree: int = 1,
+    plan: int = 0,
+    iter_time_s: float = 1.0,
+    sd: float = math.nan,
+) -> dict[str, Any]:
     return {
-        "workload": workload, "gpu_type": gpu_type, "gpus": gpus, "nodes": nodes,
-        "pipeline_degree": degree, "plan": plan, "iter_time_s": iter_time_s,
-        "source": int(Source.MEASURED), "sd": sd,
-    }  # fmt: skip
+        "workload": workload,
+        "gpu_type": gpu_type,
+        "gpus": gpus,
+        "nodes": nodes,
+        "pipeline_degree": degree,
+        "plan": plan,
+        "iter_time_s": iter_time_s,
+        "source": int(Source.MEASURED),
+        "sd": sd,
+    }
 
 
 def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
@@ -55,15 +80,38 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
     state: JobState = overrides.pop("state", JobState.QUEUED)
     gpu_type, gpus, degree = overrides.pop("cell", (-1, 0, 0))
     row: dict[str, Any] = {
-        "name": name, "version": 1, "state": STATE_CODE[state], "workload": workload,
-        "iterations": 1e6, "iterations_left": 1e6, "requested_gpus": 1, "requested_type": -1,
-        "pinned_type": False, "min_gpus": 0, "max_gpus": 0, "tenant": "t", "queue": 1, "weight": 1.0,
+        "name": name,
+        "version": 1,
+        "state": STATE_CODE[state],
+        "workload": workload,
+        "iterations": 1e6,
+        "iterations_left": 1e6,
+        "requested_gpus": 1,
+        "requested_type": -1,
+        "pinned_type": False,
+        "min_gpus": 0,
+        "max_gpus": 0,
+        "tenant": "t",
+        "queue": 1,
+        "weight": 1.0,
         "guaranteed": False,
-        "movable": True, "deadline_s": math.inf, "admitted": False, "opportunistic": False,
-        "submit_s": 0.0, "queued_s": 0.0, "since_s": 0.0, "service_gpu_s": 0.0, "restart_s": 0.0,
-        "generation": 0, "current_type": gpu_type, "current_gpus": gpus, "current_degree": degree,
-        "current_plan": 0, "failures": 0, "retry_s": 0.0,
-    }  # fmt: skip
+        "movable": True,
+        "deadline_s": math.inf,
+        "admitted": False,
+        "opportunistic": False,
+        "submit_s": 0.0,
+        "queued_s": 0.0,
+        "since_s": 0.0,
+        "service_gpu_s": 0.0,
+        "restart_s": 0.0,
+        "generation": 0,
+        "current_type": gpu_type,
+        "current_gpus": gpus,
+        "current_degree": degree,
+        "current_plan": 0,
+        "failures": 0,
+        "retry_s": 0.0,
+    }
     unknown = set(overrides) - set(row)
     assert not unknown, f"no such job fields: {unknown}"
     return row | overrides
@@ -91,7 +139,10 @@ def a_snapshot(
     ]
     types = max([n["gpu_type"] for n in nodes] + [e["gpu_type"] for e in estimates], default=0) + 1
     return Snapshot(
-        cluster="test", epoch=1, round_number=round_number, now_s=1_000.0,
+        cluster="test",
+        epoch=1,
+        round_number=round_number,
+        now_s=1_000.0,
         gpu_types=tuple(GpuType(name=t, memory_bytes=2**35) for t in TYPES[:types]),
         nodes=Nodes.from_rows(list(nodes)),
         workloads=tuple(
@@ -101,13 +152,18 @@ def a_snapshot(
         estimates=Estimates.from_rows(list(estimates)),
         jobs=Jobs.from_rows(list(jobs)),
         allocations=Allocations.from_rows(rows),
-    )  # fmt: skip
+    )
 
 
 def a_random_snapshot(
-    seed: int, *, jobs: int, groups: Sequence[tuple[int, int, int]] = ((0, 4, 4), (1, 2, 8)),
-    workloads: int = 8, max_gpus: int = 16, restart_s: float = 60.0,
-) -> Snapshot:  # fmt: skip
+    seed: int,
+    *,
+    jobs: int,
+    groups: Sequence[tuple[int, int, int]] = ((0, 4, 4), (1, 2, 8)),
+    workloads: int = 8,
+    max_gpus: int = 16,
+    restart_s: float = 60.0,
+) -> Snapshot:
     """Return a cluster of queued jobs with noisy sub-linear speed-ups."""
     rng = np.random.default_rng(seed)
     nodes = some_nodes(*groups)
@@ -123,18 +179,27 @@ def a_random_snapshot(
                     if degree <= gpus:
                         rate = speed * gpus ** rng.uniform(0.7, 0.95) * rng.uniform(0.8, 1.0)
                         estimates.append(
-                            an_estimate(w, t, gpus, -(-gpus // size[t]), degree=degree,
-                                        iter_time_s=256 / rate)
-                        )  # fmt: skip
+                            an_estimate(
+                                w,
+                                t,
+                                gpus,
+                                -(-gpus // size[t]),
+                                degree=degree,
+                                iter_time_s=256 / rate,
+                            )
+                        )
                 gpus *= 2
     rows = [
         a_job(
-            f"job-{j}", int(rng.integers(workloads)), restart_s=restart_s,
+            f"job-{j}",
+            int(rng.integers(workloads)),
+            restart_s=restart_s,
             requested_gpus=int(2 ** rng.integers(0, int(math.log2(max_gpus)) + 1)),
-            iterations_left=float(rng.integers(100, 100_000)), submit_s=float(j),
+            iterations_left=float(rng.integers(100, 100_000)),
+            submit_s=float(j),
         )
         for j in range(jobs)
-    ]  # fmt: skip
+    ]
     return a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=workloads)
 
 

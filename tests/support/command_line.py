@@ -52,9 +52,13 @@ Tessera = Callable[..., Result]
 def address(database: Database) -> Iterator[str]:
     """Run a server on a database of the test's own, on an event loop in a thread of its own."""
     config = Config(
-        listen="127.0.0.1:0", database_url=database.url, period_s=0.0, grace_s=1.0,
-        store_threads=2, round_threads=1,
-    )  # fmt: skip
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=0.0,
+        grace_s=1.0,
+        store_threads=2,
+        round_threads=1,
+    )
     loop, stop, ports = asyncio.new_event_loop(), asyncio.Event(), []
     started = threading.Event()
 
@@ -111,5 +115,18 @@ def read(tessera: Tessera, *arguments: str) -> Any:
 
 
 def submit(tessera: Tessera, name: str, *more: str) -> None:
-    tessera("submit", name, "--model", "bert", "--params", "1.3B", "--batch", "256",
-            "--iterations", "1000", "--gpus", "4", *more)  # fmt: skip
+    tessera(
+        "submit",
+        name,
+        "--model",
+        "bert",
+        "--params",
+        "1.3B",
+        "--batch",
+        "256",
+        "--iterations",
+        "1000",
+        "--gpus",
+        "4",
+        *more,
+    )

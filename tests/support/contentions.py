@@ -9,9 +9,15 @@ from tessera.formulation.tables import Floats, Ints
 
 
 def a_contention(
-    seed: int, *, jobs: int = 5, tors: int = 3, aggregations: int = 2, hosts_a_tor: int = 5,
-    load: float = 1.0, idle: int = 0,
-) -> Contention:  # fmt: skip
+    seed: int,
+    *,
+    jobs: int = 5,
+    tors: int = 3,
+    aggregations: int = 2,
+    hosts_a_tor: int = 5,
+    load: float = 1.0,
+    idle: int = 0,
+) -> Contention:
     """Return jobs on random hosts; each host sends to the next of its ring once an iteration.
 
     Links, of 1 byte/s each: the hosts' NICs outwards, inwards, ToRs to aggregation switches, and back.
@@ -40,19 +46,24 @@ def a_contention(
     every = [bundle for of_job in bundles for bundle in of_job]
     return Contention(
         jobs=tuple(f"job-{i}" for i in range(jobs)),
-        work_flop=8.0 * sizes * compute_s * rng.uniform(0.5, 1.0, jobs), compute_s=compute_s,
-        start_s=compute_s * rng.uniform(0.0, 1.0, jobs), gpus=8 * sizes,
+        work_flop=8.0 * sizes * compute_s * rng.uniform(0.5, 1.0, jobs),
+        compute_s=compute_s,
+        start_s=compute_s * rng.uniform(0.0, 1.0, jobs),
+        gpus=8 * sizes,
         fixed_start=_starts([len(each) for each in fixed_links]),
         fixed_link=np.array([e for each in fixed_links for e in each], dtype=np.int64),
         fixed_bytes=_floats([b for each in fixed_bytes for b in each]),
-        fixed_delay_s=np.zeros(jobs), bundle_start=_starts([len(each) for each in bundles]),
+        fixed_delay_s=np.zeros(jobs),
+        bundle_start=_starts([len(each) for each in bundles]),
         bundle_bytes=_floats([sent for sent, _ in every]),
         bundle_messages=np.ones(len(every), dtype=np.int64),
         candidate_start=_starts([len(paths) for _, paths in every]),
         candidate=np.concatenate([np.zeros(0, np.int64), *(paths for _, paths in every)]),
-        path_start=path_start, path_link=path_link, path_delay_s=np.zeros(len(path_start) - 1),
+        path_start=path_start,
+        path_link=path_link,
+        path_delay_s=np.zeros(len(path_start) - 1),
         link_bytes_per_s=np.ones(2 * hosts + 2 * tors * aggregations),
-    )  # fmt: skip
+    )
 
 
 def _paths(

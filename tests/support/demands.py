@@ -21,11 +21,15 @@ def a_demand(
     found = [link for own in links_of for link in sorted(own)]
     ones = np.ones(len(links_of))
     return Demand(
-        work_flop=np.asarray(intensity, dtype=np.float64), compute_s=ones, start_s=ones,
-        delay_s=np.zeros(len(links_of)), link_start=np.cumsum([0, *counts]),
-        link=np.array(found, dtype=np.int64), busy_s=np.ones(len(found)),
+        work_flop=np.asarray(intensity, dtype=np.float64),
+        compute_s=ones,
+        start_s=ones,
+        delay_s=np.zeros(len(links_of)),
+        link_start=np.cumsum([0, *counts]),
+        link=np.array(found, dtype=np.int64),
+        busy_s=np.ones(len(found)),
         links=max(found, default=-1) + 1 if links is None else links,
-    )  # fmt: skip
+    )
 
 
 def a_demand_of_pairs(
@@ -53,11 +57,22 @@ def a_contention(demand: Demand) -> Contention:
     """Return jobs that load the links of ``demand``, and have no path to choose."""
     none, jobs = np.zeros(0, np.int64), demand.jobs
     return Contention(
-        jobs=tuple(f"job-{j}" for j in range(jobs)), work_flop=demand.work_flop,
-        compute_s=demand.compute_s, start_s=demand.start_s, gpus=np.ones(jobs, np.int64),
-        fixed_start=demand.link_start, fixed_link=demand.link, fixed_bytes=demand.busy_s,
-        fixed_delay_s=demand.delay_s, bundle_start=np.zeros(jobs + 1, np.int64),
-        bundle_bytes=np.zeros(0), bundle_messages=none, candidate_start=np.zeros(1, np.int64),
-        candidate=none, path_start=np.zeros(1, np.int64), path_link=none, path_delay_s=np.zeros(0),
+        jobs=tuple(f"job-{j}" for j in range(jobs)),
+        work_flop=demand.work_flop,
+        compute_s=demand.compute_s,
+        start_s=demand.start_s,
+        gpus=np.ones(jobs, np.int64),
+        fixed_start=demand.link_start,
+        fixed_link=demand.link,
+        fixed_bytes=demand.busy_s,
+        fixed_delay_s=demand.delay_s,
+        bundle_start=np.zeros(jobs + 1, np.int64),
+        bundle_bytes=np.zeros(0),
+        bundle_messages=none,
+        candidate_start=np.zeros(1, np.int64),
+        candidate=none,
+        path_start=np.zeros(1, np.int64),
+        path_link=none,
+        path_delay_s=np.zeros(0),
         link_bytes_per_s=np.ones(demand.links),
-    )  # fmt: skip
+    )

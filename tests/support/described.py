@@ -23,10 +23,20 @@ HOSTS = ["a100-0", "a100-2", "a100-1", "a100-3"]
 
 
 CLOS: dict[str, Any] = {
-    "kind": "clos", "nodes": HOSTS, "tors": 2, "aggregations": 2, "tor_bytes_per_s": 12.5e9,
-    "host": {"gpus": 4, "nics": 4, "pcie_switches": 4, "nic_bytes_per_s": 25e9,
-             "pcie_bytes_per_s": 25e9, "nvlink_bytes_per_s": 300e9},
-}  # fmt: skip
+    "kind": "clos",
+    "nodes": HOSTS,
+    "tors": 2,
+    "aggregations": 2,
+    "tor_bytes_per_s": 12.5e9,
+    "host": {
+        "gpus": 4,
+        "nics": 4,
+        "pcie_switches": 4,
+        "nic_bytes_per_s": 25e9,
+        "pcie_bytes_per_s": 25e9,
+        "nvlink_bytes_per_s": 300e9,
+    },
+}
 
 
 BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a100-3", range(4)))

@@ -62,12 +62,14 @@ def the_next_round(
         if left <= 0:
             continue
         row |= {
-            "state": STATE_CODE[JobState.RUNNING], "iterations_left": left,
+            "state": STATE_CODE[JobState.RUNNING],
+            "iterations_left": left,
             **dict(zip(Jobs.CELL, decision.cell, strict=True)),
-            "opportunistic": decision.opportunistic, "generation": row["generation"] + changed,
+            "opportunistic": decision.opportunistic,
+            "generation": row["generation"] + changed,
             "since_s": snapshot.now_s if changed else row["since_s"],
             "service_gpu_s": row["service_gpu_s"] + decision.cell.gpus * after_s,
-        }  # fmt: skip
+        }
         allocations += [
             {"job": len(rows), "node": node, "gpu": gpu, "hold": int(Hold.HELD), "generation": 1}
             for node, gpus in decision.gang.members
@@ -76,9 +78,12 @@ def the_next_round(
         rows.append(row)
     rows += [{**job, "queued_s": now_s, "submit_s": now_s} for job in arrivals]
     return replace(
-        snapshot, round_number=snapshot.round_number + 1, now_s=now_s,
-        jobs=Jobs.from_rows(rows), allocations=Allocations.from_rows(allocations),
-    )  # fmt: skip
+        snapshot,
+        round_number=snapshot.round_number + 1,
+        now_s=now_s,
+        jobs=Jobs.from_rows(rows),
+        allocations=Allocations.from_rows(allocations),
+    )
 
 
 def with_quotas(
@@ -96,10 +101,14 @@ def with_quotas(
         for kind, gpus in quotas[name].items()
     ]
     tenants = [
-        {"name": name, "weight": 1.0, "borrow_gpus": (borrow or {}).get(name, -1),
-         "lends": name not in keeps}
+        {
+            "name": name,
+            "weight": 1.0,
+            "borrow_gpus": (borrow or {}).get(name, -1),
+            "lends": name not in keeps,
+        }
         for name in names
-    ]  # fmt: skip
+    ]
     return replace(snapshot, tenants=Tenants.from_rows(tenants), quotas=Quotas.from_rows(rows))
 
 

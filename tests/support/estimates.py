@@ -15,9 +15,17 @@ from tessera.formulation.tables import Floats
 def a_layer(**given: Any) -> Layer:
     """Return a layer of round numbers: everything divided, nothing exchanged."""
     amounts: dict[str, Any] = {
-        "kind": "block", "flops": 1e12, "touched": 1e8, "kernels": 10.0, "weights": 1e8,
-        "boundary": 2e6, "kept": 3e7, "working": 4e7, "reduced": 4e6, "tensor_limit": 8.0,
-    }  # fmt: skip
+        "kind": "block",
+        "flops": 1e12,
+        "touched": 1e8,
+        "kernels": 10.0,
+        "weights": 1e8,
+        "boundary": 2e6,
+        "kept": 3e7,
+        "working": 4e7,
+        "reduced": 4e6,
+        "tensor_limit": 8.0,
+    }
     return Layer(**(amounts | given))
 
 

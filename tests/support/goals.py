@@ -25,19 +25,33 @@ def a_sum(
     value: Sequence[int], name: str = "sum", *, tolerance: float = 0.0, scale: float = 1.0
 ) -> Linear:
     return Linear(
-        name=name, unit="units", value=np.array(value, np.int64), scale=scale,
-        restart_price=np.zeros(len(value), np.int64), tolerance=tolerance,
-    )  # fmt: skip
+        name=name,
+        unit="units",
+        value=np.array(value, np.int64),
+        scale=scale,
+        restart_price=np.zeros(len(value), np.int64),
+        tolerance=tolerance,
+    )
 
 
 def some_levels(
-    level: Sequence[float], waiting: Sequence[float], name: str = "levels", *,
-    depth: int = 4, tolerance: float = 0.0, sign: int = 1,
-) -> Levels:  # fmt: skip
+    level: Sequence[float],
+    waiting: Sequence[float],
+    name: str = "levels",
+    *,
+    depth: int = 4,
+    tolerance: float = 0.0,
+    sign: int = 1,
+) -> Levels:
     return Levels(
-        name=name, unit="units", level=np.array(level, float), waiting=np.array(waiting, float),
-        depth=depth, tolerance=tolerance, sign=sign,
-    )  # fmt: skip
+        name=name,
+        unit="units",
+        level=np.array(level, float),
+        waiting=np.array(waiting, float),
+        depth=depth,
+        tolerance=tolerance,
+        sign=sign,
+    )
 
 
 def a_statement(problem: Problem, *goals: Goal) -> Statement:
@@ -45,9 +59,12 @@ def a_statement(problem: Problem, *goals: Goal) -> Statement:
     last = goals[-1]
     assert isinstance(last, Linear)
     return Statement(
-        problem=revalued(problem, last), goals=goals, absent={}, rejected=frozenset(),
+        problem=revalued(problem, last),
+        goals=goals,
+        absent={},
+        rejected=frozenset(),
         opportunistic=np.zeros(len(problem.jobs), np.bool_),
-    )  # fmt: skip
+    )
 
 
 def greedy_of(statement: Statement, budget: Budget) -> Solution:
@@ -69,10 +86,12 @@ def statements(draw: st.DrawFn, *, most_goals: int = 3) -> Statement:
             goals.append(
                 some_levels(
                     draw(st.lists(level, min_size=columns, max_size=columns)),
-                    draw(st.lists(level, min_size=jobs, max_size=jobs)), f"goal {position}",
-                    depth=draw(st.integers(1, 4)), tolerance=draw(tolerance),
+                    draw(st.lists(level, min_size=jobs, max_size=jobs)),
+                    f"goal {position}",
+                    depth=draw(st.integers(1, 4)),
+                    tolerance=draw(tolerance),
                 )
-            )  # fmt: skip
+            )
         else:
             goals.append(_drawn_sum(draw, columns, f"goal {position}", draw(tolerance)))
     return a_statement(problem, *goals, _drawn_sum(draw, columns, "last", 0.0))
@@ -91,8 +110,10 @@ def _waiting_row(draw: st.DrawFn, problem: Problem) -> RowUse:
     return RowUse(
         row=Row(kind=RowKind.CHANGES, subject="waiting", capacity=draw(st.integers(0, 4))),
         column=np.arange(len(problem.cell)),
-        amount=np.array(uses, np.int64), idle_job=jobs, idle_amount=np.array(counts, np.int64),
-    )  # fmt: skip
+        amount=np.array(uses, np.int64),
+        idle_job=jobs,
+        idle_amount=np.array(counts, np.int64),
+    )
 
 
 def every_answer(problem: Problem) -> list[tuple[int, ...]]:

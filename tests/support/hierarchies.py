@@ -44,10 +44,14 @@ def a_machine(
     return Topology(
         hosts=tuple(f"host-{h}" for h in range(host)),
         vertices=Vertices(
-            name=tuple(names), tier=np.array([t for t, _ in rows]), host=np.array([h for _, h in rows])
+            name=tuple(names),
+            tier=np.array([t for t, _ in rows]),
+            host=np.array([h for _, h in rows]),
         ),
         links=Links(
-            source=np.array([a for a, _ in both]), target=np.array([b for _, b in both]),
-            bytes_per_s=np.ones(len(both)), delay_s=np.zeros(len(both)),
+            source=np.array([a for a, _ in both]),
+            target=np.array([b for _, b in both]),
+            bytes_per_s=np.ones(len(both)),
+            delay_s=np.zeros(len(both)),
         ),
-    )  # fmt: skip
+    )

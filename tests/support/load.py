@@ -115,9 +115,11 @@ class Load:
 
     def _schedule(self, turn: str, rng: Generator) -> None:
         request = scheduler_pb2.ScheduleRequest(
-            parent=self._lab.parent, request_id=self._id(turn), summary_only=True,
+            parent=self._lab.parent,
+            request_id=self._id(turn),
+            summary_only=True,
             options=scheduler_pb2.RoundOptions(solver="greedy"),
-        )  # fmt: skip
+        )
         self._begin()
         answer = self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=10), self.first)
         self.rounds[request.request_id] = answer.name

@@ -127,8 +127,10 @@ class Race:
     def _start(self, host: str, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             ["ip", "netns", "exec", host, sys.executable, "-S", str(FLOWS), *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._stack.enter_context(process)
         self._stack.callback(process.kill)
         return process

@@ -30,9 +30,12 @@ GANG = {0: Gang(members=((0, (0, 1)),))}
 
 
 def a_round(
-    *jobs: dict[str, Any], dollars: Sequence[float] = (3.0, 1.0), watts: Sequence[float] = (700, 300),
-    tenants: dict[str, float] | None = None, **rest: Any,
-) -> Snapshot:  # fmt: skip
+    *jobs: dict[str, Any],
+    dollars: Sequence[float] = (3.0, 1.0),
+    watts: Sequence[float] = (700, 300),
+    tenants: dict[str, float] | None = None,
+    **rest: Any,
+) -> Snapshot:
     """Return a round of 8 a100 and 8 v100 at 1000 s."""
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4), (1, 2, 4)), jobs=jobs, estimates=CELLS, **rest
@@ -42,10 +45,16 @@ def a_round(
         for t, d, w in zip(snapshot.gpu_types, dollars, watts, strict=True)
     )
     weights = tenants or {}
-    settings_ = NO_TENANTS if not weights else Tenants(
-        name=tuple(weights), weight=np.array(list(weights.values())),
-        borrow_gpus=np.full(len(weights), -1), lends=np.ones(len(weights), np.bool_),
-    )  # fmt: skip
+    settings_ = (
+        NO_TENANTS
+        if not weights
+        else Tenants(
+            name=tuple(weights),
+            weight=np.array(list(weights.values())),
+            borrow_gpus=np.full(len(weights), -1),
+            lends=np.ones(len(weights), np.bool_),
+        )
+    )
     return replace(snapshot, gpu_types=types, tenants=settings_)
 
 
@@ -55,9 +64,7 @@ def drafted(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) ->
 
 def running(name: str = "j", **more: Any) -> dict[str, Any]:
     """Return a job that runs on two a100."""
-    fields: dict[str, Any] = {
-        "requested_gpus": 2, "state": JobState.RUNNING, "cell": (0, 2, 1)
-    }  # fmt: skip
+    fields: dict[str, Any] = {"requested_gpus": 2, "state": JobState.RUNNING, "cell": (0, 2, 1)}
     return a_job(name, **(fields | more))
 
 

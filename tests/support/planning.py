@@ -34,9 +34,13 @@ def every_candidate(layers: int, gpus: int) -> Candidates:
     row = np.repeat(np.arange(len(size)), splits)
     dp = 2 ** (np.arange(len(row)) - np.repeat(np.cumsum(splits) - splits, splits))
     return Candidates(
-        start=start[row], end=end[row], dp=dp, tp=size[row] // dp,
-        ep=np.ones_like(dp), sp=np.zeros(len(dp), dtype=np.bool_),
-    )  # fmt: skip
+        start=start[row],
+        end=end[row],
+        dp=dp,
+        tp=size[row] // dp,
+        ep=np.ones_like(dp),
+        sp=np.zeros(len(dp), dtype=np.bool_),
+    )
 
 
 def random_costs(candidates: Candidates, rng: np.random.Generator) -> StageCosts:
@@ -48,11 +52,18 @@ def random_costs(candidates: Candidates, rng: np.random.Generator) -> StageCosts
 
     first, last = candidates.start == 0, candidates.end == candidates.end.max()
     return StageCosts(
-        candidates=candidates, forward_s=about(1.0), backward_s=about(2.0), comm_s=about(0.5),
+        candidates=candidates,
+        forward_s=about(1.0),
+        backward_s=about(2.0),
+        comm_s=about(0.5),
         send_s=np.where(last, 0.0, rng.uniform(0.0, 3.0, len(span))),
-        receive_s=np.where(first, 0.0, rng.uniform(0.0, 3.0, len(span))), sync_s=about(3.0),
-        update_s=about(1.0), state_bytes=about(4e9), flight_bytes=about(1e9), working_bytes=about(1e8),
-    )  # fmt: skip
+        receive_s=np.where(first, 0.0, rng.uniform(0.0, 3.0, len(span))),
+        sync_s=about(3.0),
+        update_s=about(1.0),
+        state_bytes=about(4e9),
+        flight_bytes=about(1e9),
+        working_bytes=about(1e8),
+    )
 
 
 def random_depth(count: int, rng: np.random.Generator) -> Ints:

@@ -31,27 +31,47 @@ def a_problem(
     must = np.zeros(len(jobs), dtype=np.bool_)
     must[list(must_run)] = True
     return Problem(
-        jobs=tuple(f"job-{j}" for j in range(len(jobs))), job_start=starts, cells=_one_cell(),
-        plans=("",), cell=np.zeros(len(options), np.int64),
+        jobs=tuple(f"job-{j}" for j in range(len(jobs))),
+        job_start=starts,
+        cells=_one_cell(),
+        plans=("",),
+        cell=np.zeros(len(options), np.int64),
         value=np.array([value for value, _ in options], np.int64),
-        restart_price=np.zeros(len(options), np.int64), scale=1.0, unit="units",
-        rows=tuple(Row(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c) for r, c in enumerate(capacity)),
+        restart_price=np.zeros(len(options), np.int64),
+        scale=1.0,
+        unit="units",
+        rows=tuple(
+            Row(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c) for r, c in enumerate(capacity)
+        ),
         usage_start=np.cumsum([0, *(len(use) for _, use in options)]),
         row=np.array([r for _, use in options for r in sorted(use)], np.int64),
         amount=np.array([use[r] for _, use in options for r in sorted(use)], np.int64),
-        idle_start=np.zeros(len(jobs) + 1, np.int64), idle_row=np.zeros(0, np.int64),
-        idle_amount=np.zeros(0, np.int64), must_run=must, current=running,
-        restart_share=np.zeros(len(jobs)), weight=np.ones(len(jobs)),
-        least_rate=np.zeros(len(jobs)), movable=np.ones(len(jobs), np.bool_),
-    )  # fmt: skip
+        idle_start=np.zeros(len(jobs) + 1, np.int64),
+        idle_row=np.zeros(0, np.int64),
+        idle_amount=np.zeros(0, np.int64),
+        must_run=must,
+        current=running,
+        restart_share=np.zeros(len(jobs)),
+        weight=np.ones(len(jobs)),
+        least_rate=np.zeros(len(jobs)),
+        movable=np.ones(len(jobs), np.bool_),
+    )
 
 
 def _one_cell() -> Cells:
     zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
     return Cells(
-        workload=zero, gpu_type=zero, gpus=one, pipeline_degree=one, plan=zero, nodes=one,
-        rate=rate, first_shape=zero, shape_count=one, shapes=Shapes(nodes=one, rate=rate),
-    )  # fmt: skip
+        workload=zero,
+        gpu_type=zero,
+        gpus=one,
+        pipeline_degree=one,
+        plan=zero,
+        nodes=one,
+        rate=rate,
+        first_shape=zero,
+        shape_count=one,
+        shapes=Shapes(nodes=one, rate=rate),
+    )
 
 
 @st.composite

@@ -38,9 +38,11 @@ def a_round(
     gangs: dict[int, Gang] | None = None,
 ) -> Snapshot:
     return a_snapshot(
-        nodes=some_nodes(*nodes), jobs=jobs, gangs=gangs,
+        nodes=some_nodes(*nodes),
+        jobs=jobs,
+        gangs=gangs,
         estimates=[e for group in estimates for e in group],
-    )  # fmt: skip
+    )
 
 
 def decided(

@@ -92,14 +92,16 @@ def describe(snapshot: Snapshot, outcome: Outcome) -> dict[str, Any]:
             {
                 "job": snapshot.jobs.name[d.job],
                 "kind": str(d.kind),
-                "gpu_type": snapshot.gpu_types[d.cell.gpu_type].name if d.cell.gpu_type >= 0 else "",
+                "gpu_type": snapshot.gpu_types[d.cell.gpu_type].name
+                if d.cell.gpu_type >= 0
+                else "",
                 "gpus": d.cell.gpus,
                 "pipeline_degree": d.cell.pipeline_degree,
                 "rate": d.rate,
                 "restart_price": d.restart_price,
-                "gang": [] if d.gang is None else [
-                    [snapshot.nodes.name[node], list(gpus)] for node, gpus in d.gang.members
-                ],
+                "gang": []
+                if d.gang is None
+                else [[snapshot.nodes.name[node], list(gpus)] for node, gpus in d.gang.members],
                 "reason": "" if d.reason is None else str(d.reason.code),
                 "admitted": d.admitted,
                 "opportunistic": d.opportunistic,
@@ -117,7 +119,7 @@ def describe(snapshot: Snapshot, outcome: Outcome) -> dict[str, Any]:
         "given_up": sorted(outcome.given_up),
         "stands_until": outcome.stands_until,
         "network": None if outcome.network is None else _describe_network(outcome.network),
-    }  # fmt: skip
+    }
     return dict(json.loads(json.dumps(plain)))
 
 
@@ -126,13 +128,18 @@ def _describe_network(network: NetworkOutcome) -> dict[str, Any]:
         "levels": network.levels,
         "decisions": [
             {
-                "job": d.job, "rank": d.rank, "level": d.level, "tag": d.tag,
-                "priority": d.priority, "intensity": d.intensity, "meets": list(d.meets),
+                "job": d.job,
+                "rank": d.rank,
+                "level": d.level,
+                "tag": d.tag,
+                "priority": d.priority,
+                "intensity": d.intensity,
+                "meets": list(d.meets),
                 "routes": [[r.source, r.target, list(r.via)] for r in d.routes],
             }
             for d in network.decisions
         ],
-    }  # fmt: skip
+    }
 
 
 def repeat(recorded: RecordedRound) -> dict[str, Any]:
@@ -221,22 +228,30 @@ def _with_network(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot on a network of three switches, where all jobs send what a BERT does."""
     hosts = list(snapshot.nodes.name)
     topology = {
-        "kind": "clos", "hosts": hosts, "host": "a100", "hosts_per_tor": 3, "aggregations": 2,
+        "kind": "clos",
+        "hosts": hosts,
+        "host": "a100",
+        "hosts_per_tor": 3,
+        "aggregations": 2,
         "tor_bytes_per_s": "25GB/s",
-    }  # fmt: skip
+    }
     known = snapshot.estimates
     return replace(
         snapshot,
         topology=decode_topology(json.dumps(topology)),
         traffic=Traffics(
-            workload=known.workload, gpu_type=known.gpu_type, gpus=known.gpus,
-            pipeline_degree=known.pipeline_degree, plan=known.plan, nodes=known.nodes,
+            workload=known.workload,
+            gpu_type=known.gpu_type,
+            gpus=known.gpus,
+            pipeline_degree=known.pipeline_degree,
+            plan=known.plan,
+            nodes=known.nodes,
             document=tuple(
                 intern_traffic(family_traffic("bert", "a100", g).to_json())
                 for g in known.gpus.tolist()
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -33,9 +33,13 @@ async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio
     config = Config(**(defaults | settings))
     rounds = RoundLoop(store, clock, clock_factor=config.clock_factor)
     server = Server(
-        config, store, rounds, clock,
-        new_id=lambda: f"job-{next(numbers)}", wall_s=wall_s,
-    )  # fmt: skip
+        config,
+        store,
+        rounds,
+        clock,
+        new_id=lambda: f"job-{next(numbers)}",
+        wall_s=wall_s,
+    )
     port = await server.start()
     try:
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]

@@ -64,8 +64,9 @@ def running(
 ) -> dict[str, Any]:
     """Return a job that runs on (type, GPUs), which it requested unless ``gpus`` says otherwise."""
     more = {"generation": 1, "since_s": 900.0} | more
-    return a_job(name, workload, state=JobState.RUNNING, cell=(*on, 1),
-                 requested_gpus=gpus or on[1], **more)  # fmt: skip
+    return a_job(
+        name, workload, state=JobState.RUNNING, cell=(*on, 1), requested_gpus=gpus or on[1], **more
+    )
 
 
 def chosen(policy: Published, snapshot: Snapshot, **options: Any) -> list[tuple[int, int] | None]:

@@ -38,22 +38,32 @@ Members = Sequence[tuple[str, Sequence[int]]]
 
 def a_spec(name: str, **overrides: Any) -> JobSpec:
     fields: dict[str, Any] = {
-        "name": name, "workload": BERT, "iterations": 1000, "requested_gpus": 1,
-    }  # fmt: skip
+        "name": name,
+        "workload": BERT,
+        "iterations": 1000,
+        "requested_gpus": 1,
+    }
     return JobSpec(**fields | overrides)
 
 
 def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
     fields: dict[str, Any] = {
-        "workload": BERT, "gpus": gpus, "iter_time_s": 1.0 / gpus, "source": Source.MEASURED
-    }  # fmt: skip
+        "workload": BERT,
+        "gpus": gpus,
+        "iter_time_s": 1.0 / gpus,
+        "source": Source.MEASURED,
+    }
     return EstimateRecord(**with_cell(fields | overrides))
 
 
 def hear(
-    store: PostgresStore, agent: str, incarnation: str = "first",
-    remarks: Sequence[str] | None = None, *, cluster: str = C,
-) -> None:  # fmt: skip
+    store: PostgresStore,
+    agent: str,
+    incarnation: str = "first",
+    remarks: Sequence[str] | None = None,
+    *,
+    cluster: str = C,
+) -> None:
     """Record an agent's heartbeat as the server does. Raises what ``require_agent`` raises."""
     said = None if remarks is None else tuple(remarks)
     beat = Heartbeat(cluster=cluster, agent=agent, incarnation=incarnation, network_remarks=said)
@@ -77,9 +87,13 @@ def execute(database: Database, statement: str) -> None:
 
 
 def a_cluster(
-    store: PostgresStore, nodes: int = 2, gpus: int = 4, *, types: Sequence[str] = ("a100",),
+    store: PostgresStore,
+    nodes: int = 2,
+    gpus: int = 4,
+    *,
+    types: Sequence[str] = ("a100",),
     name: str = C,
-) -> None:  # fmt: skip
+) -> None:
     """Create a cluster with ``nodes`` nodes of each type: a100-0, a100-1, ..., one agent a node."""
     kinds = [GpuType(name=t, memory_bytes=2**35) for t in types]
     do(store, lambda w: w.upsert_cluster(name, kinds, None))
@@ -101,38 +115,64 @@ def happen(store: PostgresStore, job: str, event: JobEvent) -> None:
     do(store, lambda w: w.job_event(C, job, event, None))
 
 
-def start(snapshot: Snapshot, job: str, members: Members,
-          kind: DecisionKind = DecisionKind.START) -> Decision:  # fmt: skip
+def start(
+    snapshot: Snapshot, job: str, members: Members, kind: DecisionKind = DecisionKind.START
+) -> Decision:
     """Return the decision that ``job`` runs on ``members``."""
     nodes = snapshot.nodes.name
     gang = Gang(members=tuple((nodes.index(n), tuple(gpus)) for n, gpus in members))
     return Decision(
-        job=snapshot.jobs.name.index(job), kind=kind,
+        job=snapshot.jobs.name.index(job),
+        kind=kind,
         cell=CellKey(kind_of(snapshot, gang), gang.gpus, pipeline_degree=1, plan=0),
-        rate=256.0 * gang.gpus, gang=gang,
-    )  # fmt: skip
+        rate=256.0 * gang.gpus,
+        gang=gang,
+    )
 
 
 def wait(snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.WAIT) -> Decision:
     """Return the decision that ``job`` does not run."""
     reason = Reason(
-        code=ReasonCode.NO_CAPACITY, message="no GPU is free", next_step="wait",
+        code=ReasonCode.NO_CAPACITY,
+        message="no GPU is free",
+        next_step="wait",
         evidence=(("gpus", "1"),),
-    )  # fmt: skip
+    )
     return Decision(job=snapshot.jobs.name.index(job), kind=kind, reason=reason)
 
 
 def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
     fields: dict[str, Any] = {
-        "cluster": snapshot.cluster, "number": 0, "epoch": snapshot.epoch,
-        "created_s": snapshot.now_s, "options": {"solver": "greedy", "solve_limit_s": math.inf},
-        "status": "feasible", "outcome": "", "objective": 1.0, "bound": math.inf, "gap": math.inf,
-        "placed_score": 1.0, "greedy_objective": 1.0, "verified": True, "violations": (),
-        "snapshot_digest": digest(snapshot), "solver": "greedy", "work": (("greedy", 1.0),), "goals": (),
-        "prices": {"a100": 0.5}, "used_gpus": {"a100": 1}, "seconds": {"load": 0.1},
-        "running": 0, "waiting": 0, "started": 0, "suspended": 0, "changed": 0,
-        "samples_per_s": 1.0, "unit": "samples/s", "versions": ("tessera 0",),
-    }  # fmt: skip
+        "cluster": snapshot.cluster,
+        "number": 0,
+        "epoch": snapshot.epoch,
+        "created_s": snapshot.now_s,
+        "options": {"solver": "greedy", "solve_limit_s": math.inf},
+        "status": "feasible",
+        "outcome": "",
+        "objective": 1.0,
+        "bound": math.inf,
+        "gap": math.inf,
+        "placed_score": 1.0,
+        "greedy_objective": 1.0,
+        "verified": True,
+        "violations": (),
+        "snapshot_digest": digest(snapshot),
+        "solver": "greedy",
+        "work": (("greedy", 1.0),),
+        "goals": (),
+        "prices": {"a100": 0.5},
+        "used_gpus": {"a100": 1},
+        "seconds": {"load": 0.1},
+        "running": 0,
+        "waiting": 0,
+        "started": 0,
+        "suspended": 0,
+        "changed": 0,
+        "samples_per_s": 1.0,
+        "unit": "samples/s",
+        "versions": ("tessera 0",),
+    }
     return RoundSummary(**fields | overrides)
 
 
@@ -156,9 +196,12 @@ def legs_of(snapshot: Snapshot, **jobs: Sequence[LegRecord]) -> Legs:
 
 
 def commit(
-    store: PostgresStore, snapshot: Snapshot, *decisions: Decision, request: Request | None = None,
+    store: PostgresStore,
+    snapshot: Snapshot,
+    *decisions: Decision,
+    request: Request | None = None,
     legs: Legs = NO_LEGS,
-) -> RoundRecord:  # fmt: skip
+) -> RoundRecord:
     """Commit the decisions that were taken on ``snapshot``."""
     return store.commit(a_round(snapshot, *decisions, request=request, legs=legs))
 
@@ -166,9 +209,11 @@ def commit(
 def a_round(snapshot: Snapshot, *decisions: Decision, **overrides: Any) -> RoundCommit:
     """Return what is committed of a round that decided so on ``snapshot``."""
     fields: dict[str, Any] = {
-        "snapshot": snapshot, "encoded": encode(snapshot), "decisions": decisions,
+        "snapshot": snapshot,
+        "encoded": encode(snapshot),
+        "decisions": decisions,
         "summary": a_summary(snapshot),
-    }  # fmt: skip
+    }
     return RoundCommit(**fields | overrides)
 
 
@@ -210,10 +255,12 @@ def a_random_round(
                 kind = DecisionKind.REJECT
             decisions.append(wait(snapshot, name, kind))
     return [
-        d._replace(admitted=bool(rng.random() < 0.5),
-                   opportunistic=d.gang is not None and bool(rng.random() < 0.5))
+        d._replace(
+            admitted=bool(rng.random() < 0.5),
+            opportunistic=d.gang is not None and bool(rng.random() < 0.5),
+        )
         for d in decisions
-    ]  # fmt: skip
+    ]
 
 
 def run(store: PostgresStore, **jobs: Members) -> RoundRecord:

@@ -58,9 +58,13 @@ def decide(stored: Stored, options: RoundOptions) -> RoundRecord:
     """Let the service's round loop decide and commit a round."""
     loop = RoundLoop(stored.rounds, StoppedClock())
     record = loop.schedule(
-        C, options, remaining_s=lambda: math.inf, dry_run=False, request=None,
+        C,
+        options,
+        remaining_s=lambda: math.inf,
+        dry_run=False,
+        request=None,
         cancelled=lambda: False,
-    )  # fmt: skip
+    )
     stored.settle()
     return record
 
@@ -168,9 +172,12 @@ class InPostgres:
         job = [spec.name for spec in known.specs].index(name)
         over = math.isfinite(known.ended_s[job])
         return ObservedGang(
-            job=name, generation=generation, node=node, phase="succeeded" if over else "running",
+            job=name,
+            generation=generation,
+            node=node,
+            phase="succeeded" if over else "running",
             iterations_done=float(known.done[job]),
-        )  # fmt: skip
+        )
 
 
 _OLDER = (
@@ -191,9 +198,12 @@ UPDATE jobs SET certificate = (
 
 
 def both(
-    store: PostgresStore, database: Database, scenario: Scenario, failures: Sequence[Failure] = (),
+    store: PostgresStore,
+    database: Database,
+    scenario: Scenario,
+    failures: Sequence[Failure] = (),
     overheads: Overheads = FREE,
-) -> tuple[InMemory, InPostgres]:  # fmt: skip
+) -> tuple[InMemory, InPostgres]:
     """Return both stores of a scenario; the first of them is the world that the other's agents tell of."""
     world = World(scenario, overheads=overheads, failures=failures)
     memory = InMemory(world)
@@ -234,14 +244,33 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
         ],
         "jobs": [
             (
-                r["name"], r["version"], STATES[r["state"]].value, s.workloads[r["workload"]].key,
-                r["iterations"], round(r["iterations_left"], 6), r["requested_gpus"],
-                types[r["requested_type"]], r["pinned_type"], r["tenant"], r["queue"], r["weight"],
-                r["guaranteed"], r["movable"], r["admitted"], r["opportunistic"], r["restart_s"],
-                r["generation"], types[r["current_type"]], r["current_gpus"], r["current_degree"],
+                r["name"],
+                r["version"],
+                STATES[r["state"]].value,
+                s.workloads[r["workload"]].key,
+                r["iterations"],
+                round(r["iterations_left"], 6),
+                r["requested_gpus"],
+                types[r["requested_type"]],
+                r["pinned_type"],
+                r["tenant"],
+                r["queue"],
+                r["weight"],
+                r["guaranteed"],
+                r["movable"],
+                r["admitted"],
+                r["opportunistic"],
+                r["restart_s"],
+                r["generation"],
+                types[r["current_type"]],
+                r["current_gpus"],
+                r["current_degree"],
                 s.plans[r["current_plan"]] if r["current_gpus"] else "",
-                age(r["submit_s"]), age(r["queued_s"]), r["since_s"] > 0 and age(r["since_s"]),
-                steps(r["service_gpu_s"]), steps(r["deadline_s"] - s.now_s + PASS_S / 2),
+                age(r["submit_s"]),
+                age(r["queued_s"]),
+                r["since_s"] > 0 and age(r["since_s"]),
+                steps(r["service_gpu_s"]),
+                steps(r["deadline_s"] - s.now_s + PASS_S / 2),
             )
             for r in map(jobs.row, range(len(jobs)))
         ],
@@ -259,21 +288,31 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
             for r in map(s.avoids.row, range(len(s.avoids)))
         ],
         "legs": [
-            (jobs.name[r["job"]], *cell(legs, i), steps(r["start_s"] - s.now_s),
-             steps(r["end_s"] - s.now_s + PASS_S / 2))
+            (
+                jobs.name[r["job"]],
+                *cell(legs, i),
+                steps(r["start_s"] - s.now_s),
+                steps(r["end_s"] - s.now_s + PASS_S / 2),
+            )
             for i, r in enumerate(map(legs.row, range(len(legs))))
         ],
         "prices": [
             (name, round(price, 6))
             for name, price in zip(s.prices.name, s.prices.price.tolist(), strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def decided(record: RoundRecord) -> list[Row]:
     """Return what a round decided by names, in its order."""
     return [
-        (d.job, d.kind, d.applied, d.admitted, d.opportunistic,
-         d.allocation and (d.allocation.cell, d.allocation.generation, d.allocation.shares))
+        (
+            d.job,
+            d.kind,
+            d.applied,
+            d.admitted,
+            d.opportunistic,
+            d.allocation and (d.allocation.cell, d.allocation.generation, d.allocation.shares),
+        )
         for d in record.decisions
-    ]  # fmt: skip
+    ]

@@ -22,9 +22,12 @@ def drawn(seed: int, count: int = 3) -> dict[str, Any]:
     numbers = np.random.default_rng(seed).normal(size=count)
     matrix = np.outer(numbers, numbers)
     return {
-        "numbers": tuple(float(n) for n in numbers), "trace": float(np.trace(matrix @ matrix)),
-        "nothing": None, "by number": {1: "one"}, "no bound": float("inf"),
-    }  # fmt: skip
+        "numbers": tuple(float(n) for n in numbers),
+        "trace": float(np.trace(matrix @ matrix)),
+        "nothing": None,
+        "by number": {1: "one"},
+        "no bound": float("inf"),
+    }
 
 
 def counted(file: str, seed: int) -> dict[str, Any]:

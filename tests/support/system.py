@@ -44,15 +44,23 @@ CLOCK_FACTOR = 100.0
 """An iteration takes a simulated second, so a job does a hundred in a real one."""
 
 UNSETTLED = (
-    jobs_pb2.STARTING, jobs_pb2.STOPPING, jobs_pb2.HOLDING, jobs_pb2.CANCELLING, jobs_pb2.FAILING,
-)  # fmt: skip
+    jobs_pb2.STARTING,
+    jobs_pb2.STOPPING,
+    jobs_pb2.HOLDING,
+    jobs_pb2.CANCELLING,
+    jobs_pb2.FAILING,
+)
 
 TRY_AGAIN = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
 )
 
-QUICK = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50),
-         ("grpc.max_reconnect_backoff_ms", 200), ("grpc.use_local_subchannel_pool", 1)]  # fmt: skip
+QUICK = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 def until(
@@ -139,11 +147,12 @@ class Lab:
                 EstimateRecord(
                     workload=workload(gpus),
                     cell=Cell(gpu_type="a40", gpus=gpus, pipeline_degree=1, nodes=-(-gpus // 2)),
-                    iter_time_s=1.0, source=Source.MEASURED,
+                    iter_time_s=1.0,
+                    source=Source.MEASURED,
                 )
             )
             for gpus in (1, 2, 4)
-        ]  # fmt: skip
+        ]
         request = estimates_pb2.UpsertCellsRequest(parent=self.parent, cells=cells)
         user.insist(lambda r: r.estimates.UpsertCells(request))
 
@@ -161,9 +170,11 @@ class Lab:
 
     def submit(self, name: str, gpus: int, weight: float = 1.0) -> None:
         request = jobs_pb2.SubmitJobRequest(
-            parent=self.parent, job_id=name, job=a_job_message(gpus, weight, {"load": name}),
+            parent=self.parent,
+            job_id=name,
+            job=a_job_message(gpus, weight, {"load": name}),
             request_id=uuid(f"{self.parent}/{name}"),
-        )  # fmt: skip
+        )
         self.user.insist(lambda r: r.jobs.SubmitJob(request))
 
     def job(self, name: str) -> jobs_pb2.Job:
@@ -216,9 +227,14 @@ class Agent:
     """A real agent process; what it starts is ended with it at the end of the test."""
 
     def __init__(
-        self, lab: Lab, nodes: Sequence[tuple[str, int]], *, checkpoint_s: float = 100.0,
-        grace_s: float = 10.0, flags: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        lab: Lab,
+        nodes: Sequence[tuple[str, int]],
+        *,
+        checkpoint_s: float = 100.0,
+        grace_s: float = 10.0,
+        flags: Sequence[str] = (),
+    ) -> None:
         self.name = nodes[0][0]
         self.folder = lab.stack.folder / "agents" / lab.cluster / self.name
         self.folder.mkdir(parents=True)
@@ -226,10 +242,14 @@ class Agent:
         self.nodes = dict(nodes)
         self._lab = lab
         settings = {
-            "agent-id": self.name, "cluster": lab.cluster, "data-dir": self.folder,
-            "checkpoint-dir": lab.checkpoints, "clock-factor": CLOCK_FACTOR,
-            "checkpoint-s": checkpoint_s, "grace-s": grace_s,
-        }  # fmt: skip
+            "agent-id": self.name,
+            "cluster": lab.cluster,
+            "data-dir": self.folder,
+            "checkpoint-dir": lab.checkpoints,
+            "clock-factor": CLOCK_FACTOR,
+            "checkpoint-s": checkpoint_s,
+            "grace-s": grace_s,
+        }
         self._argv = [sys.executable, "-m", "tessera.service.agent.main", "--stop-on-exit"]
         self._argv += [f"--{name}={value}" for name, value in settings.items()]
         self._argv += flags
@@ -312,11 +332,17 @@ def a_job_message(
 ) -> jobs_pb2.Job:
     """Return a job that runs for a long time on exactly so many GPUs."""
     return job_spec_to_proto(
-        "", JobSpec(
-            name="", workload=workload(gpus), iterations=10**9, requested_gpus=gpus, weight=weight,
-            restart_s=0.0, labels=labels or {},
-        )
-    )  # fmt: skip
+        "",
+        JobSpec(
+            name="",
+            workload=workload(gpus),
+            iterations=10**9,
+            requested_gpus=gpus,
+            weight=weight,
+            restart_s=0.0,
+            labels=labels or {},
+        ),
+    )
 
 
 def kill_postgres(folder: Path) -> None:

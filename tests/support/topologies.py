@@ -22,9 +22,16 @@ def hosts(count: int) -> list[str]:
 
 def a_shape(gpus: int = 2, nics: int = 1, pcie: int = 1, **rest: Any) -> HostShape:
     return HostShape(
-        **{"gpus": gpus, "nics": nics, "pcie_switches": pcie, "nic_bytes_per_s": 25e9,
-           "pcie_bytes_per_s": 32e9, "nvlink_bytes_per_s": 300e9} | rest
-    )  # fmt: skip
+        **{
+            "gpus": gpus,
+            "nics": nics,
+            "pcie_switches": pcie,
+            "nic_bytes_per_s": 25e9,
+            "pcie_bytes_per_s": 32e9,
+            "nvlink_bytes_per_s": 300e9,
+        }
+        | rest
+    )
 
 
 def a_clos(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
@@ -34,8 +41,12 @@ def a_clos(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topol
 
 def a_double_sided(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
     numbers = {
-        "tors": 4, "aggregations": 4, "cores": 4, "tor_bytes_per_s": 10e9, "aggregation_bytes_per_s": 10e9,
-    } | rest  # fmt: skip
+        "tors": 4,
+        "aggregations": 4,
+        "cores": 4,
+        "tor_bytes_per_s": 10e9,
+        "aggregation_bytes_per_s": 10e9,
+    } | rest
     return double_sided(hosts(count), shape or a_shape(), **numbers)
 
 
@@ -46,9 +57,12 @@ def a_torus(*sizes: int, shape: HostShape | None = None) -> Topology:
 
 def a_lingjun(rows: Sequence[tuple[str, str, str, str]], **rest: Any) -> Topology:
     numbers = {
-        "ports_per_nic": 2, "asw_cables": 2, "psw_cables": 3, "asw_bytes_per_s": 10e9,
+        "ports_per_nic": 2,
+        "asw_cables": 2,
+        "psw_cables": 3,
+        "asw_bytes_per_s": 10e9,
         "psw_bytes_per_s": 20e9,
-    } | rest  # fmt: skip
+    } | rest
     return lingjun(rows, A100_HOST, **numbers)
 
 
@@ -63,13 +77,17 @@ def a_job(
 
 
 def an_exchange(
-    members: Sequence[Sequence[int]], sent_bytes: float = 12.0, pattern: Pattern = Pattern.RING,
+    members: Sequence[Sequence[int]],
+    sent_bytes: float = 12.0,
+    pattern: Pattern = Pattern.RING,
     messages: int = 1,
-) -> Exchange:  # fmt: skip
+) -> Exchange:
     return Exchange(
-        pattern=pattern, members=np.array(members, dtype=np.int64), sent_bytes=sent_bytes,
+        pattern=pattern,
+        members=np.array(members, dtype=np.int64),
+        sent_bytes=sent_bytes,
         messages=messages,
-    )  # fmt: skip
+    )
 
 
 def gpu(topology: Topology, host: int, index: int = 0) -> int:
@@ -116,11 +134,11 @@ def shortest_paths(topology: Topology, source: int, target: int) -> set[tuple[in
 def without(topology: Topology, *pairs: tuple[str, str]) -> Topology:
     """Return the topology less all links from the first to the second of each pair."""
     e, v = topology.links, topology.vertices.name
-    keep = np.array([
-        (v[a], v[b]) not in pairs for a, b in zip(e.source, e.target, strict=True)
-    ])  # fmt: skip
+    keep = np.array([(v[a], v[b]) not in pairs for a, b in zip(e.source, e.target, strict=True)])
     links = Links(
-        source=e.source[keep], target=e.target[keep], bytes_per_s=e.bytes_per_s[keep],
+        source=e.source[keep],
+        target=e.target[keep],
+        bytes_per_s=e.bytes_per_s[keep],
         delay_s=e.delay_s[keep],
-    )  # fmt: skip
+    )
     return replace(topology, links=links)

@@ -62,9 +62,15 @@ class Decoder(nn.Module):
 
 
 def decoder(
-    samples: int = 2, *, hidden: int = 64, layers: int = 3, heads: int = 4, vocabulary: int = 512,
-    sequence: int = 32, fused: int = 1,
-) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    samples: int = 2,
+    *,
+    hidden: int = 64,
+    layers: int = 3,
+    heads: int = 4,
+    vocabulary: int = 512,
+    sequence: int = 32,
+    fused: int = 1,
+) -> tuple[Any, tuple[Any, ...]]:
     ids = torch.zeros(samples, sequence, dtype=torch.long)
     module = Decoder(hidden, layers, heads, vocabulary, sequence, fused=bool(fused))
     return module, (ids, ids.clone())
@@ -98,10 +104,15 @@ class Bottleneck(nn.Module):
         super().__init__()
         wide = 4 * width
         self.body = nn.Sequential(
-            nn.Conv2d(into, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-            nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide),
-        )  # fmt: skip
+            nn.Conv2d(into, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+        )
         self.skip: Any = nn.Identity()
         if stride > 1 or into != wide:
             self.skip = nn.Sequential(
@@ -118,9 +129,11 @@ class ResNet(nn.Module):
     def __init__(self, blocks: tuple[int, ...], base: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, base, 7, 2, 3, bias=False), nn.BatchNorm2d(base), nn.ReLU(inplace=True),
+            nn.Conv2d(3, base, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(base),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(3, 2, 1),
-        )  # fmt: skip
+        )
         parts, into = [], base
         for stage, count in enumerate(blocks):
             for n in range(count):

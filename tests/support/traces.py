@@ -17,30 +17,45 @@ def a_workload(model: str = "bert", params: str = "1.3B", batch: int = 256) -> W
 
 
 def a_record(
-    gpus: int = 1, gpu_type: str = "a100", iter_time_s: float = 1.0, nodes: int = 1,
-    work: Workload | None = None, plan: str = "",
-) -> EstimateRecord:  # fmt: skip
+    gpus: int = 1,
+    gpu_type: str = "a100",
+    iter_time_s: float = 1.0,
+    nodes: int = 1,
+    work: Workload | None = None,
+    plan: str = "",
+) -> EstimateRecord:
     return EstimateRecord(
         workload=work or a_workload(),
         cell=Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=1, plan=plan, nodes=nodes),
-        iter_time_s=iter_time_s, source=Source.MEASURED,
-    )  # fmt: skip
+        iter_time_s=iter_time_s,
+        source=Source.MEASURED,
+    )
 
 
 def an_arrival(
-    name: str = "j", at_s: float = 0.0, iterations: int = 100, gpus: int = 1,
-    gpu_type: str = "a100", work: Workload | None = None, **rest: Any,
-) -> Arrival:  # fmt: skip
-    return Arrival(at_s, JobSpec(
-        name=name, workload=work or a_workload(), iterations=iterations, requested_gpus=gpus,
-        requested_type=gpu_type, **rest,
-    ))  # fmt: skip
+    name: str = "j",
+    at_s: float = 0.0,
+    iterations: int = 100,
+    gpus: int = 1,
+    gpu_type: str = "a100",
+    work: Workload | None = None,
+    **rest: Any,
+) -> Arrival:
+    return Arrival(
+        at_s,
+        JobSpec(
+            name=name,
+            workload=work or a_workload(),
+            iterations=iterations,
+            requested_gpus=gpus,
+            requested_type=gpu_type,
+            **rest,
+        ),
+    )
 
 
 def an_asked(name: str = "j", at_s: float = 0.0, duration_s: float = 100.0, gpus: int = 1) -> Asked:
-    spec = JobSpec(
-        name=name, workload=a_workload("", "", 1), iterations=1, requested_gpus=gpus
-    )  # fmt: skip
+    spec = JobSpec(name=name, workload=a_workload("", "", 1), iterations=1, requested_gpus=gpus)
     return Asked(at_s, duration_s, spec)
 
 

@@ -18,14 +18,19 @@ from tessera.service.config import Config
 from tessera.service.wiring import running
 
 JOB = JobSpec(
-    name="j", workload=Workload(model="m", params="", global_batch=8), iterations=10, requested_gpus=1
-)  # fmt: skip
+    name="j",
+    workload=Workload(model="m", params="", global_batch=8),
+    iterations=10,
+    requested_gpus=1,
+)
 
 
 CELL = EstimateRecord(
-    workload=JOB.workload, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
-    iter_time_s=1.0, source=Source.MEASURED,
-)  # fmt: skip
+    workload=JOB.workload,
+    cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
+    iter_time_s=1.0,
+    source=Source.MEASURED,
+)
 
 
 def a_cluster(store: PostgresStore, name: str = "c") -> None:
@@ -41,9 +46,14 @@ def a_cluster(store: PostgresStore, name: str = "c") -> None:
 
 def settings(database: Database, **changes: Any) -> Config:
     values: dict[str, Any] = {
-        "listen": "127.0.0.1:0", "database_url": database.url, "period_s": 0.0,
-        "poll_s": 60.0, "heartbeat_s": 7.0, "grace_s": 2.0, "store_threads": 4,
-    }  # fmt: skip
+        "listen": "127.0.0.1:0",
+        "database_url": database.url,
+        "period_s": 0.0,
+        "poll_s": 60.0,
+        "heartbeat_s": 7.0,
+        "grace_s": 2.0,
+        "store_threads": 4,
+    }
     return Config(**(values | changes))
 
 

@@ -60,10 +60,13 @@ class WorldRounds:
             self._world.carry_out(commit.decisions, commit.legs, commit.summary.prices)
         self._world.check()
         summary = replace(
-            commit.summary, number=store.rounds, epoch=store.rounds + 1,
-            outcome=commit.summary.outcome or "committed", running=len(store.gangs),
+            commit.summary,
+            number=store.rounds,
+            epoch=store.rounds + 1,
+            outcome=commit.summary.outcome or "committed",
+            running=len(store.gangs),
             waiting=len(store.live) - len(store.gangs),
-        )  # fmt: skip
+        )
         decisions = tuple(decision_record(commit.snapshot, d) for d in commit.decisions)
         record = RoundRecord(summary=summary, decisions=decisions)
         self._kept.append(_Kept(record=record, snapshot=commit.snapshot, request=request))

@@ -45,16 +45,23 @@ class StoppedClock:
 def an_arrival(name: str, at_s: float = 0.0, **overrides: Any) -> Arrival:
     """Return a job of 1,000 iterations on one GPU."""
     fields: dict[str, Any] = {
-        "name": name, "workload": BERT, "iterations": 1000, "requested_gpus": 1, "tenant": "t",
-    }  # fmt: skip
+        "name": name,
+        "workload": BERT,
+        "iterations": 1000,
+        "requested_gpus": 1,
+        "tenant": "t",
+    }
     return Arrival(at_s, JobSpec(**fields | overrides))
 
 
 def a_profile(gpus: int = 1, iter_time_s: float = 1.0, **overrides: Any) -> EstimateRecord:
     """Return a profile of BERT on an A100, on the fewest nodes."""
     fields: dict[str, Any] = {
-        "workload": BERT, "gpus": gpus, "iter_time_s": iter_time_s, "source": Source.MEASURED
-    }  # fmt: skip
+        "workload": BERT,
+        "gpus": gpus,
+        "iter_time_s": iter_time_s,
+        "source": Source.MEASURED,
+    }
     return EstimateRecord(**with_cell(fields | overrides))
 
 
@@ -70,24 +77,35 @@ def some_specs(*groups: tuple[str, int, int]) -> list[NodeSpec]:
 def a_scenario(
     *arrivals: Arrival,
     nodes: Sequence[NodeSpec] = tuple(some_specs(("a100", 2, 4))),
-    profiles: Sequence[EstimateRecord] = (a_profile(1, 1.0), a_profile(2, 0.5), a_profile(4, 0.25),
-                                          a_profile(8, 0.125)),
+    profiles: Sequence[EstimateRecord] = (
+        a_profile(1, 1.0),
+        a_profile(2, 0.5),
+        a_profile(4, 0.25),
+        a_profile(8, 0.125),
+    ),
     tenants: Sequence[TenantSpec] = (),
     types: Sequence[str] = (),
-) -> Scenario:  # fmt: skip
+) -> Scenario:
     """Return jobs of BERT, which scales without loss, on two nodes of four A100."""
     names = list(types) or sorted({n.gpu_type for n in nodes})
     return Scenario(
-        gpu_types=[GpuType(name=t, memory_bytes=2**35) for t in names], nodes=nodes,
-        profiles=profiles, arrivals=arrivals, tenants=tenants,
-    )  # fmt: skip
+        gpu_types=[GpuType(name=t, memory_bytes=2**35) for t in names],
+        nodes=nodes,
+        profiles=profiles,
+        arrivals=arrivals,
+        tenants=tenants,
+    )
 
 
 def a_world(
-    scenario: Scenario, overheads: Overheads = FREE, *,
-    visible: Sequence[EstimateRecord] | None = None, failures: Sequence[Failure] = (),
-    stragglers: Sequence[Straggler] = (), at_s: float = 0.0,
-) -> World:  # fmt: skip
+    scenario: Scenario,
+    overheads: Overheads = FREE,
+    *,
+    visible: Sequence[EstimateRecord] | None = None,
+    failures: Sequence[Failure] = (),
+    stragglers: Sequence[Straggler] = (),
+    at_s: float = 0.0,
+) -> World:
     """Return a world in which ``at_s`` seconds have passed."""
     world = World(
         scenario, overheads=overheads, visible=visible, failures=failures, stragglers=stragglers
@@ -97,15 +115,20 @@ def a_world(
 
 
 def runs(
-    snapshot: Snapshot, job: str, members: Members, kind: DecisionKind = DecisionKind.START,
+    snapshot: Snapshot,
+    job: str,
+    members: Members,
+    kind: DecisionKind = DecisionKind.START,
     degree: int = 1,
-) -> Decision:  # fmt: skip
+) -> Decision:
     """Return the decision that ``job`` runs on ``members``."""
     gang = Gang(members=tuple((snapshot.nodes.name.index(n), tuple(gpus)) for n, gpus in members))
     return Decision(
-        job=snapshot.jobs.name.index(job), kind=kind,
-        cell=CellKey(kind_of(snapshot, gang), gang.gpus, pipeline_degree=degree, plan=0), gang=gang,
-    )  # fmt: skip
+        job=snapshot.jobs.name.index(job),
+        kind=kind,
+        cell=CellKey(kind_of(snapshot, gang), gang.gpus, pipeline_degree=degree, plan=0),
+        gang=gang,
+    )
 
 
 def waits(snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.SUSPEND) -> Decision:
@@ -121,9 +144,12 @@ def carry_out(world: World, *decisions: Callable[[Snapshot], Decision]) -> None:
 
 
 def give(
-    world: World, job: str, *members: tuple[str, Sequence[int]],
-    kind: DecisionKind = DecisionKind.START, degree: int = 1,
-) -> None:  # fmt: skip
+    world: World,
+    job: str,
+    *members: tuple[str, Sequence[int]],
+    kind: DecisionKind = DecisionKind.START,
+    degree: int = 1,
+) -> None:
     """Let a round give ``job`` these GPUs."""
     carry_out(world, lambda snapshot: runs(snapshot, job, members, kind, degree))
 
@@ -153,9 +179,7 @@ def simulated(
 ) -> Result:
     """Run a scenario, by default by greedy rounds each 300 s at no cost."""
     chosen = Conditions(**{"overheads": FREE} | conditions)
-    return simulate(
-        scenario, decide or Decider(options or GREEDY), chosen, StoppedClock()
-    )  # fmt: skip
+    return simulate(scenario, decide or Decider(options or GREEDY), chosen, StoppedClock())
 
 
 GREEDY = RoundOptions(solver="greedy", defragment_every_rounds=0)
@@ -184,21 +208,30 @@ def a_random_scenario(seed: int, jobs: int = 8) -> Scenario:
     at_s = np.sort(rng.choice([0.0, 300.0, 600.0, 451.3, 1234.5, 2000.0], jobs)).tolist()
     arrivals = [
         an_arrival(
-            f"job-{i}", at, workload=workloads[int(rng.integers(3))],
-            iterations=int(rng.integers(20, 4000)), requested_gpus=int(2 ** rng.integers(0, 4)),
-            requested_type=str(rng.choice(["", "a100", "v100"])), queue=int(rng.integers(1, 3)),
+            f"job-{i}",
+            at,
+            workload=workloads[int(rng.integers(3))],
+            iterations=int(rng.integers(20, 4000)),
+            requested_gpus=int(2 ** rng.integers(0, 4)),
+            requested_type=str(rng.choice(["", "a100", "v100"])),
+            queue=int(rng.integers(1, 3)),
             guaranteed=bool(rng.random() < 0.2),
             deadline_s=float(rng.uniform(600, 9000)) if rng.random() < 0.5 else math.inf,
         )
         for i, at in enumerate(at_s)
-    ]  # fmt: skip
+    ]
     return a_scenario(*arrivals, nodes=nodes, profiles=profiles)
 
 
 def _shapes(
-    rng: np.random.Generator, workload: Workload, kind: str, gpus: int, size: int, degree: int,
+    rng: np.random.Generator,
+    workload: Workload,
+    kind: str,
+    gpus: int,
+    size: int,
+    degree: int,
     time_s: float,
-) -> list[EstimateRecord]:  # fmt: skip
+) -> list[EstimateRecord]:
     """Return the profiles of a Cell: of its best shape or of a worse one, perhaps of both, perhaps inf."""
     best, found = -(-gpus // size), []
     drawn = rng.random()

@@ -194,10 +194,15 @@ class ArenaWorld:
     def result(self, samples_s: list[float], decided: int, refused: int) -> CompatResult:
         """Return what the run came to."""
         return CompatResult(
-            entered_s=self.entered_s, ended_s=self.store.ended_s, queued_s=self.waited_s,
-            gains=self.gains, samples_s=np.array(samples_s), decided=decided, refused=refused,
+            entered_s=self.entered_s,
+            ended_s=self.store.ended_s,
+            queued_s=self.waited_s,
+            gains=self.gains,
+            samples_s=np.array(samples_s),
+            decided=decided,
+            refused=refused,
             at_end=tuple(tuple(JobState)[code].value for code in self.store.state.tolist()),
-        )  # fmt: skip
+        )
 
 
 def run(
@@ -242,9 +247,12 @@ def priced(scenario: Scenario, oddities: Oddities) -> Scenario:
         jobs = [one.spec.workload for one in scenario.arrivals]
         profiles = sizes_inferred(profiles, scenario.nodes, jobs)
     return Scenario(
-        gpu_types=scenario.gpu_types, nodes=scenario.nodes, profiles=profiles,
-        arrivals=scenario.arrivals, tenants=scenario.tenants,
-    )  # fmt: skip
+        gpu_types=scenario.gpu_types,
+        nodes=scenario.nodes,
+        profiles=profiles,
+        arrivals=scenario.arrivals,
+        tenants=scenario.tenants,
+    )
 
 
 def _round(

@@ -70,9 +70,11 @@ def sizes_inferred(
 
 
 def _inferred(
-    workload: Workload, shape: tuple[str, int, int], larger: Sequence[Workload],
+    workload: Workload,
+    shape: tuple[str, int, int],
+    larger: Sequence[Workload],
     at: Mapping[_Shape, float],
-) -> EstimateRecord:  # fmt: skip
+) -> EstimateRecord:
     time_s = math.inf
     for steps, other in enumerate(larger, start=1):
         if (other, *shape) in at:
@@ -82,8 +84,10 @@ def _inferred(
     return EstimateRecord(
         workload=workload,
         cell=Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=BEST_FOUND, nodes=nodes),
-        iter_time_s=time_s, source=Source.MEASURED, provenance="inferred from a larger size",
-    )  # fmt: skip
+        iter_time_s=time_s,
+        source=Source.MEASURED,
+        provenance="inferred from a larger size",
+    )
 
 
 def _sizes(workloads: Sequence[Workload]) -> dict[tuple[str, int], list[Workload]]:

@@ -22,9 +22,12 @@ from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.trace import Arrival
 
 OURS: Final[Mapping[str, str]] = {
-    "crius": "arena", "elasticflow-l": "elasticflow-ls", "fcfs": "fcfs", "gandiva": "gandiva",
+    "crius": "arena",
+    "elasticflow-l": "elasticflow-ls",
+    "fcfs": "fcfs",
+    "gandiva": "gandiva",
     "gavel": "gavel",
-}  # fmt: skip
+}
 """The testbed's schedulers -> our policies, which follow the papers and not the artifact's code."""
 
 
@@ -43,9 +46,11 @@ class Decided:
 
 
 def decide_again(
-    jobs: Sequence[Recorded], requests: Mapping[str, tuple[float, JobSpec]],
-    profiles: Sequence[EstimateRecord], overheads: Overheads,
-) -> Decided:  # fmt: skip
+    jobs: Sequence[Recorded],
+    requests: Mapping[str, tuple[float, JobSpec]],
+    profiles: Sequence[EstimateRecord],
+    overheads: Overheads,
+) -> Decided:
     """Run all requests of the trace under our policy, with the testbed's rounds of 300 s.
 
     It sees the profiles. Throughput is the mean until the record's end, as in a replay's ``Errors``.
@@ -59,21 +64,26 @@ def decide_again(
     scenario = Scenario(gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=came)
     until_s = max(job.runs[-1].end_s for job in jobs)
     found = simulate(
-        scenario, Decider(options_of(policy)),
-        Conditions(overheads=overheads, round_s=ROUND_S, horizon_s=until_s), Watch(),
-    )  # fmt: skip
+        scenario,
+        Decider(options_of(policy)),
+        Conditions(overheads=overheads, round_s=ROUND_S, horizon_s=until_s),
+        Watch(),
+    )
     jct_s = dict(zip((one.spec.name for one in came), found.end_s - found.arrival_s, strict=True))
     ended = {name: float(t) for name, t in jct_s.items() if math.isfinite(t)}
     recorded = {j.name: j.runs[-1].end_s - requests[j.name][0] + origin_s for j in jobs if j.done}
     both = sorted(ended.keys() & recorded.keys())
     batch = [one.spec.workload.global_batch for one in came]
     return Decided(
-        policy=policy, done_recorded=len(recorded), done=len(ended), jobs=len(both),
+        policy=policy,
+        done_recorded=len(recorded),
+        done=len(ended),
+        jobs=len(both),
         jct_recorded_s=_mean([recorded[name] for name in both]),
         jct_s=_mean([ended[name] for name in both]),
         throughput_recorded=float(course(recorded_rates(jobs).held, until_s).mean()),
         throughput=float(course(held_steps(found.segments, batch), until_s).mean()),
-    )  # fmt: skip
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -139,12 +139,17 @@ def _job(
         iter_time_s, search_s = (float(row[c] or 0) for c in ("iter_time_s", "ap_search_s"))
         runs.append(
             Run(
-                start_s=start_of(end_s, done * iter_time_s + search_s, free_s), end_s=end_s,
-                gpu_type=row["gpu_type"], nodes=int(row["num_nodes"]),
-                gpus_per_node=int(row["gpus_per_node"]), iterations=done,
-                iter_time_s=iter_time_s, search_s=search_s, last=left_after == 0,
+                start_s=start_of(end_s, done * iter_time_s + search_s, free_s),
+                end_s=end_s,
+                gpu_type=row["gpu_type"],
+                nodes=int(row["num_nodes"]),
+                gpus_per_node=int(row["gpus_per_node"]),
+                iterations=done,
+                iter_time_s=iter_time_s,
+                search_s=search_s,
+                last=left_after == 0,
             )
-        )  # fmt: skip
+        )
         left, free_s = left_after, end_s
         if left == 0:
             break
@@ -152,9 +157,15 @@ def _job(
         model=first["model"], params=first["params"], global_batch=int(first["global_batch"])
     )
     return Recorded(
-        campaign=key[0], policy=key[1], name=key[2], workload=workload, origin_s=origin_s,
-        runs=tuple(runs), left=left, consistent=consistent,
-    )  # fmt: skip
+        campaign=key[0],
+        policy=key[1],
+        name=key[2],
+        workload=workload,
+        origin_s=origin_s,
+        runs=tuple(runs),
+        left=left,
+        consistent=consistent,
+    )
 
 
 def start_of(end_s: float, busy_s: float, free_s: float) -> float:
@@ -190,6 +201,7 @@ def fitted(jobs: Sequence[Recorded], pruned: bool) -> Overheads:
     load_s = max(0.0, median(launch_s[False]))
     again_s = median(launch_s[True]) if launch_s[True] else load_s
     return Overheads(
-        load_s=load_s, save_s=max(0.0, again_s - load_s),
+        load_s=load_s,
+        save_s=max(0.0, again_s - load_s),
         search_s={n: median(s) for n, s in sorted(search_s.items())},
-    )  # fmt: skip
+    )

@@ -75,9 +75,10 @@ class Errors:
 
 
 def campaign_of(
-    jobs: Sequence[Recorded], arrivals: Mapping[str, tuple[float, JobSpec]],
+    jobs: Sequence[Recorded],
+    arrivals: Mapping[str, tuple[float, JobSpec]],
     profiles: Sequence[EstimateRecord],
-) -> Campaign:  # fmt: skip
+) -> Campaign:
     """Return the jobs of one campaign and policy, to be replayed at the speeds of ``profiles``.
 
     ``arrivals``: by name, when a job came on the record's clock, and its request.
@@ -100,12 +101,14 @@ def campaign_of(
     ]
     holds = tuple(
         Hold(
-            job=index, start_s=run.start_s, end_s=math.inf if run.last else run.end_s,
+            job=index,
+            start_s=run.start_s,
+            end_s=math.inf if run.last else run.end_s,
             cell=_cell(run),
         )
         for index, job in enumerate(jobs)
         for run in job.runs
-    )  # fmt: skip
+    )
     gpu_types, nodes = preset(CLUSTER)
     room = room_for(holds, {node.gpu_type: node.gpus for node in nodes})
     scenario = Scenario(gpu_types=gpu_types, nodes=room, profiles=profiles, arrivals=came)
@@ -142,9 +145,7 @@ def _key(job: Recorded, run: Run) -> Key:
     return job.workload, _cell(run)
 
 
-def refined(
-    profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]
-) -> list[EstimateRecord]:  # fmt: skip
+def refined(profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]) -> list[EstimateRecord]:
     """Return the profiles, with the median of what ``seen`` measured in the place of what they say."""
     times_s: dict[Key, list[float]] = {}
     for job in seen:
@@ -203,9 +204,11 @@ def _at(campaign: Campaign, times_s: Mapping[tuple[str, Key], float], of_run: bo
 def _measured(key: Key, iter_time_s: float, plan: str) -> EstimateRecord:
     workload, cell = key
     return EstimateRecord(
-        workload=workload, cell=replace(cell, plan=plan), iter_time_s=iter_time_s,
+        workload=workload,
+        cell=replace(cell, plan=plan),
+        iter_time_s=iter_time_s,
         source=Source.MEASURED,
-    )  # fmt: skip
+    )
 
 
 def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]:
@@ -224,17 +227,21 @@ def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]
     bias, error = _speed_errors(campaign)
     runs = [run for job in jobs for run in job.runs]
     return Errors(
-        jobs=int(done.sum()), done=int((found.end_s[done] <= until_s).sum()), runs=len(runs),
+        jobs=int(done.sum()),
+        done=int((found.end_s[done] <= until_s).sum()),
+        runs=len(runs),
         jct_recorded_s=float(jct_s.mean()),
         jct_replayed_s=float(replayed_s.mean()),
-        jct_job_error=float(np.abs(replayed_s / jct_s - 1.0).mean()), active_error=float(active),
+        jct_job_error=float(np.abs(replayed_s / jct_s - 1.0).mean()),
+        active_error=float(active),
         throughput_recorded=float(course(recorded.held, until_s).mean()),
         throughput_replayed=float(course(replayed.held, until_s).mean()),
         round_error=float(np.abs(trained[1] - trained[0]).mean() / trained[0].mean()),
-        speed_bias=bias, speed_error=error,
+        speed_bias=bias,
+        speed_error=error,
         start_recorded_s=float(np.mean([r.launch_s + r.search_s for r in runs if r.iterations])),
         start_charged_s=_charged(found),
-    ), found  # fmt: skip
+    ), found
 
 
 Steps = tuple[Floats, Floats, Floats]
@@ -252,11 +259,16 @@ class Rates:
 def recorded_rates(jobs: Sequence[Recorded]) -> Rates:
     """Return the rates of the runs that trained, as recorded."""
     rows = [
-        (r.start_s, r.end_s, r.end_s - r.iterations * r.iter_time_s, j.workload.global_batch / r.iter_time_s)
+        (
+            r.start_s,
+            r.end_s,
+            r.end_s - r.iterations * r.iter_time_s,
+            j.workload.global_batch / r.iter_time_s,
+        )
         for j in jobs
         for r in j.runs
         if r.iterations
-    ]  # fmt: skip
+    ]
     start_s, end_s, ready_s, rate = np.array(rows).T
     return Rates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
 

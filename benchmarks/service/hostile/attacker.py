@@ -34,9 +34,11 @@ def main() -> None:
     if not sys.stdin.readline():
         return
     attack = Attack(
-        address=orders.address, load=orders.load, seed=orders.seed,
+        address=orders.address,
+        load=orders.load,
+        seed=orders.seed,
         until_s=time.monotonic() + orders.seconds,
-    )  # fmt: skip
+    )
     try:
         tally = KINDS[orders.kind](attack)
     except OSError as error:  # the server is gone, which the benchmark sees for itself

@@ -82,16 +82,20 @@ def document_calls(attack: Attack) -> list[DocumentCall]:
     found.append(("architecture: far too long", UPSERT_MODELS, lambda: _models("[" * large)))
     found.append(("topology: far too long", UPDATE_TOPOLOGY, lambda: _topology("[" * large)))
     for name, text in (
-        ("brackets", nest_brackets(300)), ("a text", "x" * MIB), ("a number", "9" * 900),
-    ):  # fmt: skip
+        ("brackets", nest_brackets(300)),
+        ("a text", "x" * MIB),
+        ("a number", "9" * 900),
+    ):
         token = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
         request = jobs_pb2.ListJobsRequest(parent=parent(ATTACKED), page_token=token)
         found.append((f"page token: {name}", LIST_JOBS, _serve(request.SerializeToString())))
     for name, objective in (
-        ("thens", " then ".join(["throughput"] * 90)), ("pluses", "+" * 999),
-        ("digits", "9" * 900 + "*throughput"), ("a long text", "x" * MIB),
+        ("thens", " then ".join(["throughput"] * 90)),
+        ("pluses", "+" * 999),
+        ("digits", "9" * 900 + "*throughput"),
+        ("a long text", "x" * MIB),
         ("within", "jct within 9" + "9" * 900 + " %"),
-    ):  # fmt: skip
+    ):
         options = scheduler_pb2.RoundOptions(objective=objective)
         found.append((f"objective: {name}", SCHEDULE, _serve(_dry_run(options))))
     weights = ",".join(f"{k}:1" for k in range(1, 200))
@@ -306,13 +310,21 @@ def _new_labels(turn: int, attack: Attack) -> tuple[str, bytes]:
 
 
 FLOODS: Final[tuple[Flood, ...]] = (
-    *[_empty_cluster] * 6, _models_of_one_call, _tenants_of_one_call, _nodes_of_one_call,
-    *[_job_of_a_new_workload] * 4, _new_labels,
-)  # fmt: skip
+    *[_empty_cluster] * 6,
+    _models_of_one_call,
+    _tenants_of_one_call,
+    _nodes_of_one_call,
+    *[_job_of_a_new_workload] * 4,
+    _new_labels,
+)
 
 KINDS: Final[Mapping[str, Callable[[Attack], Tally]]] = {
-    "documents": send_documents, "rounds": ask_for_rounds, "unread": leave_unread,
-    "submits": submit_floods, "lists": list_everything, "impatient": call_impatiently,
+    "documents": send_documents,
+    "rounds": ask_for_rounds,
+    "unread": leave_unread,
+    "submits": submit_floods,
+    "lists": list_everything,
+    "impatient": call_impatiently,
     "floods": flood,
-}  # fmt: skip
+}
 """The kinds of attacks by name, in the order in which they are tried."""

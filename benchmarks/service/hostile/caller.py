@@ -61,9 +61,14 @@ class Caller:
         self._channel = grpc.insecure_channel(attack.address, options=OPTIONS)
 
     def call(
-        self, path: str, message: bytes, *, timeout_s: float, what: str = "",
+        self,
+        path: str,
+        message: bytes,
+        *,
+        timeout_s: float,
+        what: str = "",
         leave_after_s: float = AN_HOUR_S,
-    ) -> bytes | None:  # fmt: skip
+    ) -> bytes | None:
         """Return the answer; None where there was none. Leaves a call that outlasts the attack."""
         started_s, what = time.monotonic(), what or path.rpartition("/")[2]
         patience_s = min(leave_after_s, self.attack.until_s - started_s)

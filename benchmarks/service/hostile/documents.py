@@ -113,9 +113,13 @@ def hostile_architectures() -> Iterator[tuple[str, str]]:
 
 
 _HOST: Final = {
-    "gpus": 64, "nics": 64, "pcie_switches": 64, "nic_bytes_per_s": "100Gb/s",
-    "pcie_bytes_per_s": "32GB/s", "nvlink_bytes_per_s": "600GB/s",
-}  # fmt: skip
+    "gpus": 64,
+    "nics": 64,
+    "pcie_switches": 64,
+    "nic_bytes_per_s": "100Gb/s",
+    "pcie_bytes_per_s": "32GB/s",
+    "nvlink_bytes_per_s": "600GB/s",
+}
 
 
 def hostile_topologies(links: int) -> Iterator[tuple[str, str]]:
@@ -142,18 +146,41 @@ def hostile_topologies(links: int) -> Iterator[tuple[str, str]]:
             }
         ),
     )
-    yield "a torus of many sizes", json.dumps(
-        {"kind": "torus", "hosts": 100_000, "host": _HOST, "sizes": [2] * 1_000,
-         "link_bytes_per_s": "400Gb/s"}
-    )  # fmt: skip
+    yield (
+        "a torus of many sizes",
+        json.dumps(
+            {
+                "kind": "torus",
+                "hosts": 100_000,
+                "host": _HOST,
+                "sizes": [2] * 1_000,
+                "link_bytes_per_s": "400Gb/s",
+            }
+        ),
+    )
     small = {**_HOST, "gpus": 1, "nics": 1, "pcie_switches": 1}
     one = {"from": "host-0", "to": "s", "bytes_per_s": "100Gb/s", "cables": 1024}
-    yield f"{links:,} links", json.dumps(
-        {"kind": "explicit", "hosts": 2, "host": small, "links": [one] * links,
-         "switches": [{"name": "s", "tier": "tor"}]}
-    )  # fmt: skip
+    yield (
+        f"{links:,} links",
+        json.dumps(
+            {
+                "kind": "explicit",
+                "hosts": 2,
+                "host": small,
+                "links": [one] * links,
+                "switches": [{"name": "s", "tier": "tor"}],
+            }
+        ),
+    )
     columns = {"source": [0] * links, "target": [1] * links, "bytes_per_s": [1e9] * links}
-    yield f"{links:,} links in columns", json.dumps(
-        {"kind": "columns", "hosts": ["h"], "links": {**columns, "delay_s": [0] * links},
-         "vertices": {"name": ["a", "b"], "tier": [0, 1], "host": [0, -1]}}
-    )  # fmt: skip
+    yield (
+        f"{links:,} links in columns",
+        json.dumps(
+            {
+                "kind": "columns",
+                "hosts": ["h"],
+                "links": {**columns, "delay_s": [0] * links},
+                "vertices": {"name": ["a", "b"], "tier": [0, 1], "host": [0, -1]},
+            }
+        ),
+    )

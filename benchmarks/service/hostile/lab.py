@@ -37,9 +37,12 @@ GRACE_S: Final = 10.0
 """At most: a run of short phases gives the server as short a grace."""
 
 SETTINGS: Final = {
-    "TESSERA_LEASE_S": str(LEASE_S), "TESSERA_MARGIN_S": "5", "TESSERA_INSPECT_S": "2",
-    "TESSERA_HEARTBEAT_S": str(HEARTBEAT_S), "TESSERA_HEALTH_PERIOD_S": "1",
-}  # fmt: skip
+    "TESSERA_LEASE_S": str(LEASE_S),
+    "TESSERA_MARGIN_S": "5",
+    "TESSERA_INSPECT_S": "2",
+    "TESSERA_HEARTBEAT_S": str(HEARTBEAT_S),
+    "TESSERA_HEALTH_PERIOD_S": "1",
+}
 """Leases are shorter than by default, so that one that is not renewed is seen to run out."""
 
 NODES: Final = 4
@@ -162,12 +165,15 @@ class Lab:
     def _wait_for_nodes(self, cluster: str) -> None:
         request = clusters_pb2.ListNodesRequest(parent=parent(cluster), page_size=1000)
         self._wait(
-            lambda: sum(
-                node.state == clusters_pb2.Node.READY
-                for node in self.stack.clusters.ListNodes(request).nodes
-            ) >= NODES,
+            lambda: (
+                sum(
+                    node.state == clusters_pb2.Node.READY
+                    for node in self.stack.clusters.ListNodes(request).nodes
+                )
+                >= NODES
+            ),
             f"the agent of {cluster} is heard",
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _wait(condition: Callable[[], bool], what: str) -> None:

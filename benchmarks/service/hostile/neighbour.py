@@ -26,9 +26,12 @@ WAITING_JOBS: Final = 10
 """Jobs of the well-behaved caller that wait at once; older ones are cancelled."""
 
 _QUICK: Final = [
-    *OPTIONS, ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 200), ("grpc.use_local_subchannel_pool", 1),
-]  # fmt: skip
+    *OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +73,10 @@ class Repeated:
     def __init__(self, work: Callable[[], None], every_s: float) -> None:
         self._work, self._every_s = work, every_s
         self._stopped, self._wanted, self._idle = (
-            threading.Event(), threading.Event(), threading.Event(),
-        )  # fmt: skip
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self._wanted.set()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 

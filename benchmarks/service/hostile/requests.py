@@ -30,8 +30,14 @@ FLOODED: Final = "flooded"
 """A cluster that takes in whatever there is too much of."""
 
 MODULES: Final = (
-    agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, networks_pb2, scheduler_pb2, tenants_pb2,
-)  # fmt: skip
+    agents_pb2,
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
 
 GPU_TYPE: Final = "a40"
 JOB: Final = "steady-0"
@@ -58,9 +64,12 @@ def parent(cluster: str) -> str:
 def small_job(gpus: int = 1, weight: float = 1e-6, iterations: int = 10**9) -> jobs_pb2.Job:
     """Return a job that waits where better ones run."""
     return jobs_pb2.Job(
-        workload=workload(gpus), iterations=iterations, requested_gpus=gpus, weight=weight,
+        workload=workload(gpus),
+        iterations=iterations,
+        requested_gpus=gpus,
+        weight=weight,
         restart=Duration(seconds=0),
-    )  # fmt: skip
+    )
 
 
 def workload(gpus: int) -> estimates_pb2.Workload:
@@ -71,9 +80,12 @@ def workload(gpus: int) -> estimates_pb2.Workload:
 def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
     """Return the estimate of the workload of this number of GPUs."""
     return estimates_pb2.CellEstimate(
-        workload=workload(gpus), cell=estimates_pb2.Cell(gpu_type=GPU_TYPE, gpus=gpus, pipeline_degree=1),
-        nodes=-(-gpus // 2), iter_time_s=1.0, source=estimates_pb2.MEASURED,
-    )  # fmt: skip
+        workload=workload(gpus),
+        cell=estimates_pb2.Cell(gpu_type=GPU_TYPE, gpus=gpus, pipeline_degree=1),
+        nodes=-(-gpus // 2),
+        iter_time_s=1.0,
+        source=estimates_pb2.MEASURED,
+    )
 
 
 def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Message]:
@@ -85,18 +97,26 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
     node = clusters_pb2.Node(name=f"{place}/nodes/spare", gpu_type=GPU_TYPE, gpus=1)
     tenant = tenants_pb2.Tenant(name=f"{place}/tenants/t", weight=1.0)
     layer = estimates_pb2.LayerProfile(
-        kind="k", layers=1, samples=1, tensor_parallel=1, forward_s=1, backward_s=1,
-        method="wall clock", repeats=1, device_s=1,
-    )  # fmt: skip
+        kind="k",
+        layers=1,
+        samples=1,
+        tensor_parallel=1,
+        forward_s=1,
+        backward_s=1,
+        method="wall clock",
+        repeats=1,
+        device_s=1,
+    )
     clos = (
         '{"kind": "clos", "hosts": 4, "host": "a100", "tors": 1, "aggregations": 1,'
         ' "tor_bytes_per_s": 1e10}'
     )
     model = estimates_pb2.Model(
-        model="own", params="1B",
+        model="own",
+        params="1B",
         architecture="{architecture: transformer, layers: 2, hidden: 64, heads: 2, sequence: 64,"
         " vocabulary: 100, positions: rotary, dtype: bf16}",
-    )  # fmt: skip
+    )
     found: dict[tuple[str, str], Message] = {
         ("Clusters", "UpsertCluster"): clusters_pb2.UpsertClusterRequest(
             cluster=clusters_pb2.Cluster(name=place, gpu_types=[gpu_type])

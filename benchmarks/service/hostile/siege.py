@@ -58,12 +58,22 @@ class Attackers:
         self._seconds = seconds
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tessera.benchmarks.service.hostile.attacker", kind, lab.address,
-                 f"--seconds={seconds}", f"--load={load}", f"--seed={seed}"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                [
+                    sys.executable,
+                    "-m",
+                    "tessera.benchmarks.service.hostile.attacker",
+                    kind,
+                    lab.address,
+                    f"--seconds={seconds}",
+                    f"--load={load}",
+                    f"--seed={seed}",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for kind in kinds
-        ]  # fmt: skip
+        ]
 
     def __enter__(self) -> Self:
         for process in self._processes:
@@ -171,16 +181,21 @@ class Siege:
         unheard = sum(silence_s > LEASE_S for silence_s in seen.silence_s.values())
         self._working.pause()
         phase = Phase(
-            name=name, samples=self._samples.select(began_s, left_s), tally=tally,
-            rss_before_mib=before_mib, rss_peak_mib=seen.rss_mib,
+            name=name,
+            samples=self._samples.select(began_s, left_s),
+            tally=tally,
+            rss_before_mib=before_mib,
+            rss_peak_mib=seen.rss_mib,
             rss_after_mib=after_mib,
-            quiet_after_s=quiet_after_s, threads_stuck=stuck,
+            quiet_after_s=quiet_after_s,
+            threads_stuck=stuck,
             transactions_stuck=count_long_transactions(self._lab.database, 5.0),
             silence_s=max(seen.silence_s.values(), default=0.0),
             leases_lost=unheard + self._lab.count_new_losses(),
             logged=self._lab.take_new_errors(),
-            broken=self._find_broken(), server_ended=ended,
-        )  # fmt: skip
+            broken=self._find_broken(),
+            server_ended=ended,
+        )
         if ended or stuck:
             self._lab.restart_server()  # so that the next phase shows its own faults only
             self._follow()

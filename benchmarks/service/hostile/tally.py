@@ -52,8 +52,10 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         """Return the tally as values that JSON can hold."""
         return {
-            "codes": dict(self.codes), "slowest_s": self.slowest_s, "examples": self.examples,
-        }  # fmt: skip
+            "codes": dict(self.codes),
+            "slowest_s": self.slowest_s,
+            "examples": self.examples,
+        }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Tally:

@@ -119,8 +119,13 @@ def _open_agents(attack: Attack) -> list[tuple[Unread, list[int]]]:
 
 def _open_halves(attack: Attack) -> list[socket.socket]:
     """Open connections that stop in the middle of what they have to say."""
-    starts = (b"", PREFACE[:10], PREFACE, PREFACE + pack_settings(0)[:5],
-              PREFACE + pack_settings(65_535) + pack_frame(HEADERS, 0, 1, b"\x00"))  # fmt: skip
+    starts = (
+        b"",
+        PREFACE[:10],
+        PREFACE,
+        PREFACE + pack_settings(0)[:5],
+        PREFACE + pack_settings(65_535) + pack_frame(HEADERS, 0, 1, b"\x00"),
+    )
     host, _, port = attack.address.rpartition(":")
     opened = []
     for k in range(attack.scaled(1_000, 20)):

@@ -67,21 +67,28 @@ class Phase:
         codes = sorted(self.tally.codes.items(), key=lambda item: -item[1])
         what, seconds = self.tally.slowest
         return {
-            "phase": self.name, "calls": self.tally.calls,
+            "phase": self.name,
+            "calls": self.tally.calls,
             "answers": ", ".join(f"{code} {count}" for code, count in codes),
-            "slowest": what, "slowest_s": seconds,
-            "health_max_s": self.longest_s("health"), "control_max_s": self.longest_s("control"),
+            "slowest": what,
+            "slowest_s": seconds,
+            "health_max_s": self.longest_s("health"),
+            "control_max_s": self.longest_s("control"),
             "other_rounds": sum(s.kind == "round" for s in self.samples),
             "other_round_max_s": self.longest_s("round"),
             "other_call_max_s": self.longest_s(*OTHER_CALLS),
             "other_failures": len(self.failures),
-            "rss_peak_mib": self.rss_peak_mib, "rss_growth_mib": self.rss_growth_mib,
-            "quiet_after_s": self.quiet_after_s, "threads_stuck": self.threads_stuck,
-            "transactions_stuck": self.transactions_stuck, "silence_s": self.silence_s,
+            "rss_peak_mib": self.rss_peak_mib,
+            "rss_growth_mib": self.rss_growth_mib,
+            "quiet_after_s": self.quiet_after_s,
+            "threads_stuck": self.threads_stuck,
+            "transactions_stuck": self.transactions_stuck,
+            "silence_s": self.silence_s,
             "leases_lost": self.leases_lost,
             "internal_errors": self.tally.internal + len(self.logged),
-            "invariants_broken": len(self.broken), "server_ended": self.server_ended,
-        }  # fmt: skip
+            "invariants_broken": len(self.broken),
+            "server_ended": self.server_ended,
+        }
 
 
 def sum_up(

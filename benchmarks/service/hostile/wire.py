@@ -100,10 +100,15 @@ class Unread:
         """Begin a call; return its stream. Unless ``end``, more messages may follow."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         block = pack_headers(
-            [(":method", "POST"), (":scheme", "http"), (":path", path),
-             (":authority", self._address), ("te", "trailers"),
-             ("content-type", "application/grpc")]
-        )  # fmt: skip
+            [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":path", path),
+                (":authority", self._address),
+                ("te", "trailers"),
+                ("content-type", "application/grpc"),
+            ]
+        )
         self._send(pack_frame(HEADERS, END_HEADERS, stream, block))
         self.open_streams.add(stream)
         self.say(stream, message, end=end)

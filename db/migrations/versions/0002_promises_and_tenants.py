@@ -26,8 +26,10 @@ CHECKS = {
     },
 }
 
-FLAGS = {"jobs": ("pinned_type", "admitted", "opportunistic"),
-         "decisions": ("admitted", "opportunistic")}  # fmt: skip
+FLAGS = {
+    "jobs": ("pinned_type", "admitted", "opportunistic"),
+    "decisions": ("admitted", "opportunistic"),
+}
 
 REALS = {"gpu_types": ("dollars_per_hour", "watts"), "jobs": ("service_gpu_s",)}
 
@@ -110,9 +112,11 @@ def _create_tables() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_quotas")),
     )
     op.create_index(
-        "uq_quotas_tenant_id", "quotas", ["tenant_id", sa.text("coalesce(gpu_type_id, 0)")],
+        "uq_quotas_tenant_id",
+        "quotas",
+        ["tenant_id", sa.text("coalesce(gpu_type_id, 0)")],
         unique=True,
-    )  # fmt: skip
+    )
     op.create_index(op.f("ix_quotas_gpu_type_id"), "quotas", ["gpu_type_id"])
 
 

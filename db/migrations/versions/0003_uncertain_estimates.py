@@ -78,7 +78,9 @@ def _create_measurements() -> None:
         ),
         sa.Column("iter_time_s", _FLOAT(), nullable=True),
         sa.Column(
-            "changed_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("now()"),
+            "changed_at",
+            postgresql.TIMESTAMP(timezone=True),
+            server_default=sa.text("now()"),
             nullable=False,
         ),
         *(
@@ -89,16 +91,14 @@ def _create_measurements() -> None:
             ["job_id"], ["jobs.id"], name=op.f("fk_measurements_job_id"), ondelete="SET NULL"
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_measurements")),
-        sa.UniqueConstraint(
-            "job_id", "generation", name=op.f("uq_measurements_job_id_generation")
-        ),
+        sa.UniqueConstraint("job_id", "generation", name=op.f("uq_measurements_job_id_generation")),
         sa.CheckConstraint(
             "gpus > 0 AND nodes BETWEEN 1 AND gpus", name=op.f("ck_measurements_shape")
         ),
         sa.CheckConstraint(
             "iter_time_s > 0 AND iter_time_s < 'Infinity'", name=op.f("ck_measurements_iter_time")
         ),
-    )  # fmt: skip
+    )
     op.create_index(op.f("ix_measurements_workload_id"), "measurements", ["workload_id"])
     op.create_index(op.f("ix_measurements_gpu_type_id"), "measurements", ["gpu_type_id"])
 
@@ -108,7 +108,9 @@ def downgrade() -> None:
     op.drop_table("measurements")
     op.drop_table("models")
     op.drop_constraint(op.f("ck_estimates_sd"), "estimates")
-    for table, columns in (("estimates", ("sd", "derived")),
-                           ("workloads", ("derived_from", "waits_for"))):  # fmt: skip
+    for table, columns in (
+        ("estimates", ("sd", "derived")),
+        ("workloads", ("derived_from", "waits_for")),
+    ):
         for name in columns:
             op.drop_column(table, name)

@@ -49,7 +49,9 @@ def upgrade() -> None:
         sa.Column("versions", postgresql.JSONB(), nullable=False),
         _name("date"),
         sa.Column(
-            "added_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("now()"),
+            "added_at",
+            postgresql.TIMESTAMP(timezone=True),
+            server_default=sa.text("now()"),
             nullable=False,
         ),
         sa.ForeignKeyConstraint(
@@ -60,7 +62,13 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_profiles")),
         sa.UniqueConstraint(
-            "workload_id", "gpu_type_id", "task", "source", "kind", "samples", "tp",
+            "workload_id",
+            "gpu_type_id",
+            "task",
+            "source",
+            "kind",
+            "samples",
+            "tp",
             name=op.f("uq_profiles_layer"),
         ),
         sa.CheckConstraint(
@@ -77,7 +85,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "device_s >= 0 AND device_s < 'Infinity'", name=op.f("ck_profiles_device")
         ),
-    )  # fmt: skip
+    )
     op.create_index(op.f("ix_profiles_gpu_type_id"), "profiles", ["gpu_type_id"])
 
 

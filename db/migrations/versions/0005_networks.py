@@ -47,7 +47,9 @@ def upgrade() -> None:
         _whole("cluster_id"),
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column(
-            "planned_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("now()"),
+            "planned_at",
+            postgresql.TIMESTAMP(timezone=True),
+            server_default=sa.text("now()"),
             nullable=False,
         ),
         _name("cause"),
@@ -66,7 +68,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "seconds >= 0 AND seconds < 'Infinity'", name=op.f("ck_network_plans_seconds")
         ),
-    )  # fmt: skip
+    )
     op.create_table(
         "standings",
         _whole("job_id"),

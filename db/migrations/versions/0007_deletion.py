@@ -59,14 +59,17 @@ def upgrade() -> None:
     op.add_column("nodes", _text("drained_by"))
     op.add_column("nodes", _moment("drained_at"))
     op.create_check_constraint(
-        op.f("ck_nodes_drain"), "nodes",
+        op.f("ck_nodes_drain"),
+        "nodes",
         "draining OR (drained_at IS NULL AND drain_reason = '' AND drained_by = '')",
-    )  # fmt: skip
+    )
     for table, column, where in _INDEXES:
         op.create_index(
-            op.f(f"ix_{table}_{column}"), table, [column],
+            op.f(f"ix_{table}_{column}"),
+            table,
+            [column],
             postgresql_where=sa.text(where) if where else None,
-        )  # fmt: skip
+        )
 
 
 def downgrade() -> None:

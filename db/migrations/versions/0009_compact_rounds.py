@@ -25,15 +25,19 @@ def upgrade() -> None:
         sa.Column("first_job_id", sa.BigInteger(), nullable=False),
         sa.Column("document", postgresql.BYTEA(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"],
-            name=op.f("fk_decision_pages_cluster_id_round"), ondelete="CASCADE",
+            ["cluster_id", "round"],
+            ["rounds.cluster_id", "rounds.number"],
+            name=op.f("fk_decision_pages_cluster_id_round"),
+            ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("cluster_id", "round", "page", name=op.f("pk_decision_pages")),
-    )  # fmt: skip
+    )
     op.create_index(
-        op.f("ix_jobs_ended_at"), "jobs", ["cluster_id", "ended_at"],
+        op.f("ix_jobs_ended_at"),
+        "jobs",
+        ["cluster_id", "ended_at"],
         postgresql_where=sa.text("ended_at IS NOT NULL"),
-    )  # fmt: skip
+    )
 
 
 def downgrade() -> None:

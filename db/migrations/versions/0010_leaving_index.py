@@ -14,9 +14,11 @@ depends_on = None
 def upgrade() -> None:
     """Apply."""
     op.create_index(
-        op.f("ix_jobs_leaving"), "jobs", ["cluster_id", "id"],
+        op.f("ix_jobs_leaving"),
+        "jobs",
+        ["cluster_id", "id"],
         postgresql_where=sa.text("state IN ('cancelling', 'failing', 'holding', 'stopping')"),
-    )  # fmt: skip
+    )
 
 
 def downgrade() -> None:

@@ -196,9 +196,12 @@ class Vision(eqx.Module):
         """Return logits of the classes."""
         patch = self.patches.shape[0]
         x = jax.lax.conv_general_dilated(
-            pictures, self.patches, (patch, patch), "VALID",
+            pictures,
+            self.patches,
+            (patch, patch),
+            "VALID",
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )  # fmt: skip
+        )
         x = x.reshape(x.shape[0], -1, x.shape[-1]) + self.positions
         for block in self.blocks:
             x = block(x)
@@ -212,9 +215,16 @@ class Bottleneck(eqx.Module):
     shortcut: Convolution | None
 
     def __init__(
-        self, into: int, channels: int, width: int, dtype: Any, *, key: PRNGKeyArray, stride: int,
+        self,
+        into: int,
+        channels: int,
+        width: int,
+        dtype: Any,
+        *,
+        key: PRNGKeyArray,
+        stride: int,
         project: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         keys = jax.random.split(key, 4)
         wide, out = channels * width, 4 * channels
         self.steps = [
@@ -242,9 +252,15 @@ class WideResNet(eqx.Module):
     out: Array
 
     def __init__(
-        self, base: int, width: int, classes: int, dtype: Any, *, key: PRNGKeyArray,
+        self,
+        base: int,
+        width: int,
+        classes: int,
+        dtype: Any,
+        *,
+        key: PRNGKeyArray,
         depths: tuple[int, ...] = (3, 4, 6, 3),
-    ) -> None:  # fmt: skip
+    ) -> None:
         first, last, *keys = jax.random.split(key, 2 + sum(depths))
         self.stem = Convolution(3, base, 7, dtype, key=first, stride=2)
         into, blocks, left = base, [], iter(keys)
@@ -253,10 +269,15 @@ class WideResNet(eqx.Module):
             for block in range(depth):
                 blocks.append(
                     Bottleneck(
-                        into, channels, width, dtype, key=next(left), project=block == 0,
+                        into,
+                        channels,
+                        width,
+                        dtype,
+                        key=next(left),
+                        project=block == 0,
                         stride=2 if block == 0 and stage > 0 else 1,
                     )
-                )  # fmt: skip
+                )
                 into = 4 * channels
         self.blocks = blocks
         self.out = weight(last, (into, classes), into, dtype)

@@ -64,9 +64,17 @@ class Attention(eqx.Module):
     rotary: bool = eqx.field(static=True)
 
     def __init__(
-        self, width: int, heads: int, dtype: Any, *, key: PRNGKeyArray, groups: int | None = None,
-        head_width: int | None = None, causal: bool = True, rotary: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        width: int,
+        heads: int,
+        dtype: Any,
+        *,
+        key: PRNGKeyArray,
+        groups: int | None = None,
+        head_width: int | None = None,
+        causal: bool = True,
+        rotary: bool = False,
+    ) -> None:
         groups, size = groups or heads, head_width or width // heads
         keys = jax.random.split(key, 4)
         self.query = weight(keys[0], (width, heads, size), width, dtype)
@@ -197,9 +205,12 @@ class Convolution(eqx.Module):
     def __call__(self, x: Float[Array, "b y x c"]) -> Float[Array, "b y x c"]:
         """Return the normalised result, before any non-linearity."""
         y = jax.lax.conv_general_dilated(
-            x, self.kernel, (self.stride, self.stride), "SAME",
+            x,
+            self.kernel,
+            (self.stride, self.stride),
+            "SAME",
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )  # fmt: skip
+        )
         centred = y - jnp.mean(y, axis=(0, 1, 2))
         variance = jnp.mean(centred * centred, axis=(0, 1, 2))
         return centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.bias

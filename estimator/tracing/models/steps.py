@@ -52,31 +52,57 @@ def encoder_decoder(*, name: str = "t5", samples: int = 1, tp: int = 1, **sizes:
 
 
 def vision(
-    *, name: str = "vit", samples: int = 1, tp: int = 1, hidden: int = 768, layers: int = 12,
-    heads: int = 12, side: int = 224, patch: int = 16, classes: int = 1000, dtype: str = "bf16",
-) -> Step:  # fmt: skip
+    *,
+    name: str = "vit",
+    samples: int = 1,
+    tp: int = 1,
+    hidden: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    side: int = 224,
+    patch: int = 16,
+    classes: int = 1000,
+    dtype: str = "bf16",
+) -> Step:
     """Return ViT; the defaults are ViT-Base/16 (Dosovitskiy et al. 2021, Table 1)."""
     s = Sizes(
-        hidden=hidden, layers=layers, heads=heads, vocabulary=tp, sequence=(side // patch) ** 2,
-        causal=False, dtype=dtype,
-    ).divided(tp)  # fmt: skip
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        vocabulary=tp,
+        sequence=(side // patch) ** 2,
+        causal=False,
+        dtype=dtype,
+    ).divided(tp)
     params, apply = _shapes(lambda key: Vision(s, patch=patch, classes=classes, key=key))
     return _pictures(name, params, apply, samples, side, dtype)
 
 
 def wide_resnet(
-    *, name: str = "wide_resnet", samples: int = 1, base: int = 224, width: int = 2, side: int = 224,
-    classes: int = 1000, dtype: str = "f32",
-) -> Step:  # fmt: skip
+    *,
+    name: str = "wide_resnet",
+    samples: int = 1,
+    base: int = 224,
+    width: int = 2,
+    side: int = 224,
+    classes: int = 1000,
+    dtype: str = "f32",
+) -> Step:
     """Return a Wide-ResNet of 50 layers (Alpa, section 8)."""
     params, apply = _shapes(lambda key: WideResNet(base, width, classes, DTYPES[dtype], key=key))
     return _pictures(name, params, apply, samples, side, dtype)
 
 
 def perceptron(
-    *, name: str = "perceptron", samples: int = 1, tp: int = 1, width: int = 64, inner: int = 256,
-    layers: int = 2, dtype: str = "f32",
-) -> Step:  # fmt: skip
+    *,
+    name: str = "perceptron",
+    samples: int = 1,
+    tp: int = 1,
+    width: int = 64,
+    inner: int = 256,
+    layers: int = 2,
+    dtype: str = "f32",
+) -> Step:
     """Return ``layers`` pairs of products with a ReLU between: the smallest step that can be divided."""
     shapes = {"into": (width, inner // tp), "out": (inner // tp, width)}
     params = [

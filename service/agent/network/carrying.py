@@ -31,10 +31,14 @@ class Carrying:
     """
 
     def __init__(
-        self, nodes: Sequence[NodeNetwork], *, clock: Callable[[], float],
+        self,
+        nodes: Sequence[NodeNetwork],
+        *,
+        clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        prepare: Callable[[], object] = turns.prepare, patience_s: float = PATIENCE_S,
-    ) -> None:  # fmt: skip
+        prepare: Callable[[], object] = turns.prepare,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._nodes = tuple(nodes)
         self._clock, self._spawn, self._prepare = clock, spawn, prepare
         self._patience_s = patience_s
@@ -81,8 +85,9 @@ class Carrying:
                 self._newer = False
                 wanted = self._settings
                 said = await asyncio.gather(
-                    asyncio.to_thread(self._prepared), *(self._on(node, wanted) for node in self._nodes)
-                )  # fmt: skip
+                    asyncio.to_thread(self._prepared),
+                    *(self._on(node, wanted) for node in self._nodes),
+                )
                 self._say(tuple(dict.fromkeys(text for each in said for text in each)))
         except Exception:  # the outermost guard of this task: jobs do not end with their network
             log.exception("the network is left as it is", extra={"action": "network"})
@@ -119,9 +124,10 @@ class Carrying:
         if self.settled or settings != self._settings:
             return
         log.warning(
-            "the map is not in force after %.0f s; jobs start without it", self._patience_s,
+            "the map is not in force after %.0f s; jobs start without it",
+            self._patience_s,
             extra={"action": "network"},
-        )  # fmt: skip
+        )
         self.settled = True
         self._told()
 
@@ -142,10 +148,12 @@ def settings_from_message(desired: pb.Desired) -> Settings | None:
     asked = {g.job: g.network.dscp for g in desired.gangs if g.HasField("network")}
     control = told.control_dscp
     return Settings(
-        tags={job: tag for job, tag in asked.items() if tag in priorities}, priorities=priorities,
+        tags={job: tag for job, tag in asked.items() if tag in priorities},
+        priorities=priorities,
         control_tag=control if 0 <= control < CODE_POINTS else CONTROL_TAG,
         remarks=tuple(
             f"job {job} was given DSCP tag {tag}, for which its servers named no priority"
-            for job, tag in sorted(asked.items()) if tag >= 0 and tag not in priorities
+            for job, tag in sorted(asked.items())
+            if tag >= 0 and tag not in priorities
         ),
-    )  # fmt: skip
+    )

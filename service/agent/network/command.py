@@ -56,11 +56,14 @@ def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
         return [MlnxQos(name, run=run, dry_run=dry_run) for name in options.interface]
     return [
         Tc(
-            name, discipline=options.discipline, link_bit_per_s=options.link_bit_per_s, run=run,
+            name,
+            discipline=options.discipline,
+            link_bit_per_s=options.link_bit_per_s,
+            run=run,
             dry_run=dry_run,
         )
         for name in options.interface
-    ]  # fmt: skip
+    ]
 
 
 def read_settings(path: Path, fabric: Fabric) -> Settings:

@@ -35,9 +35,14 @@ def run(argv: Sequence[str]) -> str:
     command = shlex.join(argv)
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-            stdin=subprocess.DEVNULL, env={**os.environ, "PATH": search_path()},
-        )  # fmt: skip
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PATH": search_path()},
+        )
     except FileNotFoundError as error:
         raise Unavailable(
             f"`{command}`: {argv[0]} is not installed; it is part of {_package(argv[0])}"

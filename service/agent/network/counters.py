@@ -45,9 +45,13 @@ def counters(sys: Path = SYS, *, received: bool = False) -> tuple[Counter, ...]:
 
 
 def sample(
-    read: Callable[[], int], *, step_s: float, count: int,
-    clock: Callable[[], float], sleep: Callable[[float], object],
-) -> tuple[list[float], list[int]]:  # fmt: skip
+    read: Callable[[], int],
+    *,
+    step_s: float,
+    count: int,
+    clock: Callable[[], float],
+    sleep: Callable[[float], object],
+) -> tuple[list[float], list[int]]:
     """Return ``count`` times and what ``read`` returned then, ``step_s`` apart; lateness does not add up."""
     if not (step_s > 0 and count > 0):
         raise InvalidInput("step_s", "must be above 0, as must be count")

@@ -87,6 +87,7 @@ def _scheduling(text: str) -> Scheduling:
         for member in _MEMBER.finditer(part):
             class_of[int(member[1])] = int(head[1])
     return Scheduling(
-        class_of=class_of, algorithm=algorithm,
+        class_of=class_of,
+        algorithm=algorithm,
         lossless=frozenset(p for p, flag in enumerate(on) if flag == "1"),
-    )  # fmt: skip
+    )

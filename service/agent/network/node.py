@@ -28,9 +28,14 @@ class NodeNetwork:
     """
 
     def __init__(
-        self, backends: Sequence[Backend], *, clock: Callable[[], float], drain_s: float = DRAIN_S,
-        launch: Launch | None = None, sys: Path = SYS,
-    ) -> None:  # fmt: skip
+        self,
+        backends: Sequence[Backend],
+        *,
+        clock: Callable[[], float],
+        drain_s: float = DRAIN_S,
+        launch: Launch | None = None,
+        sys: Path = SYS,
+    ) -> None:
         if not drain_s >= 0:
             raise InvalidInput("drain_s", f"must be at least 0, not {drain_s}")
         self._backends = tuple(backends)
@@ -72,9 +77,13 @@ class NodeNetwork:
         self._not_before_s = self._clock() + self._drain_s  # even if it fails halfway
         for c in backend.apply({change.tag: change.after for change in step}):
             log.info(
-                "%s: DSCP %d from priority %s to %d", c.interface, c.tag, c.before, c.after,
+                "%s: DSCP %d from priority %s to %d",
+                c.interface,
+                c.tag,
+                c.before,
+                c.after,
                 extra={"action": "network"},
-            )  # fmt: skip
+            )
         return bool(at_once and later)
 
     def environment(self, job: str) -> Mapping[str, str]:

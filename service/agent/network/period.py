@@ -61,9 +61,10 @@ def iteration(
     whole = round(len(rate) // steps * steps)
     mean = float(rate[:whole].mean())
     return Iteration(
-        period_s=steps * step_s, bytes=mean * steps * step_s,
+        period_s=steps * step_s,
+        bytes=mean * steps * step_s,
         confidence=min(1.0, float(correlation[lag])),
-    )  # fmt: skip
+    )
 
 
 def uniform(times_s: Floats, counts: Floats) -> tuple[Floats, float]:
@@ -137,8 +138,10 @@ def main() -> None:
     plain = None
     if found is not None:
         plain = {
-            "period_s": found.period_s, "sent_bytes": found.bytes, "confidence": found.confidence
-        }  # fmt: skip
+            "period_s": found.period_s,
+            "sent_bytes": found.bytes,
+            "confidence": found.confidence,
+        }
     sys.stdout.write(json.dumps(plain))
 
 

@@ -25,9 +25,14 @@ Hops = tuple[str, ...]
 
 
 def trace(
-    address: str, port: int, *, most_hops: int = 8, wait_s: float = 0.5, ecn_dscp: int = 0,
+    address: str,
+    port: int,
+    *,
+    most_hops: int = 8,
+    wait_s: float = 0.5,
+    ecn_dscp: int = 0,
     to_port: int = ROCE_PORT,
-) -> Hops:  # fmt: skip
+) -> Hops:
     """Return the hops to ``address`` of packets with source port ``port``, up to where it is reached.
 
     ``wait_s``: for each hop's answer. ``ecn_dscp``: the ToS byte, for switches that hash it.

@@ -57,9 +57,15 @@ class Sampling:
     """
 
     def __init__(
-        self, read: Callable[[], int], *, window_s: float, clock: Callable[[], float],
-        sleep: Callable[[float], object], analyse: Analyse | None = None, step_s: float = STEP_S,
-    ) -> None:  # fmt: skip
+        self,
+        read: Callable[[], int],
+        *,
+        window_s: float,
+        clock: Callable[[], float],
+        sleep: Callable[[float], object],
+        analyse: Analyse | None = None,
+        step_s: float = STEP_S,
+    ) -> None:
         self._read, self._window_s, self._step_s = read, window_s, step_s
         self._clock, self._sleep = clock, sleep
         self._analyse = analyse or analysed_apart
@@ -113,9 +119,13 @@ class Sampling:
             return False
         self._found[key] = found
         log.info(
-            "%s sends %.3g bytes in an iteration of %.3g s (confidence %.2f)", name,
-            found.sent_bytes, found.period_s, found.confidence, extra={"action": "measure"},
-        )  # fmt: skip
+            "%s sends %.3g bytes in an iteration of %.3g s (confidence %.2f)",
+            name,
+            found.sent_bytes,
+            found.period_s,
+            found.confidence,
+            extra={"action": "measure"},
+        )
         return True
 
     def _due(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> Key | None:
@@ -140,9 +150,13 @@ class Sampling:
         chunk = max(1, round(min(CHUNK_S, self._window_s) / self._step_s))
         while not times_s or times_s[-1] - times_s[0] < self._window_s:
             some_s, some = await asyncio.to_thread(
-                sample, self._read, step_s=self._step_s, count=chunk, clock=self._clock,
+                sample,
+                self._read,
+                step_s=self._step_s,
+                count=chunk,
+                clock=self._clock,
                 sleep=self._sleep,
-            )  # fmt: skip
+            )
             times_s += some_s
             counts += some
             if _senders(here()) != {key: True}:
@@ -164,9 +178,13 @@ def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[Key, bool]:
 async def analysed_apart(samples: Samples) -> Found | None:
     """Return the iteration that the samples show, found by a process of its own. Raises Unavailable."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tessera.service.agent.network.period", stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "tessera.service.agent.network.period",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     try:
         async with asyncio.timeout(ANALYSIS_S):
             said, wrong = await child.communicate(json.dumps(samples).encode())
@@ -201,14 +219,16 @@ def sent(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
     if not interfaces:
         chosen |= {c.name.partition("/")[0] for c in known if "/" in c.name}
     over_ports = {
-        name for name, found in devices.items()
+        name
+        for name, found in devices.items()
         if any("InfiniBand" in link_layers(d, sys_) for d in found)
-    }  # fmt: skip
+    }
     used = [
-        counter for counter in known
+        counter
+        for counter in known
         if (counter.name in names and counter.name not in over_ports)
         or ("/" in counter.name and counter.name.partition("/")[0] in chosen)
-    ]  # fmt: skip
+    ]
     if missing := set(interfaces) - {c.name for c in known}:
         raise InvalidInput("--interface", f"{min(missing)} is not here, so it cannot be measured")
     if not used:

@@ -26,10 +26,12 @@ FLOOR = 0.001
 
 _DEFAULTS = frozenset({"noqueue", "pfifo_fast", "fq_codel", "fq", "mq", "pfifo"})
 _ROOT = "ff"
-_PROTOCOLS: Mapping[str, tuple[str, str, str, int]] = {  # preference, table, u32 match, shift of the ToS byte
+_PROTOCOLS: Mapping[
+    str, tuple[str, str, str, int]
+] = {  # preference, table, u32 match, shift of the ToS byte
     "ip": ("10", "800", "ip dsfield", 16),
     "ipv6": ("11", "801", "ip6 priority", 20),
-}  # fmt: skip
+}
 
 Discipline = Literal["htb", "prio"]
 
@@ -42,9 +44,15 @@ class Tc(Tool):
     """
 
     def __init__(
-        self, interface: str, *, discipline: Discipline = "htb", link_bit_per_s: int = 0,
-        unmarked: int = PRIORITIES - 1, run: Run = run, dry_run: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        interface: str,
+        *,
+        discipline: Discipline = "htb",
+        link_bit_per_s: int = 0,
+        unmarked: int = PRIORITIES - 1,
+        run: Run = run,
+        dry_run: bool = True,
+    ) -> None:
         super().__init__(interface, run=run, dry_run=dry_run)
         if discipline not in ("htb", "prio"):
             raise InvalidInput("discipline", f"must be htb or prio, not {discipline!r}")
@@ -114,19 +122,50 @@ class Tc(Tool):
     def _class(self, minor: str, parent: str, rate: int, ceiling: int, order: int) -> list[str]:
         """Return the command that makes an htb class; ``order``: 0 is served first. Rates in bit/s."""
         return [
-            "tc", "class", "replace", "dev", self.interface, "parent", f"{HANDLE}{parent}",
-            "classid", f"{HANDLE}{minor}", "htb", "rate", f"{rate}bit", "ceil", f"{ceiling}bit",
-            "prio", str(order), "quantum", "3000",
-        ]  # fmt: skip
+            "tc",
+            "class",
+            "replace",
+            "dev",
+            self.interface,
+            "parent",
+            f"{HANDLE}{parent}",
+            "classid",
+            f"{HANDLE}{minor}",
+            "htb",
+            "rate",
+            f"{rate}bit",
+            "ceil",
+            f"{ceiling}bit",
+            "prio",
+            str(order),
+            "quantum",
+            "3000",
+        ]
 
     def _filter(self, protocol: str, tag: int, priority: int) -> list[str]:
         preference, table, field, _ = _PROTOCOLS[protocol]
         return [
-            "tc", "filter", "replace", "dev", self.interface, "parent", HANDLE,
-            "protocol", protocol, "pref", preference, "handle", f"{table}::{tag + 1:x}",
-            "u32", "match", *field.split(), hex(tag << 2), "0xfc",
-            "flowid", f"{HANDLE}{_minor(priority)}",
-        ]  # fmt: skip
+            "tc",
+            "filter",
+            "replace",
+            "dev",
+            self.interface,
+            "parent",
+            HANDLE,
+            "protocol",
+            protocol,
+            "pref",
+            preference,
+            "handle",
+            f"{table}::{tag + 1:x}",
+            "u32",
+            "match",
+            *field.split(),
+            hex(tag << 2),
+            "0xfc",
+            "flowid",
+            f"{HANDLE}{_minor(priority)}",
+        ]
 
 
 def parse_filters(text: str) -> dict[int, int]:

@@ -110,10 +110,15 @@ def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -
     for pair in pairs:
         r, g = pair.ilp, pair.greedy
         table.add_row(
-            r.name.rpartition("/")[2], f"{r.placed_score:.2f}", f"{g.placed_score:.2f}",
-            f"{r.placed_score / g.placed_score:.3f}" if g.placed_score else "-", str(r.running),
-            str(r.waiting), _gap(r), f"{pair.call_s:.2f}",
-        )  # fmt: skip
+            r.name.rpartition("/")[2],
+            f"{r.placed_score:.2f}",
+            f"{g.placed_score:.2f}",
+            f"{r.placed_score / g.placed_score:.3f}" if g.placed_score else "-",
+            str(r.running),
+            str(r.waiting),
+            _gap(r),
+            f"{pair.call_s:.2f}",
+        )
     out.print(table)
     _say(
         "ILP and greedy: throughput placed on the same snapshot, in effective GPUs: one GPU of the job's best"
@@ -195,14 +200,30 @@ def _agents(system: Stack, nodes: Sequence[NodeSpec]) -> Iterator[None]:
             processes.append(
                 subprocess.Popen(
                     [
-                        sys.executable, "-m", "tessera.service.agent.main", "--server", system.addresses[0],
-                        "--cluster", CLUSTER, "--agent-id", f"agent-{kind}", "--nodes-file", str(listed),
-                        "--data-dir", str(system.folder / kind), "--clock-factor", str(CLOCK),
-                        "--inspect-s", "0.5", "--stop-on-exit",
+                        sys.executable,
+                        "-m",
+                        "tessera.service.agent.main",
+                        "--server",
+                        system.addresses[0],
+                        "--cluster",
+                        CLUSTER,
+                        "--agent-id",
+                        f"agent-{kind}",
+                        "--nodes-file",
+                        str(listed),
+                        "--data-dir",
+                        str(system.folder / kind),
+                        "--clock-factor",
+                        str(CLOCK),
+                        "--inspect-s",
+                        "0.5",
+                        "--stop-on-exit",
                     ],
-                    env=os.environ, stdout=log, stderr=log,
+                    env=os.environ,
+                    stdout=log,
+                    stderr=log,
                 )
-            )  # fmt: skip
+            )
     try:
         yield
     finally:

@@ -21,8 +21,12 @@ CLUSTER = "bench"
 PARENT = f"clusters/{CLUSTER}"
 
 UNSETTLED = [
-    jobs_pb2.STARTING, jobs_pb2.STOPPING, jobs_pb2.HOLDING, jobs_pb2.CANCELLING, jobs_pb2.FAILING,
-]  # fmt: skip
+    jobs_pb2.STARTING,
+    jobs_pb2.STOPPING,
+    jobs_pb2.HOLDING,
+    jobs_pb2.CANCELLING,
+    jobs_pb2.FAILING,
+]
 
 
 def make_cluster(stack: Stack, types: Iterable[GpuType], nodes: Sequence[NodeSpec]) -> None:
@@ -40,7 +44,7 @@ def make_cluster(stack: Stack, types: Iterable[GpuType], nodes: Sequence[NodeSpe
                 for n in nodes
             ],
         )
-    )  # fmt: skip
+    )
 
 
 def add_estimates(stack: Stack, estimates: Sequence[EstimateRecord]) -> None:
@@ -90,9 +94,11 @@ def replay(stack: Stack, name: str, **options: object) -> scheduler_pb2.Round:
 def snapshot_of(stack: Stack, name: str) -> Snapshot:
     """Return the snapshot that a stored round decided on."""
     request = scheduler_pb2.ReplayRoundRequest(
-        name=name, options=scheduler_pb2.RoundOptions(solver="greedy"), summary_only=True,
+        name=name,
+        options=scheduler_pb2.RoundOptions(solver="greedy"),
+        summary_only=True,
         with_snapshot=True,
-    )  # fmt: skip
+    )
     snapshot = decode(stack.scheduler.ReplayRound(request, timeout=120).snapshot)
     if not isinstance(snapshot, Snapshot):
         raise TypeError(f"{name} has no snapshot")

@@ -44,10 +44,20 @@ class Server:
         """Start the process; ``wait`` tells when it serves."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tessera.service.cli.main", "serve", "--listen", self.address,
-                 "--period", "0"],
-                env={**os.environ, **self.environment}, stdout=out, stderr=out,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "tessera.service.cli.main",
+                    "serve",
+                    "--listen",
+                    self.address,
+                    "--period",
+                    "0",
+                ],
+                env={**os.environ, **self.environment},
+                stdout=out,
+                stderr=out,
+            )
 
     def wait(self) -> None:
         """Return once it serves. Raises RuntimeError."""
@@ -111,21 +121,24 @@ def running(
         servers = []
         for k in range(replicas):
             server = Server(
-                address=f"127.0.0.1:{free_port()}", log=folder / f"server-{k}.log",
+                address=f"127.0.0.1:{free_port()}",
+                log=folder / f"server-{k}.log",
                 environment={"TESSERA_DATABASE_URL": url, **(settings or {})},
-            )  # fmt: skip
+            )
             stack.callback(server.stop)
             servers.append(server)
         for server in servers:
             server.wait()
         channel = stack.enter_context(grpc.insecure_channel(servers[0].address, options=OPTIONS))
         yield Stack(
-            servers=tuple(servers), database_url=url, folder=folder,
+            servers=tuple(servers),
+            database_url=url,
+            folder=folder,
             jobs=jobs_pb2_grpc.JobsStub(channel),
             clusters=clusters_pb2_grpc.ClustersStub(channel),
             estimates=estimates_pb2_grpc.EstimatesStub(channel),
             scheduler=scheduler_pb2_grpc.SchedulerStub(channel),
-        )  # fmt: skip
+        )
 
 
 def free_port() -> int:

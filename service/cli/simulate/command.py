@@ -66,14 +66,24 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
 def _shaping() -> Any:
     """Return ``traces.asked`` as this command has it: it knows no server, and writes no trace."""
     here = {
-        "profiles": Annotated[Path | None, _option(
-            "How fast models run, the truth of the simulation (simulator/traces/README.md).",
-            metavar="FILE.csv")],
-        "nodes": Annotated[list[str] | None, _option(
-            "The cluster, e.g. a100=80x4: 80 nodes of 4; repeatable.", metavar="TYPE=NODESxGPUS")],
-        "seed": Annotated[int, _option(
-            "Of all that is drawn: jobs, errors, failures; 0.", min=0, max=limits.MAX_SEED)],
-    }  # fmt: skip
+        "profiles": Annotated[
+            Path | None,
+            _option(
+                "How fast models run, the truth of the simulation (simulator/traces/README.md).",
+                metavar="FILE.csv",
+            ),
+        ],
+        "nodes": Annotated[
+            list[str] | None,
+            _option(
+                "The cluster, e.g. a100=80x4: 80 nodes of 4; repeatable.", metavar="TYPE=NODESxGPUS"
+            ),
+        ],
+        "seed": Annotated[
+            int,
+            _option("Of all that is drawn: jobs, errors, failures; 0.", min=0, max=limits.MAX_SEED),
+        ],
+    }
     given = inspect.signature(traces.asked, eval_str=True).parameters.values()
     known = [p.replace(annotation=here.get(p.name, p.annotation)) for p in given if p.name != "to"]
 
@@ -87,28 +97,61 @@ def _shaping() -> Any:
 def conditions(
     *,
     round_length: Annotated[str, _option("Time between rounds; 300s.", "--round")] = "300s",
-    on_events: Annotated[bool, _option(
-        "Rounds come when something has happened, at most one each --round.", "--on-events")] = False,
-    horizon: Annotated[str | None, _option(
-        "End after so long, e.g. 7d; by default when all jobs are over.")] = None,
-    overheads: Annotated[str, _option(
-        f"What starts, changes and failures cost: {', '.join(OVERHEADS)}.")] = "default",
-    error: Annotated[float, _option(
-        "Mean relative error of the estimates that rounds decide on, e.g. 0.1; 0.",
-        min=0.0, max=0.99)] = 0.0,
-    failures: Annotated[str | None, _option(
-        "A node fails each so long on average, e.g. 340d (Llama 3's), and is away for 4 h; never.")] = None,
-    stragglers: Annotated[str | None, _option(
-        "A node lags each so long on average, e.g. 60d, by up to 2 times for 2 h; never.")] = None,
-    topology: Annotated[str | None, _option(
-        "Jobs share this network, YAML or JSON (service/cli/README.md, Topologies), and slow each other down"
-        " where they meet. Its hosts are the cluster's nodes, by name.", metavar="FILE")] = None,
-    network: Annotated[list[str] | None, _option(
-        f"Who decides paths and levels on it; repeatable: {', '.join(mechanisms.names())}, or {NOBODY}:"
-        f" nobody meets; by default {DEFAULT}.", metavar="MECHANISM")] = None,
-    network_levels: Annotated[int | None, _option(
-        f"Levels of urgency that switches keep apart; {NETWORK_LEVELS}.", min=1, max=NETWORK_LEVELS)] = None,
-) -> Told:  # fmt: skip
+    on_events: Annotated[
+        bool,
+        _option(
+            "Rounds come when something has happened, at most one each --round.", "--on-events"
+        ),
+    ] = False,
+    horizon: Annotated[
+        str | None, _option("End after so long, e.g. 7d; by default when all jobs are over.")
+    ] = None,
+    overheads: Annotated[
+        str, _option(f"What starts, changes and failures cost: {', '.join(OVERHEADS)}.")
+    ] = "default",
+    error: Annotated[
+        float,
+        _option(
+            "Mean relative error of the estimates that rounds decide on, e.g. 0.1; 0.",
+            min=0.0,
+            max=0.99,
+        ),
+    ] = 0.0,
+    failures: Annotated[
+        str | None,
+        _option(
+            "A node fails each so long on average, e.g. 340d (Llama 3's), and is away for 4 h; never."
+        ),
+    ] = None,
+    stragglers: Annotated[
+        str | None,
+        _option("A node lags each so long on average, e.g. 60d, by up to 2 times for 2 h; never."),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        _option(
+            "Jobs share this network, YAML or JSON (service/cli/README.md, Topologies), and slow each"
+            " other down where they meet. Its hosts are the cluster's nodes, by name.",
+            metavar="FILE",
+        ),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        _option(
+            f"Who decides paths and levels on it; repeatable: {', '.join(mechanisms.names())}, or {NOBODY}:"
+            f" nobody meets; by default {DEFAULT}.",
+            metavar="MECHANISM",
+        ),
+    ] = None,
+    network_levels: Annotated[
+        int | None,
+        _option(
+            f"Levels of urgency that switches keep apart; {NETWORK_LEVELS}.",
+            min=1,
+            max=NETWORK_LEVELS,
+        ),
+    ] = None,
+) -> Told:
     """Return under which conditions policies run. Raises InvalidInput."""
     overheads_of(overheads)  # refuses a name that is not known
     hazards = None
@@ -118,10 +161,14 @@ def conditions(
             between_lags_s=_positive_s("--stragglers", stragglers),
         )
     return Told(
-        overheads=overheads, round_s=_positive_s("--round", round_length),
-        on_events=on_events, horizon_s=_positive_s("--horizon", horizon), error=error,
-        hazards=hazards, wiring=wiring_of(topology, network or (), network_levels),
-    )  # fmt: skip
+        overheads=overheads,
+        round_s=_positive_s("--round", round_length),
+        on_events=on_events,
+        horizon_s=_positive_s("--horizon", horizon),
+        error=error,
+        hazards=hazards,
+        wiring=wiring_of(topology, network or (), network_levels),
+    )
 
 
 def _positive_s(option: str, text: str | None) -> float:
@@ -137,34 +184,70 @@ def _positive_s(option: str, text: str | None) -> float:
 def simulate(
     wanted: traces.Wanted,
     told: Told,
-    trace: Annotated[str | None, typer.Argument(
-        metavar="TRACE", show_default=False,
-        help=f"A CSV of jobs (simulator/traces/README.md), or one of {', '.join(NAMES)}, which need the data"
-        f" sets; by default synthetic jobs with sample profiles, on the cluster `{SMALL}`.")] = None,
-    cluster: Annotated[str | None, _option(
-        f"A cluster that has a name, in place of --nodes: {', '.join(CLUSTERS)}.")] = None,
-    policy: Annotated[list[str] | None, _option(
-        f"Who decides; repeatable; by default {', '.join(POLICIES)}.", metavar="NAME")] = None,
-    price: Annotated[list[str] | None, _option(
-        "Dollars an hour of one GPU, for the objective `cost`; repeatable.", metavar="TYPE=DOLLARS")] = None,
-    jobs: Annotated[int | None, _option(
-        f"How many synthetic jobs; {JOBS}.", min=1, max=limits.MAX_ROWS)] = None,
-    limit: Annotated[int | None, _option(
-        "Only the first so many jobs of the trace.", "--limit", "-n", min=1, max=limits.MAX_ROWS)] = None,
-    divide_iterations: Annotated[int, _option(
-        "Divide a file's `num_iterations` by this; 5, as Arena's want; 1 for others.", min=1)] = 5,
-    results: Annotated[Path | None, _option(
-        "Write all figures and each job's fate as JSON.", dir_okay=False)] = None,
-    log: Annotated[Path | None, _option(
-        "Write who held which GPUs when (simulator/README.md, The log); of several policies, each to a"
-        " file of its own.", dir_okay=False)] = None,
-    replay: Annotated[bool, _option(
-        "Let the independent executor replay each log, and exit 1 where it comes to other completion"
-        " times.", "--replay")] = False,
-    report: Annotated[Path | None, _option(
-        "Write an HTML page and Markdown with pictures into this folder.", file_okay=False)] = None,
+    trace: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TRACE",
+            show_default=False,
+            help=f"A CSV of jobs (simulator/traces/README.md), or one of {', '.join(NAMES)}, which need the"
+            f" data sets; by default synthetic jobs with sample profiles, on the cluster `{SMALL}`.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        _option(f"A cluster that has a name, in place of --nodes: {', '.join(CLUSTERS)}."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        _option(f"Who decides; repeatable; by default {', '.join(POLICIES)}.", metavar="NAME"),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        _option(
+            "Dollars an hour of one GPU, for the objective `cost`; repeatable.",
+            metavar="TYPE=DOLLARS",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, _option(f"How many synthetic jobs; {JOBS}.", min=1, max=limits.MAX_ROWS)
+    ] = None,
+    limit: Annotated[
+        int | None,
+        _option(
+            "Only the first so many jobs of the trace.", "--limit", "-n", min=1, max=limits.MAX_ROWS
+        ),
+    ] = None,
+    divide_iterations: Annotated[
+        int,
+        _option(
+            "Divide a file's `num_iterations` by this; 5, as Arena's want; 1 for others.", min=1
+        ),
+    ] = 5,
+    results: Annotated[
+        Path | None, _option("Write all figures and each job's fate as JSON.", dir_okay=False)
+    ] = None,
+    log: Annotated[
+        Path | None,
+        _option(
+            "Write who held which GPUs when (simulator/README.md, The log); of several policies, each to a"
+            " file of its own.",
+            dir_okay=False,
+        ),
+    ] = None,
+    replay: Annotated[
+        bool,
+        _option(
+            "Let the independent executor replay each log, and exit 1 where it comes to other completion"
+            " times.",
+            "--replay",
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        _option("Write an HTML page and Markdown with pictures into this folder.", file_okay=False),
+    ] = None,
     as_json: Annotated[bool, _option("Print one JSON object and nothing else.", "--json")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run a trace on a simulated cluster, under one policy or several, and compare what they come to.
 
     Decisions are made by the same rounds as the service's, on the simulator's clock; progress goes to stderr.
@@ -177,10 +260,13 @@ def simulate(
         raise InvalidInput("--jobs", "is of synthetic jobs; --limit takes the first of a trace")
     _writable(*(path for path in (results, log) if path is not None))
     source = Source(
-        trace=trace, cluster=cluster, jobs=jobs or JOBS, wanted=wanted,
+        trace=trace,
+        cluster=cluster,
+        jobs=jobs or JOBS,
+        wanted=wanted,
         reading=TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True),
         prices=prices,
-    )  # fmt: skip
+    )
     world, seed = chosen(source), wanted.recipe.seed
     under = conditions_of(world, told, seed)
     network = None if told.wiring is None else network_of(told.wiring, world.scenario)
@@ -209,11 +295,17 @@ def simulate(
 def _about(trace: str, told: Told, under: Conditions, seed: int) -> dict[str, Any]:
     """Return by what the runs came about."""
     return {
-        "command": shlex.join(["tessera", *sys.argv[1:]]), "commit": commit(), "seed": seed,
-        "trace": trace, "rounds": _rounds(told), "overheads": told.overheads,
-        "error": told.error, "failures": len(under.failures), "stragglers": len(under.stragglers),
+        "command": shlex.join(["tessera", *sys.argv[1:]]),
+        "commit": commit(),
+        "seed": seed,
+        "trace": trace,
+        "rounds": _rounds(told),
+        "overheads": told.overheads,
+        "error": told.error,
+        "failures": len(under.failures),
+        "stragglers": len(under.stragglers),
         "horizon_s": json_number(told.horizon_s),
-    }  # fmt: skip
+    }
 
 
 def _price(text: str) -> tuple[str, float]:

@@ -57,10 +57,12 @@ class Network:
     def told(self) -> dict[str, Any]:
         """Return by what the network came about."""
         return {
-            "topology": self.wiring.file, "hosts": len(self.topology.hosts),
-            "links": len(self.topology.links), "networks": list(self.wiring.mechanisms),
+            "topology": self.wiring.file,
+            "hosts": len(self.topology.hosts),
+            "links": len(self.topology.links),
+            "networks": list(self.wiring.mechanisms),
             "network_levels": self.wiring.levels,
-        }  # fmt: skip
+        }
 
     def warnings(self) -> list[str]:
         """Return what to know once jobs have run: who met nobody for want of what."""
@@ -94,9 +96,10 @@ def wiring_of(topology: str | None, mechanisms: Sequence[str], levels: int | Non
     if strange := [name for name in mechanisms if name not in known]:
         raise InvalidInput("--network", f"unknown {strange[0]!r}; choose from {', '.join(known)}")
     return Wiring(
-        file=topology, mechanisms=tuple(dict.fromkeys(mechanisms)) or (DEFAULT,),
+        file=topology,
+        mechanisms=tuple(dict.fromkeys(mechanisms)) or (DEFAULT,),
         levels=NETWORK_LEVELS if levels is None else levels,
-    )  # fmt: skip
+    )
 
 
 def network_of(wiring: Wiring, scenario: Scenario) -> Network:
@@ -108,9 +111,10 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
     nodes = {node.name: node.gpus for node in scenario.nodes}
     document, _ = read_document(wiring.file)
     if (
-        isinstance(document, dict) and document.get("kind") in _NAMELESS
+        isinstance(document, dict)
+        and document.get("kind") in _NAMELESS
         and not {"hosts", "nodes"} & document.keys()
-    ):  # fmt: skip
+    ):
         document = document | {"nodes": list(nodes)}
     try:
         topology = read(document)
@@ -119,10 +123,11 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
     gpus_there = {host: len(topology.gpus_of(i)) for i, host in enumerate(topology.hosts)}
     if not nodes.keys() & gpus_there.keys():
         raise InvalidInput(
-            wiring.file, f"none of its hosts ({_listed(list(gpus_there))}) is a node of the cluster"
+            wiring.file,
+            f"none of its hosts ({_listed(list(gpus_there))}) is a node of the cluster"
             f" ({_listed(list(nodes))}): name hosts as nodes, or, in a file of the kind"
             f" {', '.join(_NAMELESS)}, leave them out, and they are the cluster's nodes",
-        )  # fmt: skip
+        )
     notes = list(assumptions(document))
     if lacking := [name for name in nodes if name not in gpus_there]:
         notes.append(

@@ -78,18 +78,23 @@ def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
     nodes, hazards = chosen.scenario.nodes, told.hazards
     profiles = chosen.scenario.profiles
     return Conditions(
-        overheads=overheads(told.overheads), round_s=told.round_s, on_events=told.on_events,
+        overheads=overheads(told.overheads),
+        round_s=told.round_s,
+        on_events=told.on_events,
         horizon_s=told.horizon_s,
         visible=perturbed(profiles, told.error, seed) if told.error else None,
         failures=failures(nodes, until_s, seed, hazards) if hazards else (),
         stragglers=stragglers(nodes, until_s, seed, hazards) if hazards else (),
-    )  # fmt: skip
+    )
 
 
 def run_all(
-    names: Sequence[str], chosen: Chosen, conditions: Conditions, seed: int,
+    names: Sequence[str],
+    chosen: Chosen,
+    conditions: Conditions,
+    seed: int,
     network: Network | None = None,
-) -> list[Run]:  # fmt: skip
+) -> list[Run]:
     """Run every policy on the same scenario and conditions, with progress on standard error.
 
     With a network, under each of its mechanisms.
@@ -112,20 +117,26 @@ def run_all(
     made = chosen.over(window_s(chosen.last_s, conditions.round_s, ends_s, conditions.horizon_s))
     return [
         Run(
-            policy=label, result=result, ran=Ran.read(told_of(result, made, mapped=True)),
-            network=decides, met=seen,
+            policy=label,
+            result=result,
+            ran=Ran.read(told_of(result, made, mapped=True)),
+            network=decides,
+            met=seen,
         )
         for label, (_, decides), (result, seen) in zip(labels, asked, results, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager
 def _progress(name: str, jobs: int) -> Iterator[Callable[[float, int], None]]:
     """Give what hears of a run: the time, and how many of its jobs are over."""
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("jobs"),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("jobs"),
         TimeElapsedColumn(),
-    )  # fmt: skip
+    )
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as shown:
         task = shown.add_task(name, total=jobs)
         yield lambda _now_s, over: shown.update(task, completed=over)

@@ -96,9 +96,10 @@ def _warned(result: Result) -> Iterator[str]:
     elif names:
         yield f"not over at the horizon of {span(result.ended_s)}: {_named(names)}"
     rejected = [
-        one.spec.name for one, state in zip(result.scenario.arrivals, result.state, strict=True)
+        one.spec.name
+        for one, state in zip(result.scenario.arrivals, result.state, strict=True)
         if state == JobState.REJECTED
-    ]  # fmt: skip
+    ]
     if rejected:
         yield f"rejected {_named(rejected)}"
     if result.refused:
@@ -120,16 +121,18 @@ def show(
         gpus[node.gpu_type] += node.gpus
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in gpus.items())
     brought = f", load {chosen.load:.3g}" if math.isfinite(chosen.load) else ""
-    show_facts([
-        ("cluster", f"{scenario.gpus:,} GPUs on {len(scenario.nodes):,} nodes: {kinds}"),
-        ("jobs", f"{len(scenario.arrivals):,} over {span(chosen.last_s)}{brought}"),
-        ("dropped", f"{len(chosen.dropped):,}" if chosen.dropped else ""),
-        ("rounds", str(told["rounds"])),
-        ("hazards", _hazards(told)),
-        ("network", _network(told)),
-        ("throughput", f"over the first {span(first['horizon_s'])}; in effective GPUs"),
-        ("JCT", _over(runs, table)),
-    ])  # fmt: skip
+    show_facts(
+        [
+            ("cluster", f"{scenario.gpus:,} GPUs on {len(scenario.nodes):,} nodes: {kinds}"),
+            ("jobs", f"{len(scenario.arrivals):,} over {span(chosen.last_s)}{brought}"),
+            ("dropped", f"{len(chosen.dropped):,}" if chosen.dropped else ""),
+            ("rounds", str(told["rounds"])),
+            ("hazards", _hazards(told)),
+            ("network", _network(told)),
+            ("throughput", f"over the first {span(first['horizon_s'])}; in effective GPUs"),
+            ("JCT", _over(runs, table)),
+        ]
+    )
     columns = COLUMNS if any("deadlines" in one for one in table) else COLUMNS[:-1]
     show_table(table, (*columns, *NETWORK) if "topology" in told else columns)
 
@@ -205,9 +208,13 @@ jobs that met others, the mean of jobs' slowdowns."""
 
 
 def as_json(
-    runs: Sequence[Run], table: Sequence[Row], chosen: Chosen, told: Mapping[str, Any],
-    checks: Mapping[str, Replayed], warned: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
+    runs: Sequence[Run],
+    table: Sequence[Row],
+    chosen: Chosen,
+    told: Mapping[str, Any],
+    checks: Mapping[str, Replayed],
+    warned: Sequence[str],
+) -> dict[str, Any]:
     """Return all of it as JSON can hold it."""
     policies = []
     for run, one in zip(runs, table, strict=True):
@@ -221,10 +228,15 @@ def as_json(
         policies.append(found)
     scenario = chosen.scenario
     return {
-        **told, "gpus": scenario.gpus, "nodes": len(scenario.nodes), "jobs": len(scenario.arrivals),
-        "load": json_number(chosen.load), "dropped": [one._asdict() for one in chosen.dropped],
-        "warnings": list(warned), "policies": policies,
-    }  # fmt: skip
+        **told,
+        "gpus": scenario.gpus,
+        "nodes": len(scenario.nodes),
+        "jobs": len(scenario.arrivals),
+        "load": json_number(chosen.load),
+        "dropped": [one._asdict() for one in chosen.dropped],
+        "warnings": list(warned),
+        "policies": policies,
+    }
 
 
 def with_jobs(found: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
@@ -238,35 +250,51 @@ def with_jobs(found: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
 
 def _outcomes(result: Result) -> list[dict[str, Any]]:
     columns = zip(
-        result.scenario.arrivals, result.state, result.first_start_s.tolist(),
-        result.end_s.tolist(), result.restarts.tolist(), strict=True,
-    )  # fmt: skip
+        result.scenario.arrivals,
+        result.state,
+        result.first_start_s.tolist(),
+        result.end_s.tolist(),
+        result.restarts.tolist(),
+        strict=True,
+    )
     return [
         {
-            "job": one.spec.name, "arrival_s": one.arrival_s, "state": state,
-            "first_start_s": json_number(start_s), "end_s": json_number(end_s),
+            "job": one.spec.name,
+            "arrival_s": one.arrival_s,
+            "state": state,
+            "first_start_s": json_number(start_s),
+            "end_s": json_number(end_s),
             "restarts": restarts,
         }
         for one, state, start_s, end_s, restarts in columns
-    ]  # fmt: skip
+    ]
 
 
 def report(
-    runs: Sequence[Run], table: Sequence[Row], chosen: Chosen, told: Mapping[str, Any],
+    runs: Sequence[Run],
+    table: Sequence[Row],
+    chosen: Chosen,
+    told: Mapping[str, Any],
     warned: Sequence[str],
-) -> RunReport:  # fmt: skip
+) -> RunReport:
     """Return the page: the table, courses over time, JCT, queue, gaps, and who held which GPU."""
     by_policy = {run.policy: [run.ran] for run in runs}
     best = str(min(table, key=lambda one: float(one["jct_mean_s"]))["policy"])
     shown = [run.policy for run in runs][:DRAWN]
     first = runs[0].ran.figures
     figures: dict[str, Figure] = {
-        "jobs": len(chosen.scenario.arrivals), "gpus": chosen.scenario.gpus, "load": chosen.load,
-        "dropped": len(chosen.dropped), "window_s": first["horizon_s"],
-    }  # fmt: skip
+        "jobs": len(chosen.scenario.arrivals),
+        "gpus": chosen.scenario.gpus,
+        "load": chosen.load,
+        "dropped": len(chosen.dropped),
+        "window_s": first["horizon_s"],
+    }
     return report_of(
-        Report(seed=int(told["seed"]), figures=figures, table=list(table)), title="Simulation",
-        options=told, notes=warned, plots=pictures(by_policy, best, shown, shown),
+        Report(seed=int(told["seed"]), figures=figures, table=list(table)),
+        title="Simulation",
+        options=told,
+        notes=warned,
+        plots=pictures(by_policy, best, shown, shown),
         summary=f"{len(runs)} policies on the same jobs, cluster and costs. Throughput, utilisation and the"
         f" courses are over the first {span(first['horizon_s'])}.",
-    )  # fmt: skip
+    )

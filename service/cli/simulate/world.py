@@ -64,9 +64,12 @@ class Chosen:
     def over(self, window_s: float) -> Made:
         """Return it as a benchmark's workload, measured over the first ``window_s``."""
         return Made(
-            scenario=self.scenario, dropped=len(self.dropped), said="\n".join(self.notes),
-            load=self.load, horizon_s=window_s,
-        )  # fmt: skip
+            scenario=self.scenario,
+            dropped=len(self.dropped),
+            said="\n".join(self.notes),
+            load=self.load,
+            horizon_s=window_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +95,22 @@ def chosen(source: Source) -> Chosen:
     if found.speeds is None:
         raise AssertionError("the target is known")
     scenario = Scenario(
-        gpu_types=gpu_types, nodes=nodes, profiles=given.profiles, arrivals=found.arrivals,
+        gpu_types=gpu_types,
+        nodes=nodes,
+        profiles=given.profiles,
+        arrivals=found.arrivals,
         tenants=found.tenants or given.tenants,
-    )  # fmt: skip
+    )
     dropped = (*given.dropped, *found.dropped)
     work_s = float(gpu_seconds(found.arrivals, found.speeds).sum()) / scenario.gpus
     longest_s = float(found.speeds.requested_s(found.arrivals).max())
     return Chosen(
-        scenario=scenario, dropped=dropped, notes=tuple(_notes(scenario, dropped, found.reordered)),
+        scenario=scenario,
+        dropped=dropped,
+        notes=tuple(_notes(scenario, dropped, found.reordered)),
         load=load(found.arrivals, found.speeds, scenario.gpus),
         ample_s=found.arrivals[-1].arrival_s + 4 * (work_s + longest_s),
-    )  # fmt: skip
+    )
 
 
 def window_s(last_s: float, round_s: float, ends_s: Sequence[float], horizon_s: float) -> float:
@@ -151,10 +159,12 @@ def _published(
         raise InvalidInput("TRACE", f"{error.filename} is absent: set TESSERA_DATA") from error
     scenario = found.scenario
     return _Given(
-        jobs=scenario.arrivals[: source.reading.limit], profiles=profiles or scenario.profiles,
+        jobs=scenario.arrivals[: source.reading.limit],
+        profiles=profiles or scenario.profiles,
         cluster=cluster or (list(scenario.gpu_types), list(scenario.nodes)),
-        tenants=scenario.tenants, dropped=found.screened.dropped,
-    )  # fmt: skip
+        tenants=scenario.tenants,
+        dropped=found.screened.dropped,
+    )
 
 
 def _cluster(source: Source) -> Cluster | None:
@@ -188,15 +198,13 @@ def _samples(cluster: Cluster) -> list[EstimateRecord]:
     if not found:
         have = ", ".join(sorted(kind.name for kind in CATALOGUE))
         raise InvalidInput(
-            "--profiles", f"is needed: there are samples of {have} only, not of"
-            f" {', '.join(sorted(names))}",
-        )  # fmt: skip
+            "--profiles",
+            f"is needed: there are samples of {have} only, not of {', '.join(sorted(names))}",
+        )
     return found
 
 
-def _notes(
-    scenario: Scenario, dropped: Sequence[Dropped], reordered: Sequence[str]
-) -> list[str]:  # fmt: skip
+def _notes(scenario: Scenario, dropped: Sequence[Dropped], reordered: Sequence[str]) -> list[str]:
     notes = [f"dropped {line}" for line in bad_lines(dropped)]
     notes += [f"{line}; put in order" for line in order_lines(reordered)]
     profiled = {one.cell.gpu_type for one in scenario.profiles if math.isfinite(one.iter_time_s)}

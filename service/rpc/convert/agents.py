@@ -68,10 +68,11 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
 def of_desired(desired: Desired, nodes: Collection[str]) -> pb.Desired:
     """Return the message for the agent of ``nodes``."""
     return pb.Desired(
-        revision=desired.revision, network=_of_network(desired),
+        revision=desired.revision,
+        network=_of_network(desired),
         gangs=[_of_gang(gang, nodes, desired.network_levels) for gang in desired.gangs],
         deleted_nodes=desired.deleted_nodes,
-    )  # fmt: skip
+    )
 
 
 def _of_network(desired: Desired) -> pb.NetworkMap | None:
@@ -81,9 +82,10 @@ def _of_network(desired: Desired) -> pb.NetworkMap | None:
     parts = {g.spec.name: g.network for g in desired.gangs if g.network is not None}
     tagged = {job: part for job, part in parts.items() if part.tag >= 0}
     settings = assigned(
-        {job: part.level for job, part in tagged.items()}, desired.network_levels,
+        {job: part.level for job, part in tagged.items()},
+        desired.network_levels,
         {job: part.tag for job, part in tagged.items()},
-    )  # fmt: skip
+    )
     return pb.NetworkMap(priorities=settings.priorities, control_dscp=settings.control_tag)
 
 
@@ -97,35 +99,44 @@ def _of_part(
     if part is None:
         return None
     return pb.GangNetwork(
-        level=part.level, levels=levels, dscp=part.tag,
+        level=part.level,
+        levels=levels,
+        dscp=part.tag,
         routes=[
             pb.GangRoute(source=r.source, target=r.target, via=r.via)
-            for r in part.routes if r.source.partition("/")[0] not in elsewhere
+            for r in part.routes
+            if r.source.partition("/")[0] not in elsewhere
         ],
-    )  # fmt: skip
+    )
 
 
 def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.DesiredGang:
     spec, cell = gang.spec, gang.allocation.cell
     shares, rate = gang.allocation.shares, gang.allocation.rate
     return pb.DesiredGang(
-        job=spec.name, generation=gang.generation, job_number=gang.job_number, leader=gang.leader,
+        job=spec.name,
+        generation=gang.generation,
+        job_number=gang.job_number,
+        leader=gang.leader,
         shares=[
-            pb.AgentShare(node=node, gpu_indices=gpus)
-            for node, gpus in shares
-            if node in nodes
+            pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in shares if node in nodes
         ],
         members=[node for node, _ in shares],
-        model=spec.workload.model, params=spec.workload.params,
-        global_batch=spec.workload.global_batch, gpu_type=cell.gpu_type, gpus=cell.gpus,
-        pipeline_degree=cell.pipeline_degree, plan=cell.plan,
+        model=spec.workload.model,
+        params=spec.workload.params,
+        global_batch=spec.workload.global_batch,
+        gpu_type=cell.gpu_type,
+        gpus=cell.gpus,
+        pipeline_degree=cell.pipeline_degree,
+        plan=cell.plan,
         iter_time_s=spec.workload.global_batch / rate if rate > 0 else 0.0,
-        iterations_total=spec.iterations, iterations_done=gang.iterations_done,
-        restart_s=spec.restart_s, command=spec.command, runtime=spec.runtime,
-        network=_of_part(
-            gang.network, levels, {node for node, _ in shares if node not in nodes}
-        ),
-    )  # fmt: skip
+        iterations_total=spec.iterations,
+        iterations_done=gang.iterations_done,
+        restart_s=spec.restart_s,
+        command=spec.command,
+        runtime=spec.runtime,
+        network=_of_part(gang.network, levels, {node for node, _ in shares if node not in nodes}),
+    )
 
 
 def _phase(field: str, number: pb.ObservedGang.Phase.ValueType) -> str:

@@ -56,15 +56,20 @@ def of_cluster(record: ClusterRecord) -> pb.Cluster:
         name=names.cluster_name(record.name),
         gpu_types=[
             pb.GpuType(
-                name=t.name, memory_bytes=t.memory_bytes, dollars_per_hour=t.dollars_per_hour,
-                watts=t.watts, node_gpus=gpus,
+                name=t.name,
+                memory_bytes=t.memory_bytes,
+                dollars_per_hour=t.dollars_per_hour,
+                watts=t.watts,
+                node_gpus=gpus,
             )
             for t, gpus in zip(record.gpu_types, node_gpus, strict=True)
         ],
-        etag=fields.etag_of(record.version), create_time=fields.timestamp_of(record.created_s),
-        nodes=record.nodes, gpus=record.gpus,
+        etag=fields.etag_of(record.version),
+        create_time=fields.timestamp_of(record.created_s),
+        nodes=record.nodes,
+        gpus=record.gpus,
         last_round=names.round_name(record.name, last) if last else "",
-    )  # fmt: skip
+    )
 
 
 def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
@@ -93,12 +98,18 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
     elif record.silent_s > lease_s:
         state = pb.Node.UNREACHABLE
     return pb.Node(
-        name=names.node_name(cluster, record.spec.name), gpu_type=record.spec.gpu_type,
-        gpus=record.spec.gpus, rack=record.spec.rack, state=state,
-        etag=fields.etag_of(record.version), free_gpus=record.free_gpus,
+        name=names.node_name(cluster, record.spec.name),
+        gpu_type=record.spec.gpu_type,
+        gpus=record.spec.gpus,
+        rack=record.spec.rack,
+        state=state,
+        etag=fields.etag_of(record.version),
+        free_gpus=record.free_gpus,
         jobs=[names.job_name(cluster, job) for job in record.jobs],
         silent_s=record.silent_s if math.isfinite(record.silent_s) else -1.0,
-        network_remarks=record.network_remarks, drain_reason=record.drain_reason,
-        drained_by=record.drained_by, drained=record.drained,
+        network_remarks=record.network_remarks,
+        drain_reason=record.drain_reason,
+        drained_by=record.drained_by,
+        drained=record.drained,
         drain_time=None if record.drained_s is None else fields.timestamp_of(record.drained_s),
-    )  # fmt: skip
+    )

@@ -109,11 +109,15 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
     runs = math.isfinite(record.iter_time_s)
     return pb.CellEstimate(
         workload=of_workload(record.workload),
-        cell=of_cell(record.cell), nodes=record.cell.nodes,
-        iter_time_s=record.iter_time_s if runs else 0.0, infeasible=not runs,
-        source=_SOURCE_OF[record.source], provenance=record.provenance, sd=record.sd,
+        cell=of_cell(record.cell),
+        nodes=record.cell.nodes,
+        iter_time_s=record.iter_time_s if runs else 0.0,
+        infeasible=not runs,
+        source=_SOURCE_OF[record.source],
+        provenance=record.provenance,
+        sd=record.sd,
         traffic=of_traffic(record.traffic),
-    )  # fmt: skip
+    )
 
 
 def _iter_time_s(field: str, message: pb.CellEstimate) -> float:

@@ -138,14 +138,25 @@ def to_states(field: str, numbers: list[pb.JobState.ValueType]) -> list[JobState
 def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
     """Return the message of a job as asked for, without a name."""
     message = pb.Job(
-        workload=of_workload(spec.workload), iterations=spec.iterations,
-        requested_gpus=spec.requested_gpus, requested_gpu_type=spec.requested_type,
-        tenant=spec.tenant, priority=spec.queue, weight=spec.weight, guaranteed=spec.guaranteed,
-        restart=fields.duration_of(spec.restart_s), pinned=not spec.movable, labels=spec.labels,
-        command=spec.command, max_retries=spec.max_retries, pinned_gpu_type=spec.pinned_type,
-        profile=spec.profile, min_gpus=spec.min_gpus, max_gpus=spec.max_gpus,
+        workload=of_workload(spec.workload),
+        iterations=spec.iterations,
+        requested_gpus=spec.requested_gpus,
+        requested_gpu_type=spec.requested_type,
+        tenant=spec.tenant,
+        priority=spec.queue,
+        weight=spec.weight,
+        guaranteed=spec.guaranteed,
+        restart=fields.duration_of(spec.restart_s),
+        pinned=not spec.movable,
+        labels=spec.labels,
+        command=spec.command,
+        max_retries=spec.max_retries,
+        pinned_gpu_type=spec.pinned_type,
+        profile=spec.profile,
+        min_gpus=spec.min_gpus,
+        max_gpus=spec.max_gpus,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
-    )  # fmt: skip
+    )
     if math.isfinite(spec.deadline_s):
         message.deadline.CopyFrom(fields.timestamp_of(spec.deadline_s))
     return message
@@ -184,35 +195,43 @@ def of_job(record: JobRecord) -> pb.Job:
 def of_event(record: JobEventRecord) -> pb.JobEvent:
     """Return an entry of a job's history."""
     return pb.JobEvent(
-        time=fields.timestamp_of(record.at_s), event=record.event,
-        state=_STATE_NUMBER[record.state], detail=record.detail,
-    )  # fmt: skip
+        time=fields.timestamp_of(record.at_s),
+        event=record.event,
+        state=_STATE_NUMBER[record.state],
+        detail=record.detail,
+    )
 
 
 def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
     """Return the message of an allocation."""
     return pb.Allocation(
-        cell=of_cell(allocation.cell), rate=allocation.rate, generation=allocation.generation,
+        cell=of_cell(allocation.cell),
+        rate=allocation.rate,
+        generation=allocation.generation,
         shares=[
             pb.NodeShare(node=names.node_name(cluster, node), gpu_indices=gpus)
             for node, gpus in allocation.shares
         ],
-    )  # fmt: skip
+    )
 
 
 def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
     """Return the message of a reason that round ``number`` gave (0: a round that is not kept)."""
     return pb.Reason(
-        code=reason.code, message=reason.message, next_step=reason.next_step,
-        evidence=dict(reason.evidence), round=names.round_name(cluster, number) if number else "",
-    )  # fmt: skip
+        code=reason.code,
+        message=reason.message,
+        next_step=reason.next_step,
+        evidence=dict(reason.evidence),
+        round=names.round_name(cluster, number) if number else "",
+    )
 
 
 def _of_leg(leg: LegRecord) -> pb.Leg:
     return pb.Leg(
-        start_time=fields.timestamp_of(leg.start_s), end_time=fields.timestamp_of(leg.end_s),
+        start_time=fields.timestamp_of(leg.start_s),
+        end_time=fields.timestamp_of(leg.end_s),
         cell=of_cell(leg.cell),
-    )  # fmt: skip
+    )
 
 
 def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:

@@ -40,26 +40,39 @@ def to_model(field: str, message: pb.Model) -> ModelSpec:
     micro_batches = message.micro_batches or _USUAL.micro_batches
     state_bytes = message.state_bytes or _USUAL.state_bytes
     return ModelSpec(
-        model=fields.text(f"{field}.model", message.model, 200, required=True), params=params,
+        model=fields.text(f"{field}.model", message.model, 200, required=True),
+        params=params,
         architecture=message.architecture,
         sequence=fields.whole(f"{field}.sequence", message.sequence, 0, MAX_SEQUENCE),
-        dtype=message.dtype, flash=message.flash,
+        dtype=message.dtype,
+        flash=message.flash,
         micro_batches=fields.whole(f"{field}.micro_batches", micro_batches, 1, MAX_MICRO_BATCHES),
         state_bytes=fields.real(f"{field}.state_bytes", state_bytes, 1.0, MAX_STATE_BYTES),
-        checkpointing=message.checkpointing, zero=fields.whole(f"{field}.zero", message.zero, 0, 3),
-        step=_step(f"{field}.step", message), step_arguments=tuple(message.step_arguments),
-    )  # fmt: skip
+        checkpointing=message.checkpointing,
+        zero=fields.whole(f"{field}.zero", message.zero, 0, 3),
+        step=_step(f"{field}.step", message),
+        step_arguments=tuple(message.step_arguments),
+    )
 
 
 def of_model(spec: ModelSpec, model: Model, *, published: bool = False) -> pb.Model:
     """Return the message of a model and what it describes."""
     return pb.Model(
-        model=spec.model, params=spec.params, architecture=spec.architecture,
-        sequence=spec.sequence, dtype=model.graph.dtype, flash=spec.flash,
-        micro_batches=spec.micro_batches, state_bytes=spec.state_bytes,
-        checkpointing=spec.checkpointing, zero=spec.zero, parameters=model.graph.parameters,
-        published=published, step=spec.step, step_arguments=spec.step_arguments,
-    )  # fmt: skip
+        model=spec.model,
+        params=spec.params,
+        architecture=spec.architecture,
+        sequence=spec.sequence,
+        dtype=model.graph.dtype,
+        flash=spec.flash,
+        micro_batches=spec.micro_batches,
+        state_bytes=spec.state_bytes,
+        checkpointing=spec.checkpointing,
+        zero=spec.zero,
+        parameters=model.graph.parameters,
+        published=published,
+        step=spec.step,
+        step_arguments=spec.step_arguments,
+    )
 
 
 def _step(field: str, message: pb.Model) -> str:
@@ -85,9 +98,14 @@ def of_published(key: tuple[str, str], model: Model) -> pb.Model:
     """Return the message of a published model."""
     training = model.training
     spec = ModelSpec(
-        model=key[0], params=key[1], architecture="", micro_batches=training.micro_batches,
-        state_bytes=training.state_bytes, checkpointing=training.checkpointing, zero=model.zero,
-    )  # fmt: skip
+        model=key[0],
+        params=key[1],
+        architecture="",
+        micro_batches=training.micro_batches,
+        state_bytes=training.state_bytes,
+        checkpointing=training.checkpointing,
+        zero=model.zero,
+    )
     return of_model(spec, model, published=True)
 
 
@@ -103,8 +121,13 @@ def of_cell(found: CellEstimate) -> pb.PlannedCell:
 def _stages(plan: Plan) -> list[pb.PlannedStage]:
     return [
         pb.PlannedStage(
-            first_layer=s.start, end_layer=s.end, data_parallel=s.dp, tensor_parallel=s.tp,
-            expert_parallel=s.ep, sequence_parallel=s.sp, memory_bytes=memory_bytes,
+            first_layer=s.start,
+            end_layer=s.end,
+            data_parallel=s.dp,
+            tensor_parallel=s.tp,
+            expert_parallel=s.ep,
+            sequence_parallel=s.sp,
+            memory_bytes=memory_bytes,
         )
         for s, memory_bytes in zip(plan.stages, plan.memory_bytes, strict=True)
-    ]  # fmt: skip
+    ]

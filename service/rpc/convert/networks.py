@@ -64,46 +64,61 @@ def of_topology(cluster: str, record: TopologyRecord, nodes: set[str]) -> pb.Top
     described, topology = record.described, record.described.topology
     hosts = set(topology.hosts)
     return pb.Topology(
-        name=names.topology_name(cluster), document=described.document,
+        name=names.topology_name(cluster),
+        document=described.document,
         etag=fields.etag_of(record.version),
-        hosts=len(hosts), links=len(topology.links),
+        hosts=len(hosts),
+        links=len(topology.links),
         switches=int((topology.vertices.host == NOWHERE).sum()),
-        unknown_hosts=sorted(hosts - nodes)[:SHOWN], missing_nodes=sorted(nodes - hosts)[:SHOWN],
-    )  # fmt: skip
+        unknown_hosts=sorted(hosts - nodes)[:SHOWN],
+        missing_nodes=sorted(nodes - hosts)[:SHOWN],
+    )
 
 
 def of_plan(cluster: str, plan: NetworkPlanRecord) -> pb.NetworkPlan:
     """Return the message of a stored network plan."""
     return pb.NetworkPlan(
         name=names.network_plan_name(cluster, str(plan.number)),
-        plan_time=fields.timestamp_of(plan.planned_s), cause=plan.cause,
-        round=names.round_name(cluster, plan.round) if plan.round else "", levels=plan.levels,
-        changed=plan.changed, seconds=plan.seconds, notes=plan.notes,
+        plan_time=fields.timestamp_of(plan.planned_s),
+        cause=plan.cause,
+        round=names.round_name(cluster, plan.round) if plan.round else "",
+        levels=plan.levels,
+        changed=plan.changed,
+        seconds=plan.seconds,
+        notes=plan.notes,
         decisions=[of_decision(cluster, d) for d in plan.decisions],
-    )  # fmt: skip
+    )
 
 
 def of_outcome(cluster: str, outcome: NetworkOutcome, seconds: float) -> pb.NetworkPlan:
     """Return the message of a plan that is not in force."""
     decisions = sorted(outcome.decisions, key=lambda d: d.rank)
     return pb.NetworkPlan(
-        name=names.network_plan_name(cluster, "-"), cause="call", levels=outcome.levels,
-        seconds=seconds, notes=outcome.notes,
+        name=names.network_plan_name(cluster, "-"),
+        cause="call",
+        levels=outcome.levels,
+        seconds=seconds,
+        notes=outcome.notes,
         decisions=[of_decision(cluster, d) for d in decisions],
-    )  # fmt: skip
+    )
 
 
 def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
     """Return the message of a job's part in a plan."""
     return pb.NetworkDecision(
-        job=names.job_name(cluster, d.job), rank=d.rank, level=d.level, dscp=d.tag,
-        priority=d.priority, intensity=d.intensity,
-        meets=[names.job_name(cluster, other) for other in d.meets], note=d.note,
+        job=names.job_name(cluster, d.job),
+        rank=d.rank,
+        level=d.level,
+        dscp=d.tag,
+        priority=d.priority,
+        intensity=d.intensity,
+        meets=[names.job_name(cluster, other) for other in d.meets],
+        note=d.note,
         routes=[
             pb.NetworkRoute(source=r.source, target=r.target, via=r.via, sent_bytes=r.sent_bytes)
             for r in d.routes
         ],
-    )  # fmt: skip
+    )
 
 
 def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> CellTraffic:
@@ -112,9 +127,11 @@ def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> Cel
     stages = [_to_stage(f"{field}.stages[{i}]", stage) for i, stage in enumerate(message.stages)]
     try:
         found = CellTraffic(
-            work_flop=message.work_flop, compute_s=message.compute_s, start_s=message.start_s,
+            work_flop=message.work_flop,
+            compute_s=message.compute_s,
+            start_s=message.start_s,
             stages=tuple(stages),
-        )  # fmt: skip
+        )
     except InvalidInput as wrong:
         raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
     if found.gpus != gpus:
@@ -129,10 +146,12 @@ def _to_stage(field: str, message: estimates_pb2.StageTraffic) -> StageTraffic:
     sent = {
         kind: (
             fields.real(f"{field}.{kind}.bytes", getattr(message, kind).bytes, 0.0, MAX_BYTES),
-            fields.whole(f"{field}.{kind}.messages", getattr(message, kind).messages, 0, MAX_MESSAGES),
+            fields.whole(
+                f"{field}.{kind}.messages", getattr(message, kind).messages, 0, MAX_MESSAGES
+            ),
         )
         for kind in _KINDS
-    }  # fmt: skip
+    }
     ep = degree("expert_parallel") if message.expert_parallel else 1
     return StageTraffic(dp=degree("data_parallel"), tp=degree("tensor_parallel"), ep=ep, **sent)
 
@@ -142,15 +161,20 @@ def of_traffic(found: CellTraffic | None) -> estimates_pb2.CellTraffic | None:
     if found is None:
         return None
     return estimates_pb2.CellTraffic(
-        work_flop=found.work_flop, compute_s=found.compute_s, start_s=found.start_s,
+        work_flop=found.work_flop,
+        compute_s=found.compute_s,
+        start_s=found.start_s,
         stages=[
             estimates_pb2.StageTraffic(
-                data_parallel=stage.dp, tensor_parallel=stage.tp, expert_parallel=stage.ep,
+                data_parallel=stage.dp,
+                tensor_parallel=stage.tp,
+                expert_parallel=stage.ep,
                 **{
                     kind: estimates_pb2.Sent(bytes=amount[0], messages=amount[1])
-                    for kind in _KINDS if (amount := getattr(stage, kind))[0]
+                    for kind in _KINDS
+                    if (amount := getattr(stage, kind))[0]
                 },
             )
             for stage in found.stages
         ],
-    )  # fmt: skip
+    )

@@ -47,11 +47,18 @@ def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
     date = fields.text("date", m.date, 40, required=True)
     rows = [
         ProfileRow(
-            workload=workload, gpu_type=gpu_type, task=task, source=source, dtype=m.dtype,
-            device=device, versions=versions, date=date, **_layer(f"layers[{i}]", layer),
+            workload=workload,
+            gpu_type=gpu_type,
+            task=task,
+            source=source,
+            dtype=m.dtype,
+            device=device,
+            versions=versions,
+            date=date,
+            **_layer(f"layers[{i}]", layer),
         )
         for i, layer in enumerate(m.layers)
-    ]  # fmt: skip
+    ]
     fields.distinct((f"layers[{i}]", (r.kind, r.samples, r.tp)) for i, r in enumerate(rows))
     _require_whole(rows)
     return rows
@@ -81,9 +88,10 @@ def _require_whole(rows: list[ProfileRow]) -> None:
         for samples, tp in sorted(sizes):
             if (kind, samples, tp) not in have:
                 raise InvalidInput(
-                    "layers", f"{kind} was not measured at {samples:g} samples and tensor degree {tp},"
+                    "layers",
+                    f"{kind} was not measured at {samples:g} samples and tensor degree {tp},"
                     " where others were; send sizes that are complete",
-                )  # fmt: skip
+                )
 
 
 _STATE: Final = {state: pb.ProfilingTask.State.Value(state.name) for state in TaskState}
@@ -101,6 +109,11 @@ def of_status(found: Status) -> pb.Profiling:
 
 def _of_task(task: TaskStatus) -> pb.ProfilingTask:
     return pb.ProfilingTask(
-        gpu_type=task.gpu_type, job=task.job, state=_STATE[task.state], problem=task.problem,
-        records=task.records, device_seconds=task.device_s, service_gpu_seconds=task.service_gpu_s,
-    )  # fmt: skip
+        gpu_type=task.gpu_type,
+        job=task.job,
+        state=_STATE[task.state],
+        problem=task.problem,
+        records=task.records,
+        device_seconds=task.device_s,
+        service_gpu_seconds=task.service_gpu_s,
+    )

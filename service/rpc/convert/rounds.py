@@ -160,17 +160,36 @@ def of_round(record: RoundRecord, *, summary_only: bool) -> pb.Round:
 def of_summary(s: RoundSummary) -> pb.Round:
     """Return the message of a round without decisions."""
     return pb.Round(
-        name=names.round_name(s.cluster, s.number), epoch=s.epoch,
-        create_time=fields.timestamp_of(s.created_s), options=of_options(s.options),
-        status=s.status, outcome=s.outcome, objective=s.objective, bound=s.bound, gap=s.gap,
-        placed_score=s.placed_score, greedy_objective=s.greedy_objective, verified=s.verified,
-        violations=s.violations, snapshot_digest=s.snapshot_digest, solver=s.solver,
-        work=[pb.SolverWork(solver=name, work=work) for name, work in s.work], prices=s.prices,
-        running=s.running, waiting=s.waiting, started=s.started, suspended=s.suspended,
-        changed=s.changed, used_gpus=s.used_gpus, seconds=s.seconds, unit=s.unit,
-        samples_per_s=s.samples_per_s, versions=s.versions, goals=map(_of_goal, s.goals),
+        name=names.round_name(s.cluster, s.number),
+        epoch=s.epoch,
+        create_time=fields.timestamp_of(s.created_s),
+        options=of_options(s.options),
+        status=s.status,
+        outcome=s.outcome,
+        objective=s.objective,
+        bound=s.bound,
+        gap=s.gap,
+        placed_score=s.placed_score,
+        greedy_objective=s.greedy_objective,
+        verified=s.verified,
+        violations=s.violations,
+        snapshot_digest=s.snapshot_digest,
+        solver=s.solver,
+        work=[pb.SolverWork(solver=name, work=work) for name, work in s.work],
+        prices=s.prices,
+        running=s.running,
+        waiting=s.waiting,
+        started=s.started,
+        suspended=s.suspended,
+        changed=s.changed,
+        used_gpus=s.used_gpus,
+        seconds=s.seconds,
+        unit=s.unit,
+        samples_per_s=s.samples_per_s,
+        versions=s.versions,
+        goals=map(_of_goal, s.goals),
         bound_is_trivial=s.bound_is_trivial,
-    )  # fmt: skip
+    )
 
 
 def _of_goal(goal: GoalResult) -> pb.GoalResult:
@@ -186,9 +205,14 @@ def _of_goal(goal: GoalResult) -> pb.GoalResult:
 
 def _of_decision(cluster: str, number: int, d: DecisionRecord) -> pb.Decision:
     message = pb.Decision(
-        job=names.job_name(cluster, d.job), kind=d.kind, restart_price=d.restart_price,
-        applied=d.applied, skipped=d.skipped, admitted=d.admitted, opportunistic=d.opportunistic,
-    )  # fmt: skip
+        job=names.job_name(cluster, d.job),
+        kind=d.kind,
+        restart_price=d.restart_price,
+        applied=d.applied,
+        skipped=d.skipped,
+        admitted=d.admitted,
+        opportunistic=d.opportunistic,
+    )
     if d.allocation is not None:
         message.allocation.CopyFrom(of_allocation(cluster, d.allocation))
     if d.reason is not None:

@@ -28,10 +28,12 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
     if m.quotas:
         fields.batch(f"{field}.quotas", len(m.quotas), MAX_QUOTAS)
     return TenantSpec(
-        name=to_tenant_id(f"{field}.name", cluster, m.name), weight=weight, borrow_gpus=borrow_gpus,
+        name=to_tenant_id(f"{field}.name", cluster, m.name),
+        weight=weight,
+        borrow_gpus=borrow_gpus,
         lends=not m.keeps_idle_quota,
         quotas=_quotas(f"{field}.quotas", m.quotas),
-    )  # fmt: skip
+    )
 
 
 def _quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
@@ -56,7 +58,9 @@ def to_tenant_id(field: str, cluster: str, name: str) -> str:
 def of_tenant(cluster: str, spec: TenantSpec) -> pb.Tenant:
     """Return the message of a tenant's settings."""
     return pb.Tenant(
-        name=names.tenant_name(cluster, spec.name), weight=spec.weight,
+        name=names.tenant_name(cluster, spec.name),
+        weight=spec.weight,
         borrow_gpus=spec.borrow_gpus if spec.borrow_gpus >= 0 else None,
-        keeps_idle_quota=not spec.lends, quotas=spec.quotas,
-    )  # fmt: skip
+        keeps_idle_quota=not spec.lends,
+        quotas=spec.quotas,
+    )

@@ -75,9 +75,12 @@ def aligned(demand: Demand) -> Alignment:
             score.append(found.score)
             error.append(found.error)
     return Alignment(
-        offset_s=graph.offsets_s(alone_s), link=np.array(link, dtype=np.int64),
-        score=np.array(score), error=np.array(error), loops=loops,
-    )  # fmt: skip
+        offset_s=graph.offsets_s(alone_s),
+        link=np.array(link, dtype=np.int64),
+        score=np.array(score),
+        error=np.array(error),
+        loops=loops,
+    )
 
 
 def _meetings(demand: Demand, share: Floats) -> list[tuple[int, Ints]]:

@@ -84,9 +84,14 @@ def fitted(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) ->
     first = np.argsort(-share * sends_s / period_s, kind="stable")
     starts = STARTS if 2 < len(first) <= FEW else 1
     turned, excess = turns(
-        grid.around * fine, fixed(steps[first]), fixed(begin[first]), fixed(length[first]),
-        fixed(share[first]), starts, SWEEPS,
-    )  # fmt: skip
+        grid.around * fine,
+        fixed(steps[first]),
+        fixed(begin[first]),
+        fixed(length[first]),
+        fixed(share[first]),
+        starts,
+        SWEEPS,
+    )
     shift_s = np.empty(len(first))
     shift_s[first] = turned / steps[first] * period_s[first]
     return Fitted(shift_s=shift_s, score=1.0 - excess, error=grid.error)

@@ -62,6 +62,9 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     priority = np.empty(len(order))
     priority[order] = np.arange(len(order), 0, -1)
     return NetworkPlan(
-        chosen=chosen, priority=priority, order=order,
-        level=alone_then_rest(order, ranked, levels), levels=levels,
-    )  # fmt: skip
+        chosen=chosen,
+        priority=priority,
+        order=order,
+        level=alone_then_rest(order, ranked, levels),
+        levels=levels,
+    )

@@ -43,6 +43,9 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     tied = np.zeros(jobs, dtype=np.bool_)
     tied[1:] = (np.diff(most[order]) == 0) & (np.diff(mean[order]) == 0)
     return NetworkPlan(
-        chosen=chosen, priority=most + mean / (most.max(initial=0) + 1), order=order,
-        level=blocks(order, ranked, levels, tied), levels=levels,
-    )  # fmt: skip
+        chosen=chosen,
+        priority=most + mean / (most.max(initial=0) + 1),
+        order=order,
+        level=blocks(order, ranked, levels, tied),
+        levels=levels,
+    )

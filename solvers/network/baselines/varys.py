@@ -26,6 +26,9 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     priority = np.full(demand.jobs, np.inf)
     np.divide(1.0, slowest_s, out=priority, where=slowest_s > 0)
     return NetworkPlan(
-        chosen=chosen, priority=priority, order=order, level=blocks(order, ranked, levels),
+        chosen=chosen,
+        priority=priority,
+        order=order,
+        level=blocks(order, ranked, levels),
         levels=levels,
-    )  # fmt: skip
+    )

@@ -56,9 +56,14 @@ def compressed(
 
 
 def compression_of(
-    demand: Demand, order: Ints, levels: int, *, samples: int = 10, seed: int = 0,
+    demand: Demand,
+    order: Ints,
+    levels: int,
+    *,
+    samples: int = 10,
+    seed: int = 0,
     most_edges: int = MOST_EDGES,
-) -> Compression:  # fmt: skip
+) -> Compression:
     """Return what ``compressed`` does and what it loses; above ``most_edges`` only by cutting orders."""
     if levels < 1:
         raise InvalidInput("levels", f"is {levels}; it must be at least 1")

@@ -49,10 +49,13 @@ class Dag:
         low, high = self.part_start[index : index + 2]
         first, last = self.start[low], self.start[high]
         return Dag(
-            job=self.job[low:high], intensity=self.intensity[low:high], weight=self.weight[low:high],
+            job=self.job[low:high],
+            intensity=self.intensity[low:high],
+            weight=self.weight[low:high],
             start=fixed(self.start[low : high + 1] - first),
-            target=fixed(self.target[first:last] - np.int32(low)), part_start=np.array([0, high - low]),
-        )  # fmt: skip
+            target=fixed(self.target[first:last] - np.int32(low)),
+            part_start=np.array([0, high - low]),
+        )
 
     @property
     def at_stake(self) -> float:
@@ -91,9 +94,13 @@ def dag_of(demand: Demand, order: Ints) -> Dag:
     vertex[job] = np.arange(len(job))
     start, target = _edges(vertex[user], link, links, len(job))
     return Dag(
-        job=job, intensity=intensity, weight=fixed(_integers(intensity, np.diff(start))),
-        start=fixed(start), target=fixed(target), part_start=part_start,
-    )  # fmt: skip
+        job=job,
+        intensity=intensity,
+        weight=fixed(_integers(intensity, np.diff(start))),
+        start=fixed(start),
+        target=fixed(target),
+        part_start=part_start,
+    )
 
 
 def _shared(demand: Demand) -> tuple[Ints, Ints, int]:

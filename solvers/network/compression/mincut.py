@@ -58,9 +58,15 @@ def _moves(dag: Dag, source: Ints, level: Ints, levels: int, up: bool) -> Ints:
         np.concatenate([begin, head[flat], head[steep], costs, stuck]),
         np.concatenate([gains, tail[flat], tail[steep], end]),
         np.concatenate(
-            [gain[gains], np.full(flat.sum(), NEVER), weight[steep], -gain[costs], np.full(len(stuck), NEVER)]
+            [
+                gain[gains],
+                np.full(flat.sum(), NEVER),
+                weight[steep],
+                -gain[costs],
+                np.full(len(stuck), NEVER),
+            ]
         ).astype(np.int64),
-    )  # fmt: skip
+    )
     moved = np.zeros(count + 2, np.int64)
     if len(gains):
         if (status := flow.solve(count, count + 1)) != flow.OPTIMAL:

@@ -36,14 +36,16 @@ def cells(topology: Topology) -> Ints:
     racks = [frozenset(uplinks.get(h, ())) for h in range(len(t.hosts))]
     rack: list[Hashable] = [racks[h] or h for h in host]
     pods = {r: frozenset(s for tor in r for s in above.get(tor, ())) for r in set(racks)}
-    return np.stack([
-        _numbered(vertex),
-        _numbered((h, frozenset(pcie.get(v, ()))) for h, v in zip(host, vertex, strict=True)),
-        _numbered(host),
-        _numbered(rack),
-        _numbered(pods[racks[h]] or r for h, r in zip(host, rack, strict=True)),
-        _numbered(0 for _ in vertex),
-    ])  # fmt: skip
+    return np.stack(
+        [
+            _numbered(vertex),
+            _numbered((h, frozenset(pcie.get(v, ()))) for h, v in zip(host, vertex, strict=True)),
+            _numbered(host),
+            _numbered(rack),
+            _numbered(pods[racks[h]] or r for h, r in zip(host, rack, strict=True)),
+            _numbered(0 for _ in vertex),
+        ]
+    )
 
 
 _Reached = dict[int, set[int]]

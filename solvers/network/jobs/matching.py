@@ -59,9 +59,12 @@ def _solved(count: Ints, first: Ints, second: Ints, worth: Floats) -> Ints:
         rows = csr_array(vstack([rows, csr_array(inside.astype(np.float64))]))
         most = np.append(most, [float(count[odd].sum() // 2) for odd in broken])
     exact = milp(
-        -worth, integrality=np.ones(len(first), dtype=np.int64), bounds=Bounds(0, np.inf),
-        constraints=LinearConstraint(rows, -np.inf, most), options={"mip_rel_gap": 0.0},
-    )  # fmt: skip
+        -worth,
+        integrality=np.ones(len(first), dtype=np.int64),
+        bounds=Bounds(0, np.inf),
+        constraints=LinearConstraint(rows, -np.inf, most),
+        options={"mip_rel_gap": 0.0},
+    )
     if not exact.success:
         raise SolverFailed("highs", f"no matching: {exact.message}")
     return _rounded(exact.x)

@@ -71,9 +71,14 @@ def efficiency(stage_s: Floats) -> Floats:
 
 
 def grouped(
-    stage_s: Floats, gpus: Ints, urgency: Floats, capacity_gpus: int, *,
-    alone_s: Floats | None = None, threshold: float = IN_TURN,
-) -> Sharing:  # fmt: skip
+    stage_s: Floats,
+    gpus: Ints,
+    urgency: Floats,
+    capacity_gpus: int,
+    *,
+    alone_s: Floats | None = None,
+    threshold: float = IN_TURN,
+) -> Sharing:
     """Return who shares, so that the groups fit ``capacity_gpus`` where pairing can bring that about.
 
     Jobs enter by ``urgency`` (J,), the least first, as many as R to a GPU could hold. Rounds of
@@ -171,9 +176,12 @@ def _pair_values(groups: list[tuple[int, ...]], stage_s: Floats, threshold: floa
 
 
 def _joined(
-    groups: list[tuple[int, ...]], pairs: list[tuple[float, int, int]], gpus: Ints, rank: Ints,
+    groups: list[tuple[int, ...]],
+    pairs: list[tuple[float, int, int]],
+    gpus: Ints,
+    rank: Ints,
     surplus: int,
-) -> list[tuple[int, ...]]:  # fmt: skip
+) -> list[tuple[int, ...]]:
     """Return the groups with pairs joined, the most efficient first, until ``surplus`` GPUs are saved."""
     gone: set[int] = set()
     joined = []

@@ -36,8 +36,9 @@ class RandomSpread:
     def __call__(self, free: Free, gpus: int) -> Gang | None:
         """Return where the gang goes."""
         order = self._chance.permutation(len(free)).tolist()
-        return _taken(free, gpus, sorted(order, key=lambda h: -len(free[h])) if gpus > _most(free)
-                      else order)  # fmt: skip
+        return _taken(
+            free, gpus, sorted(order, key=lambda h: -len(free[h])) if gpus > _most(free) else order
+        )
 
 
 def _most(free: Free) -> int:

@@ -12,9 +12,7 @@ SLACK = 1e-12
 
 
 @jitted
-def turn(
-    load: Floats, period: int, begin: int, length: int, share: float, sign: float
-) -> None:  # fmt: skip
+def turn(load: Floats, period: int, begin: int, length: int, share: float, sign: float) -> None:
     """Add (``sign`` 1) or take away (-1) a job that sends at ``share`` for ``length`` steps a period."""
     for lap in range(len(load) // period):
         for step in range(length):
@@ -33,7 +31,7 @@ def excess(load: Floats) -> float:
 @jitted
 def best_turn(
     load: Floats, period: int, begin: int, length: int, share: float, more: Floats
-) -> int:  # fmt: skip
+) -> int:
     """Return the turn, in [0, period), at which the job adds the least excess; of equal ones the smallest.
 
     ``more`` is room for a period. The cost of all turns is one window sliding over it.

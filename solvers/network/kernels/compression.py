@@ -97,9 +97,14 @@ def picked(start: Ints, target: Narrow, draw: Floats, order: Ints) -> None:
 
 @jitted
 def placed(
-    start: Ints, target: Narrow, order: Ints,
-    enter_start: Ints, enter: Narrow, leave_start: Ints, leave: Narrow,
-) -> None:  # fmt: skip
+    start: Ints,
+    target: Narrow,
+    order: Ints,
+    enter_start: Ints,
+    enter: Narrow,
+    leave_start: Ints,
+    leave: Narrow,
+) -> None:
     """Fill in the edges as places of the order: where edges into, and out of, each place have their other
     end, rising."""
     count = len(order)
@@ -160,9 +165,14 @@ def best_of(
 
 @jitted
 def cut(
-    levels: int, weight: Ints,
-    enter_start: Ints, enter: Narrow, leave_start: Ints, leave: Narrow, ends: Ints,
-) -> int:  # fmt: skip
+    levels: int,
+    weight: Ints,
+    enter_start: Ints,
+    enter: Narrow,
+    leave_start: Ints,
+    leave: Narrow,
+    ends: Ints,
+) -> int:
     """Return the least weight of edges inside levels when an order is cut into ``levels`` (Crux eq. 4).
 
     ``ends`` (int64[levels + 1]) gets the cuts: level k, from the most urgent, has places

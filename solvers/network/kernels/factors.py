@@ -19,9 +19,15 @@ MOST_TURNS = 1e9
 
 @jitted
 def meetings(
-    first: Ints, second: Ints, link_start: Ints, link: Ints, share: Floats, duty: Floats,
-    speed: Floats, weight: Floats,
-) -> None:  # fmt: skip
+    first: Ints,
+    second: Ints,
+    link_start: Ints,
+    link: Ints,
+    share: Floats,
+    duty: Floats,
+    speed: Floats,
+    weight: Floats,
+) -> None:
     """Fill how two jobs disturb each other on the links that they share, pair by pair.
 
     ``share`` is what an entry (job, link) takes of the link while its job sends at full speed, ``duty`` what
@@ -109,9 +115,17 @@ def _sent_at(phase: float, need: float, period: float, busy: float, speed: float
 
 @jitted
 def low_periods(
-    period: Floats, busy: Floats, compute: Floats, start: Floats, send: Floats, speed: Floats,
-    phase: Floats, most: int, low: Floats, slack: Floats,
-) -> None:  # fmt: skip
+    period: Floats,
+    busy: Floats,
+    compute: Floats,
+    start: Floats,
+    send: Floats,
+    speed: Floats,
+    phase: Floats,
+    most: int,
+    low: Floats,
+    slack: Floats,
+) -> None:
     """Fill the mean period ``low`` of the job served last, and how far the true one may be away, ``slack``.
 
     All times are whole numbers of ticks, as floats. The urgent job sends for ``busy`` in each ``period``; an

@@ -48,9 +48,16 @@ Noise: TypeAlias = tuple[float, int]
 
 @jitted
 def rates(
-    times: Times, uses: Uses, groups: Groups, level: Ints, begin_s: Floats, window: Window,
-    noise: Noise, iterations: Floats, comm: Floats,
-) -> int:  # fmt: skip
+    times: Times,
+    uses: Uses,
+    groups: Groups,
+    level: Ints,
+    begin_s: Floats,
+    window: Window,
+    noise: Noise,
+    iterations: Floats,
+    comm: Floats,
+) -> int:
     """Add what each job computes (iterations) and communicates (seconds at full speed) in the window.
 
     Return how many events that took.
@@ -64,17 +71,32 @@ def rates(
         else:
             who = by_level(member[first:end], level)
             events += played(
-                times, uses, who, level, first_link[g], first_link[g + 1], begin_s, window, noise,
-                iterations, comm,
-            )  # fmt: skip
+                times,
+                uses,
+                who,
+                level,
+                first_link[g],
+                first_link[g + 1],
+                begin_s,
+                window,
+                noise,
+                iterations,
+                comm,
+            )
     return events
 
 
 @jitted
 def patterns(
-    times: Times, uses: Uses, groups: Groups, group: int, levels: Ints, work_flop: Floats,
-    window: Window, work: Floats,
-) -> int:  # fmt: skip
+    times: Times,
+    uses: Uses,
+    groups: Groups,
+    group: int,
+    levels: Ints,
+    work_flop: Floats,
+    window: Window,
+    work: Floats,
+) -> int:
     """Fill ``work`` with the flop that a group does in the window under each row of ``levels`` (rows, jobs).
 
     Return how many events that took.
@@ -91,9 +113,18 @@ def patterns(
         else:
             who = by_level(jobs, levels[r])
             events += played(
-                times, uses, who, levels[r], first_link[group], first_link[group + 1], begin_s,
-                window, none, iterations, comm,
-            )  # fmt: skip
+                times,
+                uses,
+                who,
+                levels[r],
+                first_link[group],
+                first_link[group + 1],
+                begin_s,
+                window,
+                none,
+                iterations,
+                comm,
+            )
         work[r] = 0.0
         for j in jobs:
             work[r] += work_flop[j] * iterations[j]
@@ -158,9 +189,18 @@ def mixed(state: np.uint64) -> np.uint64:
 
 @jitted
 def played(
-    times: Times, uses: Uses, who: Ints, level: Ints, first_link: int, end_link: int,
-    begin_s: Floats, window: Window, noise: Noise, iterations: Floats, comm: Floats,
-) -> int:  # fmt: skip
+    times: Times,
+    uses: Uses,
+    who: Ints,
+    level: Ints,
+    first_link: int,
+    end_link: int,
+    begin_s: Floats,
+    window: Window,
+    noise: Noise,
+    iterations: Floats,
+    comm: Floats,
+) -> int:
     """Play the events of jobs that can meet, ``who`` (the highest level first), until the window ends.
 
     A job's next event is the one that its communication waits for: it may begin to send (``WAITING``), it has
@@ -274,9 +314,17 @@ def met_by(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
 
 @jitted
 def shared_out(
-    uses: Uses, users: Users, who: Ints, level: Ints, first_link: int, top: int, state: Ints,
-    speed: Floats, fresh: Floats, scratch: Scratch,
-) -> None:  # fmt: skip
+    uses: Uses,
+    users: Users,
+    who: Ints,
+    level: Ints,
+    first_link: int,
+    top: int,
+    state: Ints,
+    speed: Floats,
+    fresh: Floats,
+    scratch: Scratch,
+) -> None:
     """Fill ``fresh`` with the speed of each that sends; places above the level of ``top`` keep theirs.
 
     Level by level the speeds rise together until a link fills: max-min fair.
@@ -320,9 +368,16 @@ def take(uses: Uses, job: int, first_link: int, state: int, speed: float, room: 
 
 @jitted
 def fill(
-    uses: Uses, users: Users, who: Ints, first_link: int, first: int, end: int, state: Ints,
-    fresh: Floats, scratch: Scratch,
-) -> None:  # fmt: skip
+    uses: Uses,
+    users: Users,
+    who: Ints,
+    first_link: int,
+    first: int,
+    end: int,
+    state: Ints,
+    fresh: Floats,
+    scratch: Scratch,
+) -> None:
     """Raise the speeds of a level's senders together; those on a full link stay where they are.
 
     The level is places ``first`` to ``end``. Only links that all of its senders could fill are looked at.
@@ -369,8 +424,17 @@ def fill(
         for k in range(tight):
             if weight[seen[k]] > ROUNDING and fills[seen[k]] <= height + ROUNDING:
                 at = users[0][seen[k]], users[0][seen[k] + 1]
-                rising -= stop(uses, users[1][at[0] : at[1]], who, first_link, height, first, end,
-                               fresh, scratch)  # fmt: skip
+                rising -= stop(
+                    uses,
+                    users[1][at[0] : at[1]],
+                    who,
+                    first_link,
+                    height,
+                    first,
+                    end,
+                    fresh,
+                    scratch,
+                )
                 weight[seen[k]] = 0.0  # nobody rises there; a rest of rounding would hold all
     for k in range(tight):
         weight[seen[k]] = 0.0
@@ -378,9 +442,16 @@ def fill(
 
 @jitted
 def stop(
-    uses: Uses, on_link: Ints, who: Ints, first_link: int, height: float, first: int, end: int,
-    fresh: Floats, scratch: Scratch,
-) -> int:  # fmt: skip
+    uses: Uses,
+    on_link: Ints,
+    who: Ints,
+    first_link: int,
+    height: float,
+    first: int,
+    end: int,
+    fresh: Floats,
+    scratch: Scratch,
+) -> int:
     """Let the places ``on_link`` that rise stay at ``height``; return how many."""
     use_start, link, share = uses
     _, spare, weight, fills, _ = scratch

@@ -86,9 +86,12 @@ def _best(
         matrix, np.array([low for _, low, _ in rows]), np.array([high for _, _, high in rows])
     )
     found = optimize.milp(
-        cost, constraints=limits, integrality=np.ones(count, np.int64),
-        bounds=optimize.Bounds(lower, upper), options={"mip_rel_gap": 0.0},
-    )  # fmt: skip
+        cost,
+        constraints=limits,
+        integrality=np.ones(count, np.int64),
+        bounds=optimize.Bounds(lower, upper),
+        options={"mip_rel_gap": 0.0},
+    )
     if found.status == 2:
         return -1
     if found.status != 0 or found.x is None:

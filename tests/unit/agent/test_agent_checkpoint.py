@@ -73,8 +73,10 @@ def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_pat
     """Generation 1 writes as fast as it can in a process of its own while generation 2 opens."""
     root, store = str(Path(checkpoint.__file__).parents[3]), str(tmp_path / "job")
     with subprocess.Popen(
-        [sys.executable, "-S", "-E", "-s", "-c", WRITER, root, store], stdout=subprocess.PIPE, text=True
-    ) as old:  # fmt: skip
+        [sys.executable, "-S", "-E", "-s", "-c", WRITER, root, store],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as old:
         assert old.stdout is not None
         assert [old.stdout.readline() for _ in range(2)] == ["open\n", "writing\n"]
         seen = checkpoint.open_generation(store, 2)

@@ -225,9 +225,11 @@ async def test_an_end_that_means_nothing_is_a_failure(tmp_path: Path, text: str)
 async def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
     script = "import os; os.write(2, b'x' * 1_000_000 + b'\\nlast words\\n'); os._exit(7)"
     process = Process.spawn(
-        [sys.executable, "-c", script], "go", identity=tmp_path / "process.json",
+        [sys.executable, "-c", script],
+        "go",
+        identity=tmp_path / "process.json",
         errors=tmp_path / "errors.log",
-    )  # fmt: skip
+    )
     handle = ReplayHandle(process, tmp_path)
     await handle.begun()
     end = await handle.ended()

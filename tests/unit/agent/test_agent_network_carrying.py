@@ -67,9 +67,12 @@ class Runtime:
         self.starts = 0
 
     def start(
-        self, gang: Gang, directory: Path, checkpoints: Path,
+        self,
+        gang: Gang,
+        directory: Path,
+        checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:  # fmt: skip
+    ) -> Handle:
         self.starts += 1
         self.started[gang.job] = dict(environment)
         return Lives()
@@ -120,12 +123,19 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self.carrying = Carrying(
             [NodeNetwork([nic], clock=lambda: self.now_s, drain_s=0.0) for nic in nics],
-            clock=lambda: self.now_s, spawn=self._spawn, prepare=self._prepare, patience_s=patience_s,
-        )  # fmt: skip
+            clock=lambda: self.now_s,
+            spawn=self._spawn,
+            prepare=self._prepare,
+            patience_s=patience_s,
+        )
         self.supervisor = Supervisor(
-            self.runtime, self.state, grace_s=9.0, spawn=self._spawn, changed=self._changed,
+            self.runtime,
+            self.state,
+            grace_s=9.0,
+            spawn=self._spawn,
+            changed=self._changed,
             network=self.carrying,
-        )  # fmt: skip
+        )
         self._revision = 0
 
     def _spawn(self, work: Any) -> None:
@@ -175,9 +185,11 @@ async def test_a_gang_starts_once_the_map_is_in_force_and_finds_its_mark(tmp_pat
     found = agent.runtime.started["a"]
     assert (found["NCCL_IB_TC"], found["NCCL_IB_SL"]) == (str(10 * 4 + 2), "1")
     assert agent.part("a") == {
-        "level": 1, "levels": 8, "dscp": 10,
+        "level": 1,
+        "levels": 8,
+        "dscp": 10,
         "routes": [["gpu-0", "gpu-1", ["tor-0", "agg-1", "tor-1"]]],
-    }  # fmt: skip
+    }
     assert agent.prepared == 1
 
 
@@ -277,9 +289,10 @@ def a_message(tag: int, **priorities: int) -> pb.Desired:
     part = pb.GangNetwork(level=2, levels=8, dscp=tag)
     return pb.Desired(
         gangs=[pb.DesiredGang(job="a", generation=1, network=part)],
-        network=pb.NetworkMap(priorities={int(t[1:]): p for t, p in priorities.items()},
-                              control_dscp=40),
-    )  # fmt: skip
+        network=pb.NetworkMap(
+            priorities={int(t[1:]): p for t, p in priorities.items()}, control_dscp=40
+        ),
+    )
 
 
 def test_what_servers_say_of_a_network_is_read_and_what_they_do_not_say_is_none() -> None:

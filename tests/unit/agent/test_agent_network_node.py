@@ -148,10 +148,13 @@ def rdma(
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("Global tclass=106\n", 106), ("236\n", 236), ("Global tclass=0\n", 0),
-        ("", None), ("Global tclass=-1\n", None),
+        ("Global tclass=106\n", 106),
+        ("236\n", 236),
+        ("Global tclass=0\n", 0),
+        ("", None),
+        ("Global tclass=-1\n", None),
     ],
-)  # fmt: skip
+)
 def test_a_forced_traffic_class_is_found(tmp_path: Path, text: str, value: int | None) -> None:
     sys = rdma(tmp_path, tclass=text)
     assert rdma_devices("eth1", sys) == ("mlx5_0",)
@@ -226,8 +229,12 @@ def test_by_default_the_command_only_advises(
     ],
 )
 def test_wrong_settings_of_the_command_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: tuple[str, ...], why: str
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    options: tuple[str, ...],
+    why: str,
+) -> None:
     told = tmp_path / "s.json"
     told.write_text(text)
     assert main(["network", "plan", "--settings", str(told), *options]) == 2

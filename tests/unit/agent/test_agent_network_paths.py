@@ -100,8 +100,13 @@ class Time:
 
 def turns(directory: Path, level: int, time: Time) -> Turns:
     return Turns(
-        directory=directory, level=level, levels=3, clock=time.clock, sleep=time.sleep, patience_s=0.01
-    )  # fmt: skip
+        directory=directory,
+        level=level,
+        levels=3,
+        clock=time.clock,
+        sleep=time.sleep,
+        patience_s=0.01,
+    )
 
 
 def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path: Path) -> None:
@@ -145,9 +150,15 @@ def test_turns_without_meaning_are_refused(tmp_path: Path) -> None:
 
 
 def trace_of(
-    period_s: float, *, bursts: tuple[float, ...] = (0.0,), jitter: float = 0.0, noise: float = 0.0,
-    step_s: float = 0.01, seconds: float = 30.0, seed: int = 1,
-) -> tuple[Floats, Floats]:  # fmt: skip
+    period_s: float,
+    *,
+    bursts: tuple[float, ...] = (0.0,),
+    jitter: float = 0.0,
+    noise: float = 0.0,
+    step_s: float = 0.01,
+    seconds: float = 30.0,
+    seed: int = 1,
+) -> tuple[Floats, Floats]:
     """Return times and a counter: 1e6 bytes an iteration in bursts at these shares, a fifth long."""
     draw = np.random.default_rng(seed)
     count = round(seconds / step_s)
@@ -226,9 +237,11 @@ def test_counters_of_interfaces_and_rdma_ports_are_read_in_bytes(tmp_path: Path)
     net = tmp_path / "class/net/eth1/statistics"
     port = tmp_path / "class/infiniband/mlx5_0/ports/1/counters"
     for folder, name, text in (
-        (net, "tx_bytes", "7\n"), (net, "rx_bytes", "9\n"),
-        (port, "port_xmit_data", "5\n"), (port, "port_rcv_data", "6\n"),
-    ):  # fmt: skip
+        (net, "tx_bytes", "7\n"),
+        (net, "rx_bytes", "9\n"),
+        (port, "port_xmit_data", "5\n"),
+        (port, "port_rcv_data", "6\n"),
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     assert {c.name: c.read() for c in counters(tmp_path)} == {"eth1": 7, "mlx5_0/1": 20}

@@ -122,8 +122,18 @@ def test_a_gang_comes_back_from_disk_and_from_a_message_as_it_was() -> None:
     gang = a_gang(command=("fail-at", "3"), plan="p", model="bert", params="1.3B", global_batch=8)
     assert gang_from_json(gang_to_json(gang)) == gang
     message = pb.DesiredGang(
-        job="a", generation=1, shares=[pb.AgentShare(node="n0", gpu_indices=[0, 1])], leader="n0",
-        members=["n0"], model="bert", params="1.3B", global_batch=8, gpus=2, plan="p",
-        iter_time_s=1.0, iterations_total=1000.0, command=["fail-at", "3"],
-    )  # fmt: skip
+        job="a",
+        generation=1,
+        shares=[pb.AgentShare(node="n0", gpu_indices=[0, 1])],
+        leader="n0",
+        members=["n0"],
+        model="bert",
+        params="1.3B",
+        global_batch=8,
+        gpus=2,
+        plan="p",
+        iter_time_s=1.0,
+        iterations_total=1000.0,
+        command=["fail-at", "3"],
+    )
     assert gang_from_message(message) == gang

@@ -142,9 +142,11 @@ async def test_a_broken_program_is_told_by_its_last_words(bench: Bench) -> None:
 
 async def test_a_process_whose_agent_died_before_naming_it_does_nothing(tmp_path: Path) -> None:
     process = Process.spawn(
-        python_argv(Path(replay_job.__file__)), "",
-        identity=tmp_path / "process.json", errors=tmp_path / "errors.log",
-    )  # fmt: skip
+        python_argv(Path(replay_job.__file__)),
+        "",
+        identity=tmp_path / "process.json",
+        errors=tmp_path / "errors.log",
+    )
     assert await process.ended() == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["errors.log", "process.json"]
     assert (tmp_path / "errors.log").read_text() == ""

@@ -253,9 +253,12 @@ class Lives:
 
 class Runtime:
     def start(
-        self, gang: Gang, directory: Path, checkpoints: Path,
+        self,
+        gang: Gang,
+        directory: Path,
+        checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:  # fmt: skip
+    ) -> Handle:
         return Lives()
 
     def adopt(self, directory: Path) -> Handle | None:
@@ -271,9 +274,13 @@ async def test_a_supervisor_tells_what_was_measured_of_leaders_and_of_others(
     sampling = a_sampling(wire, 5.0)
     async with asyncio.TaskGroup() as tasks:
         supervisor = Supervisor(
-            Runtime(), state, grace_s=1.0, spawn=tasks.create_task, changed=lambda: None,
+            Runtime(),
+            state,
+            grace_s=1.0,
+            spawn=tasks.create_task,
+            changed=lambda: None,
             sampling=sampling,
-        )  # fmt: skip
+        )
         led, follows = wide("led"), a_gang("follows", members=("n0", "n1"), leader="n1")
         for gang in (led, follows):
             supervisor.apply(supervisor.revision + 1, [gang])
@@ -309,12 +316,18 @@ def sysfs(tmp_path: Path, files: Mapping[str, int | str]) -> Path:
 def a_node(tmp_path: Path, layer: str = "Ethernet") -> Path:
     """Return /sys of a node with a NIC that has an RDMA port, and a bridge."""
     port = "class/infiniband/mlx5_0/ports/1"
-    return sysfs(tmp_path, {
-        "class/net/eth0/statistics/tx_bytes": 100, "class/net/eth0/device/vendor": "x",
-        "class/net/docker0/statistics/tx_bytes": 7, "class/net/lo/statistics/tx_bytes": 9,
-        f"{port}/counters/port_xmit_data": 1000, f"{port}/link_layer": layer,
-        "class/infiniband/mlx5_0/device/net/eth0/name": "eth0",
-    })  # fmt: skip
+    return sysfs(
+        tmp_path,
+        {
+            "class/net/eth0/statistics/tx_bytes": 100,
+            "class/net/eth0/device/vendor": "x",
+            "class/net/docker0/statistics/tx_bytes": 7,
+            "class/net/lo/statistics/tx_bytes": 9,
+            f"{port}/counters/port_xmit_data": 1000,
+            f"{port}/link_layer": layer,
+            "class/infiniband/mlx5_0/device/net/eth0/name": "eth0",
+        },
+    )
 
 
 def test_hardware_is_counted_and_its_rdma_ports_but_no_bridge_nor_loopback(tmp_path: Path) -> None:

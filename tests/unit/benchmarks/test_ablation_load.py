@@ -30,10 +30,17 @@ def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> Ran:
     """Return a run whose jobs all arrive at 100 s."""
     arrival_s = np.full(len(jct_s), 100.0)
     return Ran(
-        figures={"throughput": throughput, "horizon_s": 1000.0}, said="", arrival_s=arrival_s,
-        end_s=arrival_s + np.array(jct_s), alone_s=arrival_s, course={}, gaps=np.zeros((0, 2)),
-        node_gpus=[], node_types=[], segments=[],
-    )  # fmt: skip
+        figures={"throughput": throughput, "horizon_s": 1000.0},
+        said="",
+        arrival_s=arrival_s,
+        end_s=arrival_s + np.array(jct_s),
+        alone_s=arrival_s,
+        course={},
+        gaps=np.zeros((0, 2)),
+        node_gpus=[],
+        node_types=[],
+        segments=[],
+    )
 
 
 def a_row(part: str, policy: str, variant: str, against: str, x: float = 0.0) -> Row:
@@ -43,9 +50,16 @@ def a_row(part: str, policy: str, variant: str, against: str, x: float = 0.0) ->
 
 def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> Plan:
     return Plan(
-        base=Asked(work=WORK, policy="arena"), ours="ilp:jct", others=("fcfs", "sia"), heavy=4.0,
-        depths=(1, 3), queues=(1, 8), types=(1, 2), dp_memory=dp_memory, measured=measured,
-    )  # fmt: skip
+        base=Asked(work=WORK, policy="arena"),
+        ours="ilp:jct",
+        others=("fcfs", "sia"),
+        heavy=4.0,
+        depths=(1, 3),
+        queues=(1, 8),
+        types=(1, 2),
+        dp_memory=dp_memory,
+        measured=measured,
+    )
 
 
 def test_a_loss_is_against_the_full_policy_and_nothing_is_said_of_that() -> None:
@@ -68,24 +82,28 @@ def test_jobs_that_one_run_left_are_counted_in_place_of_a_mean() -> None:
     }
     assert unfinished(ran[blind], ran[full]) == pytest.approx(1 / 6)
     assert _figures(ran) == {
-        "unfinished_arena_no_planner": pytest.approx(1 / 6), "throughput_loss_arena_no_planner": 0.0,
-    }  # fmt: skip
+        "unfinished_arena_no_planner": pytest.approx(1 / 6),
+        "throughput_loss_arena_no_planner": 0.0,
+    }
 
 
 def test_a_sweep_of_one_policy_is_against_its_first_point_and_types_against_arena() -> None:
     deep = [a_row("depth", "arena", "all", "arena, all", x) for x in (3.0, 1.0)]
     types = [
         a_row("types", policy, "all", "arena, all", x)
-        for policy in ("arena", "sia") for x in (1.0, 2.0)
-    ]  # fmt: skip
+        for policy in ("arena", "sia")
+        for x in (1.0, 2.0)
+    ]
     ran = {row: [a_run([10.0 * (k + 1)])] for k, row in enumerate([*deep, *types])}
     assert reference(deep[0], ran) is ran[deep[1]]
     assert reference(types[2], ran) is ran[types[0]]
     assert reference(types[3], ran) is ran[types[1]]
     assert reference(a_row("alone", "sia", "all", "arena, all"), ran) is None
     assert {name for name in _figures(ran) if "jct" in name} == {
-        "jct_loss_arena_depth_3", "jct_loss_sia_types_1", "jct_loss_sia_types_2",
-    }  # fmt: skip
+        "jct_loss_arena_depth_3",
+        "jct_loss_sia_types_1",
+        "jct_loss_sia_types_2",
+    }
 
 
 def test_every_row_has_what_it_is_set_against_and_can_run() -> None:
@@ -128,9 +146,13 @@ def test_what_needs_data_that_is_absent_is_left_out_and_counted(
 def test_the_first_queue_is_told_apart() -> None:
     jobs, row = 6, a_row("queues", "arena", "all", "arena, all", 2.0)
     two = Row(
-        part=row.part, policy=row.policy, variant=row.variant, against=row.against, x=2.0,
+        part=row.part,
+        policy=row.policy,
+        variant=row.variant,
+        against=row.against,
+        x=2.0,
         run=Variant(asked=row.run.asked, shape=Shape(queues=2)),
-    )  # fmt: skip
+    )
     queue = queue_of(jobs, 2, 0)
     assert 0 < (queue == 1).sum() < jobs
     run = a_run(np.where(queue == 1, 7.0, 100.0).tolist())
@@ -140,13 +162,18 @@ def test_the_first_queue_is_told_apart() -> None:
 def test_sweeps_are_judged_at_their_last_point_and_worst_anywhere() -> None:
     found: Found = {
         "load": {
-            1.0: {"arena": [a_run([100, 100])], "sia": [a_run([80, 80])], "ilp:jct": [a_run([100, 80])]},
+            1.0: {
+                "arena": [a_run([100, 100])],
+                "sia": [a_run([80, 80])],
+                "ilp:jct": [a_run([100, 80])],
+            },
             2.0: {
-                "arena": [a_run([100, 300], 2.0)], "sia": [a_run([300, 300])],
+                "arena": [a_run([100, 300], 2.0)],
+                "sia": [a_run([300, 300])],
                 "ilp:jct": [a_run([50, NEVER], 3.0)],
             },
         }
-    }  # fmt: skip
+    }
     assert figures(found) == {
         "load_jct_gain_vs_arena": pytest.approx(0.5),
         "load_throughput_gain_vs_arena": pytest.approx(0.5),
@@ -169,9 +196,11 @@ def test_pictures_have_no_jct_where_other_jobs_finished() -> None:
     slow = a_row("components", "arena", "no pruning", "arena, full")
     deep = [a_row("depth", "arena", "all", "arena, all", x) for x in (1.0, 2.0)]
     ran = {
-        full: [a_run([100, 300])], blind: [a_run([10, NEVER])], slow: [a_run([200, 300])],
+        full: [a_run([100, 300])],
+        blind: [a_run([10, NEVER])],
+        slow: [a_run([200, 300])],
         **{row: [a_run([100, 100 * row.x])] for row in deep},
-    }  # fmt: skip
+    }
     bars, jct, throughput = _plots(ran)
     assert "arena, no pruning: 1.25" in bars.alt
     assert bars.alt.count("no planner") == 1  # its throughput

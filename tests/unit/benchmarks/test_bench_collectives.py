@@ -30,10 +30,18 @@ def a_table(
 ) -> list[CommRecord]:
     """Return rows of groups on two nodes of two GPUs, ``slower`` times what data sheets say."""
     row = CommRecord(
-        primitive=primitive, gpu_type=kind.name, network="default", num_nodes=2, gpus_per_node=2,
-        group_size=size, group_nodes=nodes, group_gpus_per_node=size // nodes,
-        num_groups=4 // size, bytes=1, time_s=1.0,
-    )  # fmt: skip
+        primitive=primitive,
+        gpu_type=kind.name,
+        network="default",
+        num_nodes=2,
+        gpus_per_node=2,
+        group_size=size,
+        group_nodes=nodes,
+        group_gpus_per_node=size // nodes,
+        num_groups=4 // size,
+        bytes=1,
+        time_s=1.0,
+    )
     (curve,) = curves_of([row])
     network = LinkNetwork(hardware=kind, shape=curve.layout.machine, rates=LinkRates.of(kind))
     places = groups_of([curve.layout] * len(SIZES))

@@ -46,9 +46,11 @@ from tessera.service.cli.demo.stack import free_port
 
 def an_attack(**overrides: Any) -> Attack:
     fields: dict[str, Any] = {
-        "address": f"127.0.0.1:{free_port()}", "load": 0.01, "seed": 1,
+        "address": f"127.0.0.1:{free_port()}",
+        "load": 0.01,
+        "seed": 1,
         "until_s": time.monotonic() + 60.0,
-    }  # fmt: skip
+    }
     return Attack(**fields | overrides)
 
 
@@ -250,15 +252,22 @@ def test_figures_are_of_the_worst_phase_or_the_sum_of_all() -> None:
         Phase(
             name="documents",
             samples=[a_sample("round", 1.7), a_sample("health", 0.2), a_sample("list", 0.7)],
-            tally=tally, rss_before_mib=100.0, rss_after_mib=150.0, logged=["a", "b"],
+            tally=tally,
+            rss_before_mib=100.0,
+            rss_after_mib=150.0,
+            logged=["a", "b"],
         ),
         Phase(
             name="rounds",
             samples=[a_sample("round", 3.0, "round: ABORTED"), a_sample("control", 0.3)],
-            rss_before_mib=150.0, rss_after_mib=140.0, threads_stuck=2, leases_lost=1,
-            broken=["a", "b"], server_ended=True,
+            rss_before_mib=150.0,
+            rss_after_mib=140.0,
+            threads_stuck=2,
+            leases_lost=1,
+            broken=["a", "b"],
+            server_ended=True,
         ),
-    ]  # fmt: skip
+    ]
     figures = sum_up(alone, phases, sigterm_s=5.0, grace_s=3.0)
     assert (figures["sigterm_s"], figures["sigterm_over_grace_s"]) == (5.0, 2.0)
     assert figures["other_round_alone_s"] == 0.4

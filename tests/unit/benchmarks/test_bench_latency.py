@@ -18,13 +18,21 @@ def recorded(data: list[int], tensor: list[int], **given: Floats) -> Recorded:
     stages = len(data)
     nothing = np.zeros(stages)
     fields = {
-        "forward_s": nothing, "backward_s": nothing, "sync_s": nothing, "update_s": nothing,
+        "forward_s": nothing,
+        "backward_s": nothing,
+        "sync_s": nothing,
+        "update_s": nothing,
         "handed_bytes": np.array([8.0] * (stages - 1) + [0.0]),
-    }  # fmt: skip
+    }
     return Recorded(
-        group="g", model="bert", params="1.3B", iter_time_s=1.0,
-        data=np.array(data), tensor=np.array(tensor), **(fields | given),
-    )  # fmt: skip
+        group="g",
+        model="bert",
+        params="1.3B",
+        iter_time_s=1.0,
+        data=np.array(data),
+        tensor=np.array(tensor),
+        **(fields | given),
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,9 +58,13 @@ def test_gpus_get_what_they_need_one_after_another(
 
 def test_an_iteration_is_rebuilt_as_the_artifact_does() -> None:
     plan = recorded(
-        [1, 1, 1], [1, 1, 1], forward_s=np.array([1.0, 2.0, 1.0]), sync_s=np.array([1.0, 0.0, 3.0]),
-        backward_s=np.array([2.0, 2.0, 2.5]), update_s=np.array([0.5, 0.25, 0.0]),
-    )  # fmt: skip
+        [1, 1, 1],
+        [1, 1, 1],
+        forward_s=np.array([1.0, 2.0, 1.0]),
+        sync_s=np.array([1.0, 0.0, 3.0]),
+        backward_s=np.array([2.0, 2.0, 2.5]),
+        update_s=np.array([0.5, 0.25, 0.0]),
+    )
     assert plan.rebuilt_s(None) == 10.5 + 15 * 4.0 + 4.0 + 0.5
     assert plan.rebuilt_s(NETWORK) == plan.rebuilt_s(None) + 2 * 16 + 15 * 16
     phases = 4.0 + 15 * 2.0 + 6.5 + 15 * 2.5

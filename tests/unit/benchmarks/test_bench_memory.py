@@ -24,10 +24,15 @@ def a_run(parts: Floats | None = None, **given: object) -> Run:
         np.array([[[4.0, 2.0, 1.0, 3.0]], [[1.0, 2.0, 1.0, 0.0]]]) if parts is None else parts
     )
     fields: dict[str, object] = {
-        "source": "x", "job": ("bert", "1.3B", 128), "hardware": A40, "gpus": 1,
-        "group": ("bert", "fine"), "free": np.zeros(of_stages.shape[1], dtype=bool),
-        "parameters_gib": 1.0, "measured_gib": 10.0,
-    }  # fmt: skip
+        "source": "x",
+        "job": ("bert", "1.3B", 128),
+        "hardware": A40,
+        "gpus": 1,
+        "group": ("bert", "fine"),
+        "free": np.zeros(of_stages.shape[1], dtype=bool),
+        "parameters_gib": 1.0,
+        "measured_gib": 10.0,
+    }
     return Run(parts=of_stages, **(fields | given))  # type: ignore[arg-type]
 
 

@@ -25,16 +25,20 @@ from tessera.solvers.schedulers import registry
 Stretch = tuple[str, float, float]
 
 
-def a_ran(
-    *jct_s: float, alone_s: Sequence[float] = (), stretches: Sequence[Stretch] = ()
-) -> Ran:  # fmt: skip
+def a_ran(*jct_s: float, alone_s: Sequence[float] = (), stretches: Sequence[Stretch] = ()) -> Ran:
     """Return a run of jobs that arrived at 0; inf: it never ended."""
     return Ran(
-        figures={}, said="", arrival_s=np.zeros(len(jct_s)), end_s=np.array(jct_s),
-        alone_s=np.array(alone_s or [1.0] * len(jct_s)), course={}, gaps=np.zeros((0, 2)),
-        node_gpus=[8], node_types=["a800"],
+        figures={},
+        said="",
+        arrival_s=np.zeros(len(jct_s)),
+        end_s=np.array(jct_s),
+        alone_s=np.array(alone_s or [1.0] * len(jct_s)),
+        course={},
+        gaps=np.zeros((0, 2)),
+        node_gpus=[8],
+        node_types=["a800"],
         segments=[(job, start_s, end_s, [(0, 1)]) for job, start_s, end_s in stretches],
-    )  # fmt: skip
+    )
 
 
 def test_mean_jct_is_of_the_jobs_that_ended_and_are_asked_for() -> None:
@@ -55,13 +59,19 @@ def test_the_part_of_short_jobs_is_of_what_is_gained_in_all() -> None:
 
 def test_guaranteed_jobs_that_were_suspended_are_counted_once_and_moves_are_not() -> None:
     ran = a_ran(
-        30.0, 30.0, 30.0,
+        30.0,
+        30.0,
+        30.0,
         stretches=[
-            ("0", 20.0, 30.0), ("0", 0.0, 5.0), ("0", 8.0, 9.0),  # suspended twice
-            ("1", 0.0, 10.0), ("1", 10.0, 30.0),  # moved
-            ("2", 0.0, 1.0), ("2", 5.0, 30.0),  # best effort
+            ("0", 20.0, 30.0),
+            ("0", 0.0, 5.0),
+            ("0", 8.0, 9.0),  # suspended twice
+            ("1", 0.0, 10.0),
+            ("1", 10.0, 30.0),  # moved
+            ("2", 0.0, 1.0),
+            ("2", 5.0, 30.0),  # best effort
         ],
-    )  # fmt: skip
+    )
 
     assert taken_off(ran, np.array([True, True, False])) == 1
     assert taken_off(ran, np.array([True, True, True])) == 2

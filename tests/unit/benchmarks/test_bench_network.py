@@ -31,15 +31,25 @@ def two_ways(*jobs: tuple[float, float, float, float]) -> Contention:
     work, compute_s, start_s, comm_s = map(np.array, zip(*jobs, strict=True))
     zero = np.zeros(count + 1, np.int64)
     return Contention(
-        jobs=tuple(f"job-{i}" for i in range(count)), work_flop=work.astype(float),
-        compute_s=compute_s.astype(float), start_s=start_s.astype(float), gpus=np.ones(count, np.int64),
-        fixed_start=zero, fixed_link=np.zeros(0, np.int64), fixed_bytes=np.zeros(0),
-        fixed_delay_s=np.zeros(count), bundle_start=np.arange(count + 1),
-        bundle_bytes=comm_s.astype(float), bundle_messages=np.ones(count, np.int64),
-        candidate_start=2 * np.arange(count + 1), candidate=np.tile([0, 1], count),
-        path_start=np.arange(3), path_link=np.arange(2), path_delay_s=np.zeros(2),
+        jobs=tuple(f"job-{i}" for i in range(count)),
+        work_flop=work.astype(float),
+        compute_s=compute_s.astype(float),
+        start_s=start_s.astype(float),
+        gpus=np.ones(count, np.int64),
+        fixed_start=zero,
+        fixed_link=np.zeros(0, np.int64),
+        fixed_bytes=np.zeros(0),
+        fixed_delay_s=np.zeros(count),
+        bundle_start=np.arange(count + 1),
+        bundle_bytes=comm_s.astype(float),
+        bundle_messages=np.ones(count, np.int64),
+        candidate_start=2 * np.arange(count + 1),
+        candidate=np.tile([0, 1], count),
+        path_start=np.arange(3),
+        path_link=np.arange(2),
+        path_delay_s=np.zeros(2),
         link_bytes_per_s=np.ones(2),
-    )  # fmt: skip
+    )
 
 
 def plan_of(chosen: Ints, level: Ints) -> NetworkPlan:
@@ -171,9 +181,13 @@ def test_the_best_order_is_not_one_that_only_does_well_with_a_level_for_each_job
     work[0, (level == [0, 1, 2]).all(axis=1)] = 9.0
     work[0, (level == [2, 0, 1]).all(axis=1)] = 4.0
     space = Space(
-        contention=c, chosen=np.zeros((1, 3), np.int64), level=level, work=work,
-        span=Span(horizon_s=1.0, warm_s=0.0), drift=0.0,
-    )  # fmt: skip
+        contention=c,
+        chosen=np.zeros((1, 3), np.int64),
+        level=level,
+        work=work,
+        span=Span(horizon_s=1.0, warm_s=0.0),
+        drift=0.0,
+    )
     assert micro.Judge(space, 2).best_order(0).tolist() == [0, 2, 1]
 
 

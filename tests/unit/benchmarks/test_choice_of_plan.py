@@ -60,9 +60,12 @@ def test_no_choice_depends_on_times_of_the_judged_cell(
     for k, cell in enumerate(cells):
         nothing = np.full_like(cell.kernels_s, np.nan)
         blind = replace(
-            cell, iter_time_s=np.full_like(cell.iter_time_s, np.nan),
-            kernels_s=nothing, comm_s=nothing, sync_s=nothing,
-        )  # fmt: skip
+            cell,
+            iter_time_s=np.full_like(cell.iter_time_s, np.nan),
+            kernels_s=nothing,
+            comm_s=nothing,
+            sync_s=nothing,
+        )
         others = [*cells[:k], blind, *cells[k + 1 :]]
         assert (load(blind, others) == load(cell, cells)).all()
         assert choice_of_plan.proxy(blind, load(blind, others)) == choice_of_plan.proxy(

@@ -272,7 +272,7 @@ def blocked_scenario() -> Scenario:
         an_arrival("behind", iterations=300, requested_type="a100"),
         an_arrival("new", 1000.0, iterations=300, requested_type="a100"),
         nodes=some_specs(("a100", 1, 1)),
-    )  # fmt: skip
+    )
 
 
 def test_a_job_that_can_never_run_keeps_back_those_behind_it_but_not_new_ones() -> None:
@@ -294,9 +294,7 @@ def test_waiting_jobs_are_tried_again_only_when_one_ended() -> None:
             tried.append(int(np.count_nonzero(snapshot.jobs.state == queued)))
             return decide(snapshot)
 
-        run(
-            scenario, watched, rounds=4, launch=FREE, oddities=Oddities(retries_after_ends=on)
-        )  # fmt: skip
+        run(scenario, watched, rounds=4, launch=FREE, oddities=Oddities(retries_after_ends=on))
         assert tried == expected
 
 

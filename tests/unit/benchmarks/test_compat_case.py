@@ -25,9 +25,14 @@ from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 def a_result(jct_s: list[float], samples_s: list[float]) -> CompatResult:
     count = len(jct_s)
     return CompatResult(
-        entered_s=np.zeros(count), ended_s=np.array(jct_s), queued_s=np.zeros(count),
-        gains=np.ones(count, dtype=np.int64), samples_s=np.array(samples_s), decided=1, refused=0,
-    )  # fmt: skip
+        entered_s=np.zeros(count),
+        ended_s=np.array(jct_s),
+        queued_s=np.zeros(count),
+        gains=np.ones(count, dtype=np.int64),
+        samples_s=np.array(samples_s),
+        decided=1,
+        refused=0,
+    )
 
 
 def test_the_mean_throughput_leaves_out_quiet_rounds() -> None:
@@ -82,10 +87,13 @@ def chosen(policy: Rigid) -> list[tuple[int, int] | None]:
         for gpus in (1, 2, 4)
     ]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4), (1, 1, 4)), estimates=estimates,
-        jobs=[a_job("a", requested_gpus=1, requested_type=0),
-              a_job("b", requested_gpus=2, requested_type=0)],
-    )  # fmt: skip
+        nodes=some_nodes((0, 1, 4), (1, 1, 4)),
+        estimates=estimates,
+        jobs=[
+            a_job("a", requested_gpus=1, requested_type=0),
+            a_job("b", requested_gpus=2, requested_type=0),
+        ],
+    )
     view = seen(snapshot, Policy())
     found = policy.choose(view).tolist()
     return [

@@ -33,8 +33,11 @@ def iter_time_s(profiles: list[EstimateRecord], params: str, gpus: int, batch: i
 
 
 def test_each_step_in_size_is_worth_a_factor_of_1_8() -> None:
-    known = [a_profile(1, 9.0, workload=of_size("2.6B")), a_profile(2, 1.0, workload=of_size("760M")),
-             a_profile(2, 2.0, workload=of_size("1.3B"))]  # fmt: skip
+    known = [
+        a_profile(1, 9.0, workload=of_size("2.6B")),
+        a_profile(2, 1.0, workload=of_size("760M")),
+        a_profile(2, 2.0, workload=of_size("1.3B")),
+    ]
     found = sizes_inferred(known, NODES, [])
     assert iter_time_s(found, "1.3B", 1) == pytest.approx(9.0 / 1.8)
     assert iter_time_s(found, "760M", 1) == pytest.approx(9.0 / 1.8**2)
@@ -43,14 +46,18 @@ def test_each_step_in_size_is_worth_a_factor_of_1_8() -> None:
 
 
 def test_the_next_larger_size_counts_even_where_it_failed() -> None:
-    known = [a_profile(1, math.inf, workload=of_size("1.3B")),
-             a_profile(1, 9.0, workload=of_size("2.6B"))]  # fmt: skip
+    known = [
+        a_profile(1, math.inf, workload=of_size("1.3B")),
+        a_profile(1, 9.0, workload=of_size("2.6B")),
+    ]
     assert math.isinf(iter_time_s(sizes_inferred(known, NODES, [of_size("760M")]), "760M", 1))
 
 
 def test_other_batches_and_other_shapes_say_nothing() -> None:
-    known = [a_profile(1, 9.0, workload=of_size("2.6B", 20)),
-             a_profile(4, 9.0, nodes=2, workload=of_size("2.6B"))]  # fmt: skip
+    known = [
+        a_profile(1, 9.0, workload=of_size("2.6B", 20)),
+        a_profile(4, 9.0, nodes=2, workload=of_size("2.6B")),
+    ]
     found = sizes_inferred(known, NODES, [of_size("1.3B")])
     assert math.isinf(iter_time_s(found, "1.3B", 1))
     assert math.isinf(iter_time_s(found, "1.3B", 4))

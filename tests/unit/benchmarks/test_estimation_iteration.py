@@ -28,9 +28,14 @@ def a_row(
     seconds: float, *, gpu: str = "a40", nodes: int = 1, per_node: int = 2, batch: int = 256
 ) -> Row:
     cell = Cell(
-        family="bert", params="1.3B", gpu_type=gpu, nodes=nodes, gpus_per_node=per_node,
-        global_batch=batch, parameters=1.4e9,
-    )  # fmt: skip
+        family="bert",
+        params="1.3B",
+        gpu_type=gpu,
+        nodes=nodes,
+        gpus_per_node=per_node,
+        global_batch=batch,
+        parameters=1.4e9,
+    )
     return Row(cell=cell, seconds=seconds)
 
 
@@ -67,8 +72,10 @@ def test_fewer_gpus_are_contradicted_by_more_than_their_share() -> None:
 def test_other_machines_and_batches_contradict_nothing() -> None:
     few = a_row(10.0, nodes=2)
     for other in (
-        a_row(11.0, nodes=4, per_node=1), a_row(11.0, nodes=4, gpu="a10"), a_row(11.0, nodes=4, batch=512),
-    ):  # fmt: skip
+        a_row(11.0, nodes=4, per_node=1),
+        a_row(11.0, nodes=4, gpu="a10"),
+        a_row(11.0, nodes=4, batch=512),
+    ):
         assert contradictions([few, other]) == []
 
 

@@ -33,9 +33,10 @@ def test_a_round_is_contended_where_not_every_job_can_have_its_best_cell(
     gpus: int, contended: bool
 ) -> None:
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, gpus)), jobs=[a_job("a"), a_job("b")],
+        nodes=some_nodes((0, 1, gpus)),
+        jobs=[a_job("a"), a_job("b")],
         estimates=[an_estimate(0, 0, 1)],
-    )  # fmt: skip
+    )
 
     row = compared(snapshot, Arena())
 

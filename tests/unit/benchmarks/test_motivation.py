@@ -32,11 +32,14 @@ def some_profiles(opening: Opening, *rows: tuple[int, str, int, float]) -> list[
     """Return profiles of an opening's jobs: (job, type, GPUs, samples/s)."""
     return [
         a_profile(
-            gpus, opening.jobs[job].workload.global_batch / rate, gpu_type=kind,
-            workload=opening.jobs[job].workload, source=Source.MEASURED,
+            gpus,
+            opening.jobs[job].workload.global_batch / rate,
+            gpu_type=kind,
+            workload=opening.jobs[job].workload,
+            source=Source.MEASURED,
         )
         for job, kind, gpus, rate in rows
-    ]  # fmt: skip
+    ]
 
 
 def a_swap() -> Scene:
@@ -75,9 +78,15 @@ def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
     opening = BY_NAME["inverted"]
     records = some_profiles(
         opening,
-        (0, "a100", 4, 12.0), (0, "a100", 8, 19.0), (1, "a100", 2, 53.0), (1, "a100", 4, 100.0),
-        (2, "a100", 2, 24.0), (2, "a100", 4, 46.0), (3, "a100", 2, 65.0), (3, "a100", 4, 120.0),
-    )  # fmt: skip
+        (0, "a100", 4, 12.0),
+        (0, "a100", 8, 19.0),
+        (1, "a100", 2, 53.0),
+        (1, "a100", 4, 100.0),
+        (2, "a100", 2, 24.0),
+        (2, "a100", 4, 46.0),
+        (3, "a100", 2, 65.0),
+        (3, "a100", 4, 120.0),
+    )
     memory = tmp_path / "dp.csv"
     memory.write_text(
         "model,params,global_batch,dp_degree,mem_per_gpu_gib,status\n"
@@ -98,9 +107,10 @@ def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
 
 def test_a_cell_on_which_a_job_does_not_run_adds_nothing() -> None:
     opening = replace(SWAPPED, plans=((("v100", 4), NONE),))
-    scene = Scene.of(opening, some_profiles(
-        opening, (0, "a100", 4, 30.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0)
-    ))  # fmt: skip
+    scene = Scene.of(
+        opening,
+        some_profiles(opening, (0, "a100", 4, 30.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0)),
+    )
     (row,) = [r for r in judged(scene, opening, ["estimates"], None, 0) if not r.policy]
     assert (row.samples_per_s, row.running) == (0.0, 0)
 
@@ -119,5 +129,7 @@ def test_it_runs_and_its_laws_hold_without_data_sets(
 
 def test_names_are_short() -> None:
     assert [short(name) for name in ("fcfs", RAW, NORMALISED)] == [
-        "fcfs", "ilp:throughput, raw", "ilp:throughput",
-    ]  # fmt: skip
+        "fcfs",
+        "ilp:throughput, raw",
+        "ilp:throughput",
+    ]

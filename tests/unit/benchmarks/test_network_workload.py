@@ -32,9 +32,12 @@ def a_job(
         pattern=Pattern.RING, members=np.arange(gpus)[None], sent_bytes=comm_s * NVLINK_BYTES_PER_S
     )
     return TraceJob(
-        name=name, arrival_s=at_s, gpus=gpus, iterations=iterations,
+        name=name,
+        arrival_s=at_s,
+        gpus=gpus,
+        iterations=iterations,
         traffic=Traffic(work_flop=10.0, compute_s=1.0, start_s=1.0, exchanges=(ring,)),
-    )  # fmt: skip
+    )
 
 
 def on_a_host(scheduler: str = "first-fit", days: float = 1.0) -> Played:
@@ -152,8 +155,10 @@ def test_a_mismeasured_job_is_seen_with_all_its_traffic_off_by_one_factor() -> N
     assert mismeasured(part, 0.2, 0).bundle_bytes.tolist() == seen.bundle_bytes.tolist()
     assert mismeasured(part, 0.0, 0) is part
     inside = a_job("a").traffic
-    drawn = [float(mismeasured(network.part(f"{n}", inside, EIGHT), 0.2, 0).fixed_bytes[0])
-             for n in range(200)]  # fmt: skip
+    drawn = [
+        float(mismeasured(network.part(f"{n}", inside, EIGHT), 0.2, 0).fixed_bytes[0])
+        for n in range(200)
+    ]
     exact = float(network.part("0", inside, EIGHT).fixed_bytes[0])
     assert np.mean(drawn) / exact == pytest.approx(1, abs=0.05)
     assert np.std(np.log(drawn)) == pytest.approx(0.2, abs=0.03)

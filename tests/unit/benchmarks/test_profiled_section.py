@@ -14,10 +14,18 @@ STEPS = "tessera.estimator.tracing.models.steps:"
 
 def a_comparison(**changed: Any) -> dict[str, Any]:
     return {
-        "model": "m", "samples": 2, "layers": 4, "kinds": 2, "summed_s": 1.1, "passes_s": 1.0,
-        "update_s": 0.2, "step_s": 1.0, "profile_device_s": 5.0, "direct_device_s": 20.0,
+        "model": "m",
+        "samples": 2,
+        "layers": 4,
+        "kinds": 2,
+        "summed_s": 1.1,
+        "passes_s": 1.0,
+        "update_s": 0.2,
+        "step_s": 1.0,
+        "profile_device_s": 5.0,
+        "direct_device_s": 20.0,
         "method": "kernels",
-    } | changed  # fmt: skip
+    } | changed
 
 
 def test_errors_are_of_passes_and_of_whole_steps_and_saving_is_of_device_seconds() -> None:

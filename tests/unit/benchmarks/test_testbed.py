@@ -35,11 +35,23 @@ COSTS = Overheads(load_s=50.0, save_s=0.0, search_s={2: 100.0})
 def a_row(**overrides: Any) -> dict[str, Any]:
     """Return the record of a job that trained 10 iterations of 10 s on two A40, to its end."""
     fields: dict[str, Any] = {
-        "campaign": "c", "policy": "fcfs", "job": "job_001", "try": 1, "event": "end",
-        "timestamp_s": 1550, "model": "moe", "params": "1.3B", "global_batch": 100, "gpu_type": "a40",
-        "num_nodes": 1, "gpus_per_node": 2, "executed_iterations": 10, "remaining_iterations": 0,
-        "iter_time_s": 10.0, "ap_search_s": 100.0,
-    }  # fmt: skip
+        "campaign": "c",
+        "policy": "fcfs",
+        "job": "job_001",
+        "try": 1,
+        "event": "end",
+        "timestamp_s": 1550,
+        "model": "moe",
+        "params": "1.3B",
+        "global_batch": 100,
+        "gpu_type": "a40",
+        "num_nodes": 1,
+        "gpus_per_node": 2,
+        "executed_iterations": 10,
+        "remaining_iterations": 0,
+        "iter_time_s": 10.0,
+        "ap_search_s": 100.0,
+    }
     return fields | overrides
 
 
@@ -56,28 +68,40 @@ def read(folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0) -> li
 def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> Run:
     """Return a run on two A40 that spent 50 s on its launch, 100 s on search and 10 s an iteration."""
     fields: dict[str, Any] = {
-        "start_s": start_s, "end_s": start_s + 150.0 + 10.0 * iterations, "gpu_type": "a40", "nodes": 1,
-        "gpus_per_node": 2, "iterations": iterations, "iter_time_s": 10.0, "search_s": 100.0,
+        "start_s": start_s,
+        "end_s": start_s + 150.0 + 10.0 * iterations,
+        "gpu_type": "a40",
+        "nodes": 1,
+        "gpus_per_node": 2,
+        "iterations": iterations,
+        "iter_time_s": 10.0,
+        "search_s": 100.0,
         "last": True,
-    }  # fmt: skip
+    }
     return Run(**fields | overrides)
 
 
 def a_recorded(*runs: Run, left: int = 0, **overrides: Any) -> Recorded:
     """Return a job of these runs, by default one that ended."""
     fields: dict[str, Any] = {
-        "campaign": "c", "policy": "fcfs", "name": "job_001", "workload": MOE, "origin_s": 0.0,
+        "campaign": "c",
+        "policy": "fcfs",
+        "name": "job_001",
+        "workload": MOE,
+        "origin_s": 0.0,
         "consistent": True,
-    }  # fmt: skip
+    }
     return Recorded(runs=runs or (a_run(),), left=left, **fields | overrides)
 
 
 def a_time(iter_time_s: float, gpus: int = 2, nodes: int = 1) -> EstimateRecord:
     """Return a profile of the job on A40."""
     return EstimateRecord(
-        workload=MOE, cell=Cell(gpu_type="a40", gpus=gpus, pipeline_degree=BEST_FOUND, nodes=nodes),
-        iter_time_s=iter_time_s, source=Source.MEASURED,
-    )  # fmt: skip
+        workload=MOE,
+        cell=Cell(gpu_type="a40", gpus=gpus, pipeline_degree=BEST_FOUND, nodes=nodes),
+        iter_time_s=iter_time_s,
+        source=Source.MEASURED,
+    )
 
 
 def a_campaign(
@@ -126,9 +150,10 @@ def test_iterations_that_do_not_add_up_are_told(
     tmp_path: Path, left: int, consistent: bool
 ) -> None:
     (job,) = read(
-        tmp_path, a_row(timestamp_s=1500, remaining_iterations=10),
+        tmp_path,
+        a_row(timestamp_s=1500, remaining_iterations=10),
         a_row(timestamp_s=2000, executed_iterations=5, remaining_iterations=left, **{"try": 2}),
-    )  # fmt: skip
+    )
 
     assert job.consistent is consistent
     assert job.left == left
@@ -229,9 +254,11 @@ def test_jobs_that_the_profiles_cannot_price_are_left_out() -> None:
 
 def test_a_job_that_is_not_the_traces_is_refused() -> None:
     other = JobSpec(
-        name="job_001", workload=Workload(model="bert", params="1B", global_batch=1), iterations=1,
+        name="job_001",
+        workload=Workload(model="bert", params="1B", global_batch=1),
+        iterations=1,
         requested_gpus=1,
-    )  # fmt: skip
+    )
 
     with pytest.raises(InvalidInput, match="another job_001"):
         campaign_of([a_recorded()], {"job_001": (100.0, other)}, [a_time(10.0)])
@@ -266,5 +293,6 @@ def test_job_k_is_row_k_of_the_trace(tmp_path: Path) -> None:
     found = read_requests(path)
 
     assert [(name, at_s, spec.iterations) for name, (at_s, spec) in found.items()] == [
-        ("job_001", 1000.0, 7), ("job_002", 900.0, 8),
-    ]  # fmt: skip
+        ("job_001", 1000.0, 7),
+        ("job_002", 900.0, 8),
+    ]

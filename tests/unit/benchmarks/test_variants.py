@@ -67,7 +67,7 @@ def two_types() -> Scenario:
         an_arrival("c", 9.0, requested_gpus=2, requested_type="a100", workload=MOE),
         nodes=some_specs(("a100", 2, 4), ("v100", 1, 8)),
         profiles=[*profiles, a_profile(2, 3.0, workload=MOE)],
-    )  # fmt: skip
+    )
 
 
 def test_the_default_shape_changes_nothing_that_matters() -> None:
@@ -89,18 +89,19 @@ def test_large_models_come_at_equal_gpu_hours() -> None:
     world = a_world()
     speeds = Speeds(world.scenario.profiles, Room.of(world.scenario.nodes))
     found, _ = shaped(world, Shape(large_share=0.5), seed=1)
-    before, after = (
-        gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found)
-    )  # fmt: skip
+    before, after = (gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found))
     large = [parameters(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
     assert sum(large) == round(0.5 * len(large))
     assert after == pytest.approx(before, rel=0.05)  # iterations are whole
 
 
 def test_pinned_jobs_run_on_their_type_alone() -> None:
-    scenario = replace(two_types(), arrivals=[
-        an_arrival("a", requested_gpus=2, requested_type="v100"),
-    ])  # fmt: skip
+    scenario = replace(
+        two_types(),
+        arrivals=[
+            an_arrival("a", requested_gpus=2, requested_type="v100"),
+        ],
+    )
     free, _ = shaped(a_world(scenario), Shape(), 0)
     pinned, _ = shaped(a_world(scenario), Shape(pinned=True), 0)
     ends = [simulated(w.scenario).end_s[0] for w in (free, pinned)]
@@ -219,9 +220,14 @@ def test_seeds_that_draw_nothing_are_refused(
 
 
 def test_a_variant_is_the_same_as_a_task() -> None:
-    variant = seeded(Variant(
-        asked=Asked(work=SMALL, policy="arena"), shape=Shape(queues=3, arrival_factor=2.0), depth=2
-    ), 4)  # fmt: skip
+    variant = seeded(
+        Variant(
+            asked=Asked(work=SMALL, policy="arena"),
+            shape=Shape(queues=3, arrival_factor=2.0),
+            depth=2,
+        ),
+        4,
+    )
     assert (variant.asked.work.seed, variant.asked.error_seed) == (4, 4)
     here, there = run(variant), json.loads(answer(variant.task("x").call))
     assert here["end_s"] == there["end_s"]

@@ -104,13 +104,21 @@ def test_where_no_server_listens_the_error_says_what_to_do() -> None:
     [
         (NotFound("clusters/c/jobs/j"), 4, "clusters/c/jobs/j does not exist [NOT_FOUND]"),
         (AlreadyExists("the job"), 1, "the job exists already; choose another id [ALREADY_EXISTS]"),
-        (InvalidInput("job.weight", "must be above 0"), 1, "job.weight: must be above 0 [INVALID_IN"),
+        (
+            InvalidInput("job.weight", "must be above 0"),
+            1,
+            "job.weight: must be above 0 [INVALID_IN",
+        ),
         (grpc.StatusCode.INTERNAL, 1, "the text of the error [INTERNAL]"),
         (grpc.StatusCode.UNIMPLEMENTED, 1, "is older than this command: bring it to this release"),
-        (NotFound("clusters/c"), 4, "clusters/c does not exist; create it with `tessera cluster apply"
-         " -f FILE`, or start with `tessera up` [NOT_FOUND]"),
+        (
+            NotFound("clusters/c"),
+            4,
+            "clusters/c does not exist; create it with `tessera cluster apply"
+            " -f FILE`, or start with `tessera up` [NOT_FOUND]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_server_says_is_one_line_and_an_exit_code(
     server: Scripted, answer: Answer, exit_code: int, says: str
 ) -> None:
@@ -129,20 +137,26 @@ def test_what_the_server_says_is_one_line_and_an_exit_code(
         (["jobs", "--frob"], "No such option"),
         (["jobs", "-o", "xml"], "xml"),
         (["jobs", "--state", "sleeping"], "--state: 'sleeping': know queued, held"),
-        (["job", "clusters/c/nodes/n"], "neither an id nor a name of the form clusters/CLUSTER/jobs"),
+        (
+            ["job", "clusters/c/nodes/n"],
+            "neither an id nor a name of the form clusters/CLUSTER/jobs",
+        ),
         (["submit", "-f", "absent.yaml"], "absent.yaml: cannot be read"),
         (["submit", "j", "-f", "absent.yaml"], "not both"),
         (["submit", "j", "--restart", "soon"], "--restart: 'soon' is not a duration"),
         (["submit", "j", "--label", "novalue"], "write a label as KEY=VALUE"),
         (["update", "j"], "name at least one of --weight"),
-        (["nodes", "delete", "clusters/c/jobs/" + "x" * 10_000], "neither an id nor a name of the form"),
+        (
+            ["nodes", "delete", "clusters/c/jobs/" + "x" * 10_000],
+            "neither an id nor a name of the form",
+        ),
         (["drain", "n", "--wait", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
         (["cells", "delete"], "say which Cells: give some of these, or --all alone"),
         (["serve", "--listen", "0.0.0.0:7070", "--print-config"], "--insecure-any-interface"),
         (["up", "--listen", "0.0.0.0:7070"], "--insecure-any-interface"),
         (["round", "--time-limit", "soon"], "--time-limit: 'soon' is not a duration"),
     ],
-)  # fmt: skip
+)
 def test_wrong_usage_is_code_2_and_calls_no_server(
     server: Scripted, arguments: list[str], says: str
 ) -> None:
@@ -171,8 +185,9 @@ def test_where_the_server_is_gone_the_jobs_that_were_not_tried_are_named(server:
     )
     assert done.exit_code == 3
     assert done.stderr.splitlines() == [
-        "error: b: the database is down [UNAVAILABLE]", "error: not tried: c",
-    ]  # fmt: skip
+        "error: b: the database is down [UNAVAILABLE]",
+        "error: not tried: c",
+    ]
     assert "QUEUED" in done.stdout
 
 

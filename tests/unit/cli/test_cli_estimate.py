@@ -132,10 +132,19 @@ def test_an_architecture_of_ones_own_is_named_by_its_file_or_by_model(tmp_path: 
 
 def test_a_hugging_face_configuration_is_estimated(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({
-        "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
-        "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 4096,
-    }))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 256,
+                "intermediate_size": 512,
+                "vocab_size": 1000,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "max_position_embeddings": 4096,
+            }
+        )
+    )
     short_one = answered("--hf", str(file), "--sequence", "128", "--batch", "32", *ON_8)
     long_one = answered("--hf", str(file), "--batch", "32", *ON_8)
     assert short_one["parameters"] == long_one["parameters"]
@@ -186,16 +195,27 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_told() -> None:
     ("arguments", "said"),
     [
         (["--batch", "8", *ON_8], "--model: is needed"),
-        (["--model", "brt", "--batch", "8", *ON_8], "there is no model 'brt', only wide_resnet, bert"),
+        (
+            ["--model", "brt", "--batch", "8", *ON_8],
+            "there is no model 'brt', only wide_resnet, bert",
+        ),
         (["--model", "bert", "--batch", "8", *ON_8], "name a size: bert/760M, bert/1.3B"),
         (["--model", "bert/9B", "--batch", "8", *ON_8], "bert/9B: there are bert/760M"),
-        ([*BERT, "--gpu", "a1000", "--count", "8"], "no type 'a1000'; did you mean a100? there are"),
+        (
+            [*BERT, "--gpu", "a1000", "--count", "8"],
+            "no type 'a1000'; did you mean a100? there are",
+        ),
         ([*BERT, "--count", "8"], "--gpu: is needed, or --all"),
-        ([*BERT, *ON_8, "--nodes", "3"], "8 GPUs do not lie evenly on 3 nodes; give one of 2, 4, 8"),
+        (
+            [*BERT, *ON_8, "--nodes", "3"],
+            "8 GPUs do not lie evenly on 3 nodes; give one of 2, 4, 8",
+        ),
         ([*BERT, *ON_8, "--nodes", "1"], "a node has 4 a100, so 8 are on 2 nodes at least"),
         ([*BERT, *ON_8, "--all"], "--all: cannot be with --gpu or --nodes"),
-        (["--model", "bert/1.3B", "--batch", "250", *ON_8],
-         "16 do not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125"),
+        (
+            ["--model", "bert/1.3B", "--batch", "250", *ON_8],
+            "16 do not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125",
+        ),
         ([*BERT, *ON_8, "--micro-batches", "some"], "--micro-batches: must be a number from 1, or"),
         ([*BERT, *ON_8, "--stages", "two"], "--stages: 'two': write whole numbers from 1"),
         ([*BERT, *ON_8, "--dtype", "f8"], "--dtype: must be one of f32, bf16, f16"),
@@ -209,7 +229,7 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_told() -> None:
         ([*BERT, *ON_8, "--hardware", "/none/h.yaml"], "h.yaml: cannot be read"),
         ([*BERT, *ON_8, "--write", "/none/out.csv"], "/none/out.csv: cannot be written"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_with_what_to_give(arguments: list[str], said: str) -> None:
     found = estimate(*arguments)
     assert found.exit_code == 2
@@ -219,10 +239,12 @@ def test_bad_input_is_refused_with_what_to_give(arguments: list[str], said: str)
 
 def test_plans_are_written_in_short() -> None:
     stages = [
-        Stage(start=0, end=3, dp=4, tp=2), Stage(start=3, end=5, dp=4, tp=2),
-        Stage(start=5, end=6, dp=1, tp=8), Stage(start=6, end=9, dp=1, tp=1),
+        Stage(start=0, end=3, dp=4, tp=2),
+        Stage(start=3, end=5, dp=4, tp=2),
+        Stage(start=5, end=6, dp=1, tp=8),
+        Stage(start=6, end=9, dp=1, tp=1),
         Stage(start=9, end=10, dp=8, tp=1, ep=4, sp=True),
-    ]  # fmt: skip
+    ]
     assert short(stages) == "2 x dp4 tp2 + tp8 + dp1 + dp8 ep4 sp"
     assert layers(stages) == "3+2+1+3+1"
 

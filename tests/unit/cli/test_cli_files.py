@@ -66,11 +66,20 @@ def test_documents_lists_and_defaults_all_hold_many_jobs() -> None:
         ("jobs:\n- {model: m, modle: m}\n", "j.yaml: jobs[0]: unknown key 'modle'"),
         ("defaults: {name: n}\njobs: []\n", "j.yaml: defaults: unknown key 'name'"),
         ("model: bert\n", "j.yaml: needs 'global_batch'"),
-        (MINIMAL.replace("256", "many"), "j.yaml: global_batch: must be a whole number from 1 to 1,000"),
-        (MINIMAL.replace("8", "true"), "j.yaml: gpus: must be a whole number from 1 to 65,536, not True"),
+        (
+            MINIMAL.replace("256", "many"),
+            "j.yaml: global_batch: must be a whole number from 1 to 1,000",
+        ),
+        (
+            MINIMAL.replace("8", "true"),
+            "j.yaml: gpus: must be a whole number from 1 to 65,536, not True",
+        ),
         (MINIMAL.replace("1.3B", "1.30"), "j.yaml: params: must be a text; put 1.3 in quotes"),
         (MINIMAL + "restart: soon\n", "j.yaml: restart: 'soon' is not a duration"),
-        (MINIMAL + "deadline: 2027-01-15T09:00:00\n", "j.yaml: deadline: 2027-01-15T09:00:00 has no"),
+        (
+            MINIMAL + "deadline: 2027-01-15T09:00:00\n",
+            "j.yaml: deadline: 2027-01-15T09:00:00 has no",
+        ),
         (MINIMAL + "deadline: 2027-01-15\n", "has no time zone"),
         (MINIMAL + "labels: [a]\n", "j.yaml: labels: must map texts to texts"),
         (MINIMAL + "command: python\n", "j.yaml: command: must be a list of texts"),
@@ -81,7 +90,7 @@ def test_documents_lists_and_defaults_all_hold_many_jobs() -> None:
         ("a: [", "j.yaml: is not valid YAML"),
         ("", "j.yaml: holds no jobs"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_a_job_file_is_named_with_its_place(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_jobs(text, "j.yaml", NOW)
@@ -123,7 +132,10 @@ def test_the_default_cluster_is_a_valid_cluster_file() -> None:
         ("gpu_types: {a100: big}\n", "gpu_types: a100: 'big' is no size"),
         ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: b, gpus: 1}]\n", "'b' is not among a"),
         ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a}]\n", "nodes[0]: needs 'gpus'"),
-        ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 1, count: 2}]\n", "must hold {}"),
+        (
+            "gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 1, count: 2}]\n",
+            "must hold {}",
+        ),
         (
             "gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 1},"
             " {name: n, gpu_type: a, gpus: 1}]\n",
@@ -131,7 +143,7 @@ def test_the_default_cluster_is_a_valid_cluster_file() -> None:
         ),
         ("a: 1\n---\nb: 1\n", "must hold one cluster, not 2"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_a_cluster_file_is_named_with_its_place(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         clusterfile.read_cluster(text, "c.yaml")

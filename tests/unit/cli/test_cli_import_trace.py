@@ -72,8 +72,9 @@ def test_what_a_trace_is_is_printed_and_it_is_written_without_a_server(files: Fi
     assert found["deadlines"] == "1"
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("bert")]
     assert [row[:4] for row in rows] == [
-        ["bert", "1.3B", "3", "75.0"], ["bert", "6.7B", "1", "25.0"],
-    ]  # fmt: skip
+        ["bert", "1.3B", "3", "75.0"],
+        ["bert", "6.7B", "1", "25.0"],
+    ]
     assert "4 jobs written to" in done.stderr
     assert read_trace(files.out) == read_trace(files.trace)
 
@@ -81,9 +82,12 @@ def test_what_a_trace_is_is_printed_and_it_is_written_without_a_server(files: Fi
 def test_bad_jobs_are_refused_by_default_and_nothing_is_written(files: Files) -> None:
     done = files.run(BAD, code=2)
     for text in (
-        "1 job with the name of an earlier job: t4", "1 job with no iterations", "zero",
-        "what (gpt9 1T 256)", "wide (64 a100)",
-    ):  # fmt: skip
+        "1 job with the name of an earlier job: t4",
+        "1 job with no iterations",
+        "zero",
+        "what (gpt9 1T 256)",
+        "wide (64 a100)",
+    ):
         assert text in done.stderr
     assert "late" not in done.stderr  # the order is put right by default
     assert not files.out.exists()

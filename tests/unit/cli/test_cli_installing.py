@@ -15,9 +15,22 @@ from tessera.formulation import release
 ROOT = Path(__file__).parents[3]
 
 HEAVY = (
-    "ortools", "scipy", "numba", "jax", "matplotlib", "sqlalchemy", "psycopg2", "cvxpy", "pulp",
-    "alembic", "platformdirs", "psutil", "tessera.solvers", "tessera.db", "tessera.simulator",
-)  # fmt: skip
+    "ortools",
+    "scipy",
+    "numba",
+    "jax",
+    "matplotlib",
+    "sqlalchemy",
+    "psycopg2",
+    "cvxpy",
+    "pulp",
+    "alembic",
+    "platformdirs",
+    "psutil",
+    "tessera.solvers",
+    "tessera.db",
+    "tessera.simulator",
+)
 """What a client's machine does not have, and our own rooms that need it."""
 
 READS_TRACES = (
@@ -28,8 +41,14 @@ READS_TRACES = (
 """The same for what reads files of traces, which is the lightest part of the simulator."""
 
 CLIENT = (
-    "clusters", "jobchanges", "jobs", "models", "networks", "rounds", "tenants",
-)  # fmt: skip
+    "clusters",
+    "jobchanges",
+    "jobs",
+    "models",
+    "networks",
+    "rounds",
+    "tenants",
+)
 """Command modules that a client needs."""
 
 ESTIMATES = ("importing", "topology", "estimate", "traces")
@@ -88,9 +107,17 @@ def test_what_a_client_or_an_agent_starts_imports_nothing_of_a_server(
 
 def test_an_agent_that_shall_measure_traffic_says_what_to_install(tmp_path: Path) -> None:
     arguments = [
-        "--server", "127.0.0.1:1", "--cluster", "c", "--node", "n:a100:1", "--data-dir",
-        str(tmp_path), "--measure-traffic", "30",
-    ]  # fmt: skip
+        "--server",
+        "127.0.0.1:1",
+        "--cluster",
+        "c",
+        "--node",
+        "n:a100:1",
+        "--data-dir",
+        str(tmp_path),
+        "--measure-traffic",
+        "30",
+    ]
     code = (
         "import sys; sys.modules['numpy'] = None;"
         f" from tessera.service.agent.main import main; sys.exit(main({arguments!r}))"

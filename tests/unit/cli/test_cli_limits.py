@@ -68,20 +68,26 @@ def test_so_is_an_option_of_any_other_command(arguments: list[str], option: str)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("gpus: 99999999999999", "gpus: must be a whole number from 1 to 65,536, not 99999999999999"),
+        (
+            "gpus: 99999999999999",
+            "gpus: must be a whole number from 1 to 65,536, not 99999999999999",
+        ),
         (f"iterations: {HUGE}", "iterations: must be a whole number from 1 to 1,000,000,000,000"),
         ("priority: 0", "priority: must be a whole number from 1 to 100, not 0"),
         ("weight: 0", "weight: must be a number from 1e-06 to 1e+06, not 0"),
         ("weight: .inf", "line 5: weight: must be a finite number, not inf"),
         ("weight: .nan", "line 5: weight: must be a finite number, not nan"),
-        (f"weight: {'9' * 400}", "line 5: weight: the number 99999999999999999999... has more than 40"),
+        (
+            f"weight: {'9' * 400}",
+            "line 5: weight: the number 99999999999999999999... has more than 40",
+        ),
         ("restart: .inf", "line 5: restart: must be a finite number, not inf"),
         ("restart: -1", "restart: must be a number from 0"),
         ("max_retries: 1001", "max_retries: must be a whole number from 0 to 1,000, not 1001"),
         ("deadline: 2027-13-45", "is not valid YAML: month must be in 1..12"),
         (f"tenant: {'9' * 5000}", "line 5: tenant: the number 99999999999999999999..."),
     ],
-)  # fmt: skip
+)
 def test_so_is_a_key_of_a_job_file(line: str, says: str) -> None:
     key = line.partition(":")[0]
     kept = "".join(f"{other}\n" for other in JOB.splitlines() if not other.startswith(f"{key}:"))
@@ -94,13 +100,16 @@ def test_so_is_a_key_of_a_job_file(line: str, says: str) -> None:
     ("text", "says"),
     [
         ("gpu_types: {a: 99999999 TB}\n", "a: must be at most 1,024 TiB"),
-        ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 65}]\n", "gpus: must be a whole"),
+        (
+            "gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 65}]\n",
+            "gpus: must be a whole",
+        ),
         (
             "gpu_types: {a: 1GiB}\nnodes: [{name: 'n{}', gpu_type: a, gpus: 1, count: 100001}]\n",
             "count: must be a whole number from 1 to 100,000, not 100001",
         ),
     ],
-)  # fmt: skip
+)
 def test_so_is_a_key_of_a_cluster_file(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         clusterfile.read_cluster(text, "c.yaml")

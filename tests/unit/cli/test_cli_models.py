@@ -83,18 +83,40 @@ def test_a_model_is_sent_as_its_file_and_options_say(
     file = tmp_path / "owl.yaml"
     file.write_text(ARCHITECTURE)
     done = tessera(
-        "add", "owl/3B", "--architecture", str(file), "--micro-batches", "8", "--state-bytes", "12",
-        "--checkpointing", "--dtype", "bf16", "--sequence", "64", "--flash", "--zero", "1",
-    )  # fmt: skip
+        "add",
+        "owl/3B",
+        "--architecture",
+        str(file),
+        "--micro-batches",
+        "8",
+        "--state-bytes",
+        "12",
+        "--checkpointing",
+        "--dtype",
+        "bf16",
+        "--sequence",
+        "64",
+        "--flash",
+        "--zero",
+        "1",
+    )
     (request,) = models.sent
     assert request.parent == "clusters/c"
     assert request.request_id
     assert list(request.models) == [
         pb.Model(
-            model="owl", params="3B", architecture=ARCHITECTURE, micro_batches=8, state_bytes=12.0,
-            checkpointing=True, dtype="bf16", sequence=64, flash=True, zero=1,
+            model="owl",
+            params="3B",
+            architecture=ARCHITECTURE,
+            micro_batches=8,
+            state_bytes=12.0,
+            checkpointing=True,
+            dtype="bf16",
+            sequence=64,
+            flash=True,
+            zero=1,
         )
-    ]  # fmt: skip
+    ]
     assert done.stderr == "owl/3B added\n"
 
 

@@ -19,11 +19,17 @@ NOW = Timestamp(seconds=1_800_000_000)
 
 def a_job(name: str = "j", **fields: object) -> jobs_pb2.Job:
     job = jobs_pb2.Job(
-        name=f"clusters/c/jobs/{name}", iterations=1000, requested_gpus=8, tenant="nlp",
+        name=f"clusters/c/jobs/{name}",
+        iterations=1000,
+        requested_gpus=8,
+        tenant="nlp",
         workload=estimates_pb2.Workload(model="bert", params="1.3B", global_batch=256),
-        state=jobs_pb2.QUEUED, create_time=Timestamp(seconds=NOW.seconds - 200), weight=1.0,
-        priority=1, max_retries=3,
-    )  # fmt: skip
+        state=jobs_pb2.QUEUED,
+        create_time=Timestamp(seconds=NOW.seconds - 200),
+        weight=1.0,
+        priority=1,
+        max_retries=3,
+    )
     job.MergeFrom(jobs_pb2.Job(**fields))  # type: ignore[arg-type] # a test names any field
     return job
 
@@ -35,16 +41,21 @@ def a_running_job() -> jobs_pb2.Job:
         jobs_pb2.NodeShare(node="clusters/c/nodes/n1", gpu_indices=[0, 1, 2, 6]),
     ]
     return a_job(
-        "runs", state=jobs_pb2.RUNNING, iterations_done=372.6,
+        "runs",
+        state=jobs_pb2.RUNNING,
+        iterations_done=372.6,
         allocation=jobs_pb2.Allocation(cell=cell, rate=123.4, shares=shares),
-    )  # fmt: skip
+    )
 
 
 def a_waiting_job() -> jobs_pb2.Job:
     reason = jobs_pb2.Reason(
-        code="OUTPRICED", message="worth 0.5, costs 0.7", next_step="raise its weight",
-        evidence={"value": "0.5", "price": "0.7"}, round="clusters/c/rounds/12",
-    )  # fmt: skip
+        code="OUTPRICED",
+        message="worth 0.5, costs 0.7",
+        next_step="raise its weight",
+        evidence={"value": "0.5", "price": "0.7"},
+        round="clusters/c/rounds/12",
+    )
     return a_job("waits", reason=reason)
 
 
@@ -184,12 +195,16 @@ def test_a_round_hides_decisions_that_change_nothing_unless_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = scheduler_pb2.Round(
-        name="clusters/c/rounds/3", status="optimal", outcome="committed", objective=2.5, bound=2.5,
+        name="clusters/c/rounds/3",
+        status="optimal",
+        outcome="committed",
+        objective=2.5,
+        bound=2.5,
         decisions=[
             scheduler_pb2.Decision(job="clusters/c/jobs/new", kind="start"),
             scheduler_pb2.Decision(job="clusters/c/jobs/old", kind="keep"),
         ],
-    )  # fmt: skip
+    )
     show_round(found, everything=False, wide=False)
     shown = capsys.readouterr()
     assert "new" in shown.out
@@ -201,9 +216,19 @@ def test_a_round_hides_decisions_that_change_nothing_unless_asked(
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-3, "0s"), (0, "0s"), (59, "59s"), (60, "1m"), (200, "3m20s"), (900, "15m"), (7260, "2h1m"),
-     (86400, "1d"), (90000, "1d1h"), (20 * 86400 + 3600, "20d")],
-)  # fmt: skip
+    [
+        (-3, "0s"),
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (200, "3m20s"),
+        (900, "15m"),
+        (7260, "2h1m"),
+        (86400, "1d"),
+        (90000, "1d1h"),
+        (20 * 86400 + 3600, "20d"),
+    ],
+)
 def test_spans_have_at_most_two_units(seconds: float, text: str) -> None:
     assert render.span(seconds) == text
 

@@ -22,27 +22,67 @@ from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
 from tests.support.builders import a_random_snapshot
 
 EVERYTHING = {
-    "objective": "deadline then jct", "scheduler": "fcfs", "raw_throughput": True,
-    "queue_weights": "1:4", "restart_horizon": "2h", "max_restart_share": 0.5,
-    "cost_of": CostOf.WATTS, "rate_floor": 0.25, "fairness_levels": 2, "caution": 1.5,
-    "deadlines": Deadlines.MYOPIC, "round_length": "60s", "queue_order": True,
-    "promote_after": "1h", "opportunistic": True, "reserve_after": "3h", "run_to_completion": True,
-    "min_run": "10m", "max_changes": 3, "defragment_every": 0, "solver": "greedy", "gap": 0.01,
-    "seed": 7, "solve_limit": "5s", "network_levels": 3, "network_floor": 0.2,
+    "objective": "deadline then jct",
+    "scheduler": "fcfs",
+    "raw_throughput": True,
+    "queue_weights": "1:4",
+    "restart_horizon": "2h",
+    "max_restart_share": 0.5,
+    "cost_of": CostOf.WATTS,
+    "rate_floor": 0.25,
+    "fairness_levels": 2,
+    "caution": 1.5,
+    "deadlines": Deadlines.MYOPIC,
+    "round_length": "60s",
+    "queue_order": True,
+    "promote_after": "1h",
+    "opportunistic": True,
+    "reserve_after": "3h",
+    "run_to_completion": True,
+    "min_run": "10m",
+    "max_changes": 3,
+    "defragment_every": 0,
+    "solver": "greedy",
+    "gap": 0.01,
+    "seed": 7,
+    "solve_limit": "5s",
+    "network_levels": 3,
+    "network_floor": 0.2,
     "network_measure": "45s",
-}  # fmt: skip
+}
 
 
 def test_every_option_reaches_the_call() -> None:
     found = rounds.to_options("options", asked(**EVERYTHING))
     assert found == RoundOptions(
-        objective="deadline then jct", scheduler="fcfs", raw_throughput=True, queue_weights="1:4",
-        restart_horizon_s=7200.0, max_restart_share=0.5, cost_of="watts", rate_floor=0.25,
-        fairness_levels=2, caution=1.5, deadlines="myopic", round_s=60.0, queue_order=True,
-        promote_after_s=3600.0, opportunistic=True, reserve_after_s=10800.0, run_to_completion=True,
-        min_run_s=600.0, max_changes=3, defragment_every_rounds=0, solver="greedy", gap=0.01,
-        seed=7, solve_limit_s=5.0, network_levels=3, network_floor=0.2, network_measure_s=45.0,
-    )  # fmt: skip
+        objective="deadline then jct",
+        scheduler="fcfs",
+        raw_throughput=True,
+        queue_weights="1:4",
+        restart_horizon_s=7200.0,
+        max_restart_share=0.5,
+        cost_of="watts",
+        rate_floor=0.25,
+        fairness_levels=2,
+        caution=1.5,
+        deadlines="myopic",
+        round_s=60.0,
+        queue_order=True,
+        promote_after_s=3600.0,
+        opportunistic=True,
+        reserve_after_s=10800.0,
+        run_to_completion=True,
+        min_run_s=600.0,
+        max_changes=3,
+        defragment_every_rounds=0,
+        solver="greedy",
+        gap=0.01,
+        seed=7,
+        solve_limit_s=5.0,
+        network_levels=3,
+        network_floor=0.2,
+        network_measure_s=45.0,
+    )
 
 
 def test_every_field_of_the_api_has_an_option() -> None:
@@ -117,8 +157,9 @@ def test_the_limits_of_what_was_added_are_the_servers() -> None:
     assert limits.MAX_DOLLARS_PER_HOUR == clusters.MAX_DOLLARS_PER_HOUR
     assert limits.MAX_WATTS == clusters.MAX_WATTS
     for name, most in (
-        ("max_changes", limits.MAX_CHANGES), ("fairness_levels", limits.MAX_FAIRNESS_LEVELS),
-    ):  # fmt: skip
+        ("max_changes", limits.MAX_CHANGES),
+        ("fairness_levels", limits.MAX_FAIRNESS_LEVELS),
+    ):
         rounds.read_options("o", f"{name}: {most}")
         with pytest.raises(InvalidInput, match=f"o.{name}"):
             rounds.read_options("o", f"{name}: {most + 1}")
@@ -130,10 +171,13 @@ SOON = Timestamp(seconds=NOW.seconds + 7200)
 
 def a_dated_job(**changes: object) -> jobs_pb2.Job:
     job = jobs_pb2.Job(
-        name="clusters/c/jobs/j", iterations=10, requested_gpus=8, deadline=SOON,
+        name="clusters/c/jobs/j",
+        iterations=10,
+        requested_gpus=8,
+        deadline=SOON,
         workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=8),
         state=jobs_pb2.QUEUED,
-    )  # fmt: skip
+    )
     job.MergeFrom(jobs_pb2.Job(**changes))  # type: ignore[arg-type] # a test names any field
     return job
 
@@ -143,18 +187,26 @@ def test_a_promised_deadline_is_shown_with_the_schedule_that_meets_it(
 ) -> None:
     legs = [
         jobs_pb2.Leg(
-            start_time=NOW, end_time=Timestamp(seconds=NOW.seconds + 600),
+            start_time=NOW,
+            end_time=Timestamp(seconds=NOW.seconds + 600),
             cell=estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2),
         )
-    ]  # fmt: skip
+    ]
     show_job(a_dated_job(deadline_admitted=True, certificate=legs), NOW)
     shown = capsys.readouterr()
     assert "2027-01-15T10:00:00Z, promised (schedule below)" in shown.out
     head, leg = shown.out.splitlines()[-2:]
     assert head.split() == ["START", "END", "FOR", "ON"]
     assert leg.split() == [
-        "2027-01-15T08:00:00Z", "2027-01-15T08:10:00Z", "10m", "8", "x", "a100,", "pp", "2",
-    ]  # fmt: skip
+        "2027-01-15T08:00:00Z",
+        "2027-01-15T08:10:00Z",
+        "10m",
+        "8",
+        "x",
+        "a100,",
+        "pp",
+        "2",
+    ]
 
 
 def test_a_refused_deadline_is_shown_with_the_earliest_that_could_be_met(
@@ -172,9 +224,12 @@ def test_a_refused_deadline_is_shown_with_the_earliest_that_could_be_met(
 
 def test_pins_service_and_giving_way_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     job = a_dated_job(
-        requested_gpu_type="a100", pinned_gpu_type=True, avoid_nodes=["clusters/c/nodes/n7"],
-        opportunistic=True, service_gpu_seconds=7200.0,
-    )  # fmt: skip
+        requested_gpu_type="a100",
+        pinned_gpu_type=True,
+        avoid_nodes=["clusters/c/nodes/n7"],
+        opportunistic=True,
+        service_gpu_seconds=7200.0,
+    )
     show_job(job, NOW)
     shown = capsys.readouterr().out
     assert "8 GPUs of a100, and no other" in shown
@@ -220,15 +275,18 @@ def test_a_round_shows_its_goals_in_order_and_how_many_deadlines_it_promises(
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines]
     assert ["max-min", "3", "2.5", "20", "%", "GPU-s"] in rows
-    first, second = (k for k, row in enumerate(rows) if row[0] in ("max-min", "throughput")
-                     and row[-1] in ("GPU-s", "jobs"))  # fmt: skip
+    first, second = (
+        k
+        for k, row in enumerate(rows)
+        if row[0] in ("max-min", "throughput") and row[-1] in ("GPU-s", "jobs")
+    )
     assert first < second
     assert ["deadlines", "1", "promised,", "1", "refused"] in rows
     assert any("start (opportunistic)" in line for line in lines)
     assert any(
         line.endswith("max-min then throughput; queue order yes; promote after 2h")
         for line in lines
-    )  # fmt: skip
+    )
 
 
 def test_a_round_of_a_published_policy_has_no_bound_and_is_told_by_its_name(

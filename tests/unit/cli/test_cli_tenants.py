@@ -71,8 +71,9 @@ def test_a_cluster_file_may_say_what_gpus_cost_and_what_tenants_are_entitled_to(
     )
     found = read_cluster(text, "c.yaml")
     assert [(t.name, t.memory_bytes, t.dollars_per_hour, t.watts) for t in found.gpu_types] == [
-        ("a100", 40 * 2**30, 2.5, 400.0), ("v100", 32 * 2**30, 0.0, 0.0),
-    ]  # fmt: skip
+        ("a100", 40 * 2**30, 2.5, 400.0),
+        ("v100", 32 * 2**30, 0.0, 0.0),
+    ]
     assert found.tenants == (Tenant(name="nlp", quotas={"a100": 8}),)
 
 
@@ -109,5 +110,6 @@ def test_a_pin_without_a_type_is_refused_in_a_file_and_from_options() -> None:
     said = ["submit", "--model", "m", "--batch", "1", "--iterations", "1", "--gpus", "1"]
     done = CliRunner().invoke(main.app, [*said, "--pin-type", "--server", "127.0.0.1:1"])
     assert (done.exit_code, done.stderr) == (
-        2, "error: --pin-type: pins the type that --gpu-type names: give both\n",
-    )  # fmt: skip
+        2,
+        "error: --pin-type: pins the type that --gpu-type names: give both\n",
+    )

@@ -110,14 +110,18 @@ def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path
         (CLOS + "tors: 3\n", [], "the key 'tors' occurs twice"),
         (CLOS + "---\n" + CLOS, [], "holds 2 documents; give one"),
         ("", [], "must hold one topology, not 0"),
-        (CLOS.replace("100 Gb/s", "1"), [], "tor_bytes_per_s: must be a number of bytes/s from 1e6 to 1e14"),
+        (
+            CLOS.replace("100 Gb/s", "1"),
+            [],
+            "tor_bytes_per_s: must be a number of bytes/s from 1e6 to 1e14",
+        ),
         (CLOS, ["--paths", "a100-0", "a100-9"], "--paths: there is no host 'a100-9'; did you mean"),
         (CLOS, ["--paths", "a100-0", "a100-0"], "--paths: needs two different hosts"),
         (LINGJUN, [], "hosts.csv: cannot be read"),
         (LINGJUN + "rows: []\n", [], "file, rows: one of them must be given, and only one"),
         (LINGJUN.replace("file: hosts.csv", ""), [], "needs 'rows'"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_refused_by_name(
     tmp_path: Path, text: str, arguments: list[str], says: str
 ) -> None:

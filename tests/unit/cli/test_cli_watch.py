@@ -89,8 +89,9 @@ def test_where_no_terminal_is_each_change_prints_one_whole_table(
         state = lines[0].index("STATE")
         assert {row[state - 1] for row in lines[1:]} == {" "}
         assert [row[state:].split()[0] for row in lines[1:]] in (
-            ["QUEUED", "RUNNING"], ["QUEUED", "SUCCEEDED"],
-        )  # fmt: skip
+            ["QUEUED", "RUNNING"],
+            ["QUEUED", "SUCCEEDED"],
+        )
 
 
 def test_on_a_terminal_the_table_fits_and_its_ages_go_on(

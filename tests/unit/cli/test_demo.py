@@ -26,9 +26,10 @@ def a_decision(job: str, node: str = "", *gpus: int, kind: str = "keep") -> sche
 
 def test_each_gpu_that_the_round_gave_has_its_jobs_colour() -> None:
     decisions = [
-        a_decision("one", "a", 0, 1), a_decision("two", "b", 1, kind="start"),
+        a_decision("one", "a", 0, 1),
+        a_decision("two", "b", 1, kind="start"),
         a_decision("three", kind="wait"),
-    ]  # fmt: skip
+    ]
     image, strips = gpu_image(decisions, NODES)
     free = np.full(3, FREE)
 

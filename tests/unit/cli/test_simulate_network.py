@@ -113,9 +113,11 @@ def replays(result: Result) -> bool:
 
 def a_start(gang: Gang, plan: int = 0, degree: int = 1) -> Change:
     return Change(
-        job=0, kind=DecisionKind.START,
-        cell=CellKey(gpu_type=0, gpus=gang.gpus, pipeline_degree=degree, plan=plan), gang=gang,
-    )  # fmt: skip
+        job=0,
+        kind=DecisionKind.START,
+        cell=CellKey(gpu_type=0, gpus=gang.gpus, pipeline_degree=degree, plan=plan),
+        gang=gang,
+    )
 
 
 def across(first: int, second: int, gpus: int = 4) -> Gang:
@@ -227,10 +229,16 @@ def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) ->
 
 
 def clos_of(scenario: Scenario) -> Topology:
-    return read({
-        "kind": "clos", "nodes": [node.name for node in scenario.nodes], "host": "a100",
-        "hosts_per_tor": 2, "aggregations": 2, "tor_bytes_per_s": 4e8,
-    })  # fmt: skip
+    return read(
+        {
+            "kind": "clos",
+            "nodes": [node.name for node in scenario.nodes],
+            "host": "a100",
+            "hosts_per_tor": 2,
+            "aggregations": 2,
+            "tor_bytes_per_s": 4e8,
+        }
+    )
 
 
 # what is not known
@@ -283,10 +291,14 @@ def test_traffic_that_does_not_fit_the_profiles_iterations_is_said(tmp_path: Pat
 
 
 def test_nodes_that_the_topology_lacks_are_said_and_their_jobs_meet_nobody(tmp_path: Path) -> None:
-    scenario, half = two_jobs(), "\n".join(
-        line.replace(", a100-2, a100-3", "") for line in BETWEEN.splitlines()
-        if "from: a100-2" not in line and "from: a100-3" not in line
-    )  # fmt: skip
+    scenario, half = (
+        two_jobs(),
+        "\n".join(
+            line.replace(", a100-2, a100-3", "")
+            for line in BETWEEN.splitlines()
+            if "from: a100-2" not in line and "from: a100-3" not in line
+        ),
+    )
     network = a_network(tmp_path, scenario, half)
     result = simulated(scenario, FCFS, slowdowns=contended(network))
     assert result.end_s.tolist() == pytest.approx([3000, 3000])
@@ -371,10 +383,22 @@ bert,1.3B,256,a100,2,4,1,6.0,ok
 def simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "profiles.csv").write_text(PROFILES)
-    done = CliRunner().invoke(app, [
-        "simulate", str(tmp_path / "trace.csv"), "--profiles", str(tmp_path / "profiles.csv"),
-        "--nodes", "a100=4x4", "--policy", "fcfs", "--divide-iterations", "1", *options,
-    ])  # fmt: skip
+    done = CliRunner().invoke(
+        app,
+        [
+            "simulate",
+            str(tmp_path / "trace.csv"),
+            "--profiles",
+            str(tmp_path / "profiles.csv"),
+            "--nodes",
+            "a100=4x4",
+            "--policy",
+            "fcfs",
+            "--divide-iterations",
+            "1",
+            *options,
+        ],
+    )
     assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
     return json.loads(done.stdout) if "--json" in options else done.output
 

@@ -33,64 +33,133 @@ def a_decoder(**changes: Any) -> Transformer:
 def a_llama(**changes: Any) -> Transformer:
     return a_decoder(
         **{
-            "positions": "rotary", "norm": "rms", "bias": False, "gated": True,
-            "activation": "silu", "tied": False, "sequence": 2048, "vocabulary": 32_000,
-        } | changes
-    )  # fmt: skip
+            "positions": "rotary",
+            "norm": "rms",
+            "bias": False,
+            "gated": True,
+            "activation": "silu",
+            "tied": False,
+            "sequence": 2048,
+            "vocabulary": 32_000,
+        }
+        | changes
+    )
 
 
 def an_encoder(**changes: Any) -> Transformer:
     return a_decoder(
         **{
-            "layers": 24, "hidden": 1024, "heads": 16, "sequence": 512, "causal": False,
-            "norm_first": False, "head_bias": True,
-        } | changes
-    )  # fmt: skip
+            "layers": 24,
+            "hidden": 1024,
+            "heads": 16,
+            "sequence": 512,
+            "causal": False,
+            "norm_first": False,
+            "head_bias": True,
+        }
+        | changes
+    )
 
 
 def a_t5(**changes: Any) -> Transformer:
     return a_decoder(
         **{
-            "hidden": 1024, "sequence": 512, "vocabulary": 32_128, "positions": "relative",
-            "norm": "rms", "bias": False, "activation": "relu",
-        } | changes
-    )  # fmt: skip
+            "hidden": 1024,
+            "sequence": 512,
+            "vocabulary": 32_128,
+            "positions": "relative",
+            "norm": "rms",
+            "bias": False,
+            "activation": "relu",
+        }
+        | changes
+    )
 
 
 def a_mixture(**changes: Any) -> MixtureOfExperts:
     usual = MixtureOfExperts(
-        name="mixture", layers=4, hidden=64, heads=4, sequence=32, vocabulary=1000, dtype="f16",
+        name="mixture",
+        layers=4,
+        hidden=64,
+        heads=4,
+        sequence=32,
+        vocabulary=1000,
+        dtype="f16",
         experts=8,
-    )  # fmt: skip
+    )
     return replace(usual, **changes)
 
 
 COUNTS = {  # as the models' authors and libraries give them
-    "GPT-2 XL": (transformer(a_decoder(
-        layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50_257)), 1_557_611_200),
-    "LLaMA-2-7B": (transformer(a_llama(
-        layers=32, hidden=4096, heads=32, intermediate=11_008)), 6_738_415_616),
-    "LLaMA-2-70B": (transformer(a_llama(
-        layers=80, hidden=8192, heads=64, kv_heads=8, intermediate=28_672)), 68_976_648_192),
-    "LLaMA-30B": (transformer(a_llama(
-        layers=60, hidden=6656, heads=52, intermediate=17_920)), 32_528_943_616),
-    "BERT-large, both heads": (transformer(an_encoder(
-        vocabulary=30_522, token_types=2, head="pretraining")), 336_226_108),
-    "RoBERTa-large": (transformer(an_encoder(
-        vocabulary=50_265, token_types=1, max_positions=514, head="mlm")), 355_412_057),
-    "ViT-B/16": (transformer(an_encoder(
-        layers=12, hidden=768, heads=12, sequence=0, vocabulary=0, image=224, head="classes",
-        classes=1000, norm_first=True)), 86_567_656),
+    "GPT-2 XL": (
+        transformer(a_decoder(layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50_257)),
+        1_557_611_200,
+    ),
+    "LLaMA-2-7B": (
+        transformer(a_llama(layers=32, hidden=4096, heads=32, intermediate=11_008)),
+        6_738_415_616,
+    ),
+    "LLaMA-2-70B": (
+        transformer(a_llama(layers=80, hidden=8192, heads=64, kv_heads=8, intermediate=28_672)),
+        68_976_648_192,
+    ),
+    "LLaMA-30B": (
+        transformer(a_llama(layers=60, hidden=6656, heads=52, intermediate=17_920)),
+        32_528_943_616,
+    ),
+    "BERT-large, both heads": (
+        transformer(an_encoder(vocabulary=30_522, token_types=2, head="pretraining")),
+        336_226_108,
+    ),
+    "RoBERTa-large": (
+        transformer(an_encoder(vocabulary=50_265, token_types=1, max_positions=514, head="mlm")),
+        355_412_057,
+    ),
+    "ViT-B/16": (
+        transformer(
+            an_encoder(
+                layers=12,
+                hidden=768,
+                heads=12,
+                sequence=0,
+                vocabulary=0,
+                image=224,
+                head="classes",
+                classes=1000,
+                norm_first=True,
+            )
+        ),
+        86_567_656,
+    ),
     "T5-large": (transformer(a_t5(layers=24, decoder_layers=24, heads=16)), 737_668_096),
-    "T5-3B": (transformer(a_t5(
-        layers=24, decoder_layers=24, heads=32, head_dim=128, intermediate=16_384)), 2_851_598_336),
-    "Mixtral-8x7B": (mixture(a_mixture(
-        layers=32, hidden=4096, heads=32, kv_heads=8, intermediate=14_336, vocabulary=32_000,
-        positions="rotary", norm="rms", bias=False, gated=True, activation="silu", tied=False,
-        )), 46_702_792_704),
+    "T5-3B": (
+        transformer(
+            a_t5(layers=24, decoder_layers=24, heads=32, head_dim=128, intermediate=16_384)
+        ),
+        2_851_598_336,
+    ),
+    "Mixtral-8x7B": (
+        mixture(
+            a_mixture(
+                layers=32,
+                hidden=4096,
+                heads=32,
+                kv_heads=8,
+                intermediate=14_336,
+                vocabulary=32_000,
+                positions="rotary",
+                norm="rms",
+                bias=False,
+                gated=True,
+                activation="silu",
+                tied=False,
+            )
+        ),
+        46_702_792_704,
+    ),
     "ResNet-50": (wide_resnet(WideResNet(name="resnet")), 25_557_032),
     "ResNet-101": (wide_resnet(WideResNet(name="resnet", depth=101)), 44_549_160),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -128,8 +197,12 @@ def test_morphlings_models_have_the_parameters_of_its_artifact() -> None:
         for name, row in rows.items()
     }
     assert {name for name, share in off.items() if share == 0} == {
-        "vit", "roberta", "bert", "gpt2", "llama7",
-    }  # fmt: skip
+        "vit",
+        "roberta",
+        "bert",
+        "gpt2",
+        "llama7",
+    }
     assert off["t5"] == pytest.approx(0, abs=1e-5)
     assert off["llama30"] == pytest.approx(0, abs=0.02)  # of the public shape; see the README
 
@@ -193,9 +266,11 @@ def test_known_networks_compute_their_published_multiply_adds() -> None:
 def test_a_gshard_block_computes_what_alpas_formula_says() -> None:
     """Attention, experts of two slots a token, gate, dispatch and combination in groups of 2,048."""
     h, s, group, experts = 64, 1024, 2048, 8
-    graph = mixture(a_mixture(
-        hidden=h, sequence=s, intermediate=8 * h, every=2, capacity_factor=1.0, group=group
-    ))  # fmt: skip
+    graph = mixture(
+        a_mixture(
+            hidden=h, sequence=s, intermediate=8 * h, every=2, capacity_factor=1.0, group=group
+        )
+    )
     attention = s * h**2 * 8 + 4 * s**2 * h
     masks = 2 * s * h * 2 * group * 2 + 2 * 2 * s * 2 * group  # products with and building of masks
     expected = attention + 8 * s * h**2 * 8 + 2 * s * h * experts + masks
@@ -221,14 +296,21 @@ def test_a_tensor_group_reduces_twice_a_block_and_once_between_both_ends() -> No
     """The embedding's all-reduce has none in the backward pass, the output's none in the forward pass."""
     size = 32 * 64
     assert transformer(a_decoder(layers=2)).reduced.tolist() == [
-        size / 2, 2 * size, 2 * size, size / 2,
-    ]  # fmt: skip
+        size / 2,
+        2 * size,
+        2 * size,
+        size / 2,
+    ]
     assert mixture(a_mixture(layers=1)).reduced.tolist() == [size / 2, 2 * size, size / 2]
     t5 = transformer(a_t5(layers=1, decoder_layers=1, heads=16, decoder_sequence=128))
     source, target = 512 * 1024, 128 * 1024
     assert t5.reduced.tolist() == [
-        source / 2, 2 * source, target / 2, 3 * target, target / 2,
-    ]  # fmt: skip
+        source / 2,
+        2 * source,
+        target / 2,
+        3 * target,
+        target / 2,
+    ]
 
 
 def test_a_tensor_group_is_no_larger_than_the_heads_of_keys_or_the_channels() -> None:
@@ -268,10 +350,21 @@ def test_equal_blocks_are_of_one_kind_and_others_are_not() -> None:
     kinds = Counter(transformer(a_decoder()).kind)
     assert sorted(kinds.values()) == [1, 1, 4]
     changes: list[dict[str, Any]] = [
-        {"hidden": 128}, {"heads": 2}, {"sequence": 64}, {"intermediate": 100}, {"flash": True},
-        {"causal": False}, {"gated": True}, {"dropout": True}, {"kv_heads": 2}, {"norm": "rms"},
-        {"positions": "rotary"}, {"bias": False}, {"activation": "relu"}, {"head_dim": 8},
-    ]  # fmt: skip
+        {"hidden": 128},
+        {"heads": 2},
+        {"sequence": 64},
+        {"intermediate": 100},
+        {"flash": True},
+        {"causal": False},
+        {"gated": True},
+        {"dropout": True},
+        {"kv_heads": 2},
+        {"norm": "rms"},
+        {"positions": "rotary"},
+        {"bias": False},
+        {"activation": "relu"},
+        {"head_dim": 8},
+    ]
     blocks = {transformer(a_decoder(**change)).kind[1] for change in changes}
     assert len(blocks | set(kinds)) == len(changes) + 3
 
@@ -378,15 +471,22 @@ def test_an_unknown_model_is_refused_with_the_list_of_known_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"layers": 0}, "layers"), ({"layers": 10**9}, "layers"), ({"hidden": 0}, "hidden"),
-        ({"heads": 3}, "heads"), ({"kv_heads": 3}, "kv_heads"), ({"sequence": 0}, "sequence"),
-        ({"vocabulary": 0}, "vocabulary"), ({"dtype": "f8"}, "dtype"),
-        ({"max_positions": 16}, "sequence"), ({"head": "classes"}, "classes"),
-        ({"image": 224}, "image"), ({"intermediate": -1}, "intermediate"),
+        ({"layers": 0}, "layers"),
+        ({"layers": 10**9}, "layers"),
+        ({"hidden": 0}, "hidden"),
+        ({"heads": 3}, "heads"),
+        ({"kv_heads": 3}, "kv_heads"),
+        ({"sequence": 0}, "sequence"),
+        ({"vocabulary": 0}, "vocabulary"),
+        ({"dtype": "f8"}, "dtype"),
+        ({"max_positions": 16}, "sequence"),
+        ({"head": "classes"}, "classes"),
+        ({"image": 224}, "image"),
+        ({"intermediate": -1}, "intermediate"),
         ({"image": 225, "vocabulary": 0, "head": "classes", "classes": 2}, "patch"),
         ({"decoder_layers": -1}, "decoder_layers"),
     ],
-)  # fmt: skip
+)
 def test_impossible_dimensions_are_refused_by_name(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as error:
         a_decoder(**changes)
@@ -396,11 +496,15 @@ def test_impossible_dimensions_are_refused_by_name(changes: dict[str, Any], fiel
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"experts": 0}, "experts"), ({"top_k": 9}, "top_k"), ({"every": 0}, "every"),
-        ({"first": 4}, "first"), ({"capacity_factor": float("nan")}, "capacity_factor"),
-        ({"decoder_layers": 2}, "experts"), ({"group": 0}, "group"),
+        ({"experts": 0}, "experts"),
+        ({"top_k": 9}, "top_k"),
+        ({"every": 0}, "every"),
+        ({"first": 4}, "first"),
+        ({"capacity_factor": float("nan")}, "capacity_factor"),
+        ({"decoder_layers": 2}, "experts"),
+        ({"group": 0}, "group"),
     ],
-)  # fmt: skip
+)
 def test_impossible_experts_are_refused_by_name(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as error:
         a_mixture(**changes)

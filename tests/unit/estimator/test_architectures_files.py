@@ -13,83 +13,191 @@ from tessera.estimator.architectures.huggingface import SUPPORTED
 from tessera.formulation.errors import InvalidInput
 
 BERT = {
-    "model_type": "bert", "num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16,
-    "intermediate_size": 4096, "vocab_size": 30_522, "max_position_embeddings": 512,
-    "type_vocab_size": 2, "hidden_act": "gelu",
-}  # fmt: skip
+    "model_type": "bert",
+    "num_hidden_layers": 24,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 30_522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+}
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32,
-    "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11_008,
-    "vocab_size": 32_000, "max_position_embeddings": 4096, "hidden_act": "silu",
-    "tie_word_embeddings": False, "torch_dtype": "float16",
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 11_008,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+}
 GPT2 = {
-    "model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024,
-    "n_inner": None, "vocab_size": 50_257, "activation_function": "gelu_new",
-}  # fmt: skip
+    "model_type": "gpt2",
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_positions": 1024,
+    "n_inner": None,
+    "vocab_size": 50_257,
+    "activation_function": "gelu_new",
+}
 T5 = {
-    "model_type": "t5", "num_layers": 12, "d_model": 768, "num_heads": 12, "d_kv": 64, "d_ff": 3072,
-    "vocab_size": 32_128, "n_positions": 512, "architectures": ["T5ForConditionalGeneration"],
-}  # fmt: skip
+    "model_type": "t5",
+    "num_layers": 12,
+    "d_model": 768,
+    "num_heads": 12,
+    "d_kv": 64,
+    "d_ff": 3072,
+    "vocab_size": 32_128,
+    "n_positions": 512,
+    "architectures": ["T5ForConditionalGeneration"],
+}
 
 KNOWN: dict[str, tuple[dict[str, Any], int]] = {  # published configurations and parameter counts
     "gpt2": (GPT2, 124_439_808),
-    "gpt-neo-125m": ({
-        "model_type": "gpt_neo", "num_layers": 12, "hidden_size": 768, "num_heads": 12,
-        "intermediate_size": None, "vocab_size": 50_257, "max_position_embeddings": 2048,
-    }, 125_198_592),
-    "pythia-160m": ({
-        "model_type": "gpt_neox", "num_hidden_layers": 12, "hidden_size": 768,
-        "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50_304,
-        "max_position_embeddings": 2048,
-    }, 162_322_944),
-    "opt-1.3b": ({
-        "model_type": "opt", "num_hidden_layers": 24, "hidden_size": 2048, "ffn_dim": 8192,
-        "num_attention_heads": 32, "vocab_size": 50_272, "max_position_embeddings": 2048,
-        "word_embed_proj_dim": 2048,
-    }, 1_315_758_080),
+    "gpt-neo-125m": (
+        {
+            "model_type": "gpt_neo",
+            "num_layers": 12,
+            "hidden_size": 768,
+            "num_heads": 12,
+            "intermediate_size": None,
+            "vocab_size": 50_257,
+            "max_position_embeddings": 2048,
+        },
+        125_198_592,
+    ),
+    "pythia-160m": (
+        {
+            "model_type": "gpt_neox",
+            "num_hidden_layers": 12,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "vocab_size": 50_304,
+            "max_position_embeddings": 2048,
+        },
+        162_322_944,
+    ),
+    "opt-1.3b": (
+        {
+            "model_type": "opt",
+            "num_hidden_layers": 24,
+            "hidden_size": 2048,
+            "ffn_dim": 8192,
+            "num_attention_heads": 32,
+            "vocab_size": 50_272,
+            "max_position_embeddings": 2048,
+            "word_embed_proj_dim": 2048,
+        },
+        1_315_758_080,
+    ),
     "llama-2-7b": (LLAMA, 6_738_415_616),
-    "mistral-7b": ({
-        **LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"],
-        "num_key_value_heads": 8, "intermediate_size": 14_336,
-    }, 7_241_732_096),
-    "qwen2-7b": ({
-        **LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"],
-        "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
-        "num_key_value_heads": 4, "intermediate_size": 18_944, "vocab_size": 152_064,
-    }, 7_615_616_512),
-    "gemma-2b": ({
-        **LLAMA, "model_type": "gemma", "architectures": ["GemmaForCausalLM"],
-        "num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8,
-        "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 16_384,
-        "vocab_size": 256_000, "tie_word_embeddings": True,
-    }, 2_506_172_416),
-    "mixtral-8x7b": ({
-        **LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
-        "num_key_value_heads": 8, "intermediate_size": 14_336, "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    }, 46_702_792_704),
+    "mistral-7b": (
+        {
+            **LLAMA,
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+            "num_key_value_heads": 8,
+            "intermediate_size": 14_336,
+        },
+        7_241_732_096,
+    ),
+    "qwen2-7b": (
+        {
+            **LLAMA,
+            "model_type": "qwen2",
+            "architectures": ["Qwen2ForCausalLM"],
+            "num_hidden_layers": 28,
+            "hidden_size": 3584,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18_944,
+            "vocab_size": 152_064,
+        },
+        7_615_616_512,
+    ),
+    "gemma-2b": (
+        {
+            **LLAMA,
+            "model_type": "gemma",
+            "architectures": ["GemmaForCausalLM"],
+            "num_hidden_layers": 18,
+            "hidden_size": 2048,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "intermediate_size": 16_384,
+            "vocab_size": 256_000,
+            "tie_word_embeddings": True,
+        },
+        2_506_172_416,
+    ),
+    "mixtral-8x7b": (
+        {
+            **LLAMA,
+            "model_type": "mixtral",
+            "architectures": ["MixtralForCausalLM"],
+            "num_key_value_heads": 8,
+            "intermediate_size": 14_336,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        46_702_792_704,
+    ),
     "bert-large, both heads": ({**BERT, "architectures": ["BertForPreTraining"]}, 336_226_108),
     "bert-large, masked": ({**BERT, "architectures": ["BertForMaskedLM"]}, 335_174_458),
     "bert-large, two classes": (
-        {**BERT, "architectures": ["BertForSequenceClassification"]}, 335_143_938,
+        {**BERT, "architectures": ["BertForSequenceClassification"]},
+        335_143_938,
     ),
-    "roberta-base": ({
-        **BERT, "model_type": "roberta", "num_hidden_layers": 12, "hidden_size": 768,
-        "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50_265,
-        "max_position_embeddings": 514, "type_vocab_size": 1,
-    }, 124_697_433),
-    "vit-base": ({
-        "model_type": "vit", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-        "intermediate_size": 3072, "image_size": 224, "patch_size": 16,
-        "id2label": {str(index): "" for index in range(1000)},
-    }, 86_567_656),
+    "roberta-base": (
+        {
+            **BERT,
+            "model_type": "roberta",
+            "num_hidden_layers": 12,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "vocab_size": 50_265,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+        },
+        124_697_433,
+    ),
+    "vit-base": (
+        {
+            "model_type": "vit",
+            "num_hidden_layers": 12,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "image_size": 224,
+            "patch_size": 16,
+            "id2label": {str(index): "" for index in range(1000)},
+        },
+        86_567_656,
+    ),
     "t5-base": (T5, 222_903_552),
-    "mt5-small": ({
-        "model_type": "mt5", "num_layers": 8, "d_model": 512, "num_heads": 6, "d_kv": 64,
-        "d_ff": 1024, "vocab_size": 250_112, "n_positions": 512,
-    }, 300_176_768),
-}  # fmt: skip
+    "mt5-small": (
+        {
+            "model_type": "mt5",
+            "num_layers": 8,
+            "d_model": 512,
+            "num_heads": 6,
+            "d_kv": 64,
+            "d_ff": 1024,
+            "vocab_size": 250_112,
+            "n_positions": 512,
+        },
+        300_176_768,
+    ),
+}
 
 
 def a_file(folder: Path, values: dict[str, Any] | str, name: str = "config.json") -> Path:
@@ -136,7 +244,10 @@ def without(values: dict[str, Any], field: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "mamba"}, r"model_type: 'mamba' is not supported; supported are gpt2.*archit"),
+        (
+            {"model_type": "mamba"},
+            r"model_type: 'mamba' is not supported; supported are gpt2.*archit",
+        ),
         ({"model_type": 3}, "model_type: 3 is not supported"),
         (without(GPT2, "n_layer"), "n_layer: is missing"),
         ({**GPT2, "n_embd": "768"}, "n_embd: must be a whole number, not '768'"),
@@ -152,7 +263,7 @@ def without(values: dict[str, Any], field: str) -> dict[str, Any]:
         ({**LLAMA, "hidden_size": 10**39}, "hidden_size: must be less than 9007199254740992"),
         ({**LLAMA, "num_hidden_layers": 10**10}, "layers: must lie in 1 to 10,000"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_of_a_configuration_is_named(
     values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -197,8 +308,13 @@ def test_our_own_file_gives_the_same_graph_as_the_same_models_configuration(tmp_
 
 def test_our_own_file_may_be_json_and_leave_the_sequence_to_the_caller() -> None:
     values = {
-        "architecture": "moe", "layers": 2, "hidden": 64, "heads": 4, "vocabulary": 100, "experts": 4,
-    }  # fmt: skip
+        "architecture": "moe",
+        "layers": 2,
+        "hidden": 64,
+        "heads": 4,
+        "vocabulary": 100,
+        "experts": 4,
+    }
     found = graph(parse(values, name="small", sequence=16, flash=True))
     assert found.boundary[0] == 16 * 64
     assert found.experts.max() == 4
@@ -224,14 +340,17 @@ def test_a_wide_resnet_can_be_given_as_a_file(tmp_path: Path) -> None:
         (OURS.replace("norm: rms", "norm: batch"), "norm: must be one of layer, rms, not 'batch'"),
         (OURS.replace("bias: false", "bias: 0"), "bias: must be true or false"),
         (OURS.replace("heads: 32", "heads: 31"), "heads: must divide hidden"),
-        ("architecture: moe\nexperts: 2\ncapacity_factor: .nan", "line 3: capacity_factor: must be a finite"),
+        (
+            "architecture: moe\nexperts: 2\ncapacity_factor: .nan",
+            "line 3: capacity_factor: must be a finite",
+        ),
         ("- a\n- b", "broken.yaml: must map fields to values"),
         ("1: 2", "must map fields to values"),
         ("a: [", "is neither JSON nor YAML"),
         ("{", "is neither JSON nor YAML"),
         ("", "must map fields to values"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_line_of_our_own_file_is_named(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=message):
         load(a_file(tmp_path, text, "broken.yaml"))

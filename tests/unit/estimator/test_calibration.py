@@ -41,16 +41,23 @@ def a_subject(
     *, family: str = "bert", gpu: str = "a100", nodes: int = 1, per_node: int = 4, batch: int = 64
 ) -> Subject:
     return Subject(
-        family=family, gpu_type=gpu, nodes=nodes, gpus_per_node=per_node, global_batch=batch,
+        family=family,
+        gpu_type=gpu,
+        nodes=nodes,
+        gpus_per_node=per_node,
+        global_batch=batch,
         parameters=1e9,
-    )  # fmt: skip
+    )
 
 
 GRID = [
     a_subject(family=f, gpu=g, nodes=n, per_node=p, batch=b)
-    for f in ("bert", "moe") for g in ("a100", "v100")
-    for n in (1, 2, 4) for p in (1, 2, 4) for b in (64, 256)
-]  # fmt: skip
+    for f in ("bert", "moe")
+    for g in ("a100", "v100")
+    for n in (1, 2, 4)
+    for p in (1, 2, 4)
+    for b in (64, 256)
+]
 
 
 def truth(subjects: Sequence[Subject], rate: float, latency_s: float) -> list[float]:
@@ -99,9 +106,9 @@ def test_one_wild_run_among_many_is_not_believed() -> None:
 
 def test_uncertainty_is_least_where_was_measured_and_grows_with_distance() -> None:
     calibration = Calibration(TwoParts(), measured([a_subject()] * 2, 1.0, 1.0))
-    near, further, unseen = calibration.estimates([
-        a_subject(), a_subject(nodes=4), a_subject(family="moe", gpu="v100", nodes=4)
-    ])  # fmt: skip
+    near, further, unseen = calibration.estimates(
+        [a_subject(), a_subject(nodes=4), a_subject(family="moe", gpu="v100", nodes=4)]
+    )
     assert near is not None
     assert further is not None
     assert unseen is not None

@@ -52,9 +52,18 @@ def amounts(*values: float) -> Floats:
 def a_record(**fields: object) -> CommRecord:
     """Return a row of a pair of GPUs in an a10 node."""
     base = CommRecord(
-        primitive="all-reduce", gpu_type="a10", network="default", num_nodes=1, gpus_per_node=2,
-        group_size=2, group_nodes=1, group_gpus_per_node=2, num_groups=1, bytes=1024, time_s=1e-4,
-    )  # fmt: skip
+        primitive="all-reduce",
+        gpu_type="a10",
+        network="default",
+        num_nodes=1,
+        gpus_per_node=2,
+        group_size=2,
+        group_nodes=1,
+        group_gpus_per_node=2,
+        num_groups=1,
+        bytes=1024,
+        time_s=1e-4,
+    )
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
@@ -72,9 +81,14 @@ def a_curve(
 ) -> Curve:
     """Return a table that is exactly ``times`` what links of these rates do."""
     layout = Layout(
-        primitive=primitive, gpu_type=gpu_type, network="default", machine=machine, size=size,
-        nodes=nodes, beside=beside,
-    )  # fmt: skip
+        primitive=primitive,
+        gpu_type=gpu_type,
+        network="default",
+        machine=machine,
+        size=size,
+        nodes=nodes,
+        beside=beside,
+    )
     payload = amounts(*sizes)
     seconds = times * link_seconds(rates, primitive, payload, groups_of([layout] * len(payload)))
     return Curve(layout=layout, payload_bytes=payload, seconds=seconds)
@@ -214,9 +228,14 @@ def test_below_the_smallest_size_its_time_holds_and_above_the_largest_its_bandwi
 
 def test_a_layout_that_was_not_measured_lies_as_far_from_the_links_as_those_that_were() -> None:
     held = Layout(
-        primitive=Primitive.ALL_REDUCE, gpu_type="a10", network="default", machine=TWO_BY_TWO,
-        size=4, nodes=2, beside=1,
-    )  # fmt: skip
+        primitive=Primitive.ALL_REDUCE,
+        gpu_type="a10",
+        network="default",
+        machine=TWO_BY_TWO,
+        size=4,
+        nodes=2,
+        beside=1,
+    )
     for times in (1.0, 3.0):
         truth = a_curve(size=4, nodes=2, times=times)
         network = a_network([c for c in some_curves(times) if c.layout != held])

@@ -86,12 +86,30 @@ def test_aliases_are_refused_wherever_yaml_is_read(reader: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "text",
     [
-        '{"a":' * 100_000 + "1" + "}" * 100_000, "[" * 100_000,
-        '{"a": ' + "9" * 10_000 + "}", '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": [1e999]}',
-        '{"a": -Infinity}', '{"a": "\\ud800"}', '{"a": "b\\u0000c"}', '{"a\\u0000": 1}',
+        '{"a":' * 100_000 + "1" + "}" * 100_000,
+        "[" * 100_000,
+        '{"a": ' + "9" * 10_000 + "}",
+        '{"a": 1, "a": 2}',
+        '{"a": NaN}',
+        '{"a": [1e999]}',
+        '{"a": -Infinity}',
+        '{"a": "\\ud800"}',
+        '{"a": "b\\u0000c"}',
+        '{"a\\u0000": 1}',
     ],
-    ids=["deep", "open", "digits", "twice", "nan", "overflow", "infinite", "surrogate", "nul", "key"],
-)  # fmt: skip
+    ids=[
+        "deep",
+        "open",
+        "digits",
+        "twice",
+        "nan",
+        "overflow",
+        "infinite",
+        "surrogate",
+        "nul",
+        "key",
+    ],
+)
 def test_broken_json_is_refused_wherever_documents_are_read(
     reader: str, text: str, tmp_path: Path
 ) -> None:
@@ -129,7 +147,7 @@ def test_broken_json_is_refused_wherever_documents_are_read(
         ("a: 2027-13-45", "is neither JSON nor YAML: month must be in 1..12"),
         ("a: 1\n---\na: 2", "holds 2 documents; give one"),
     ],
-)  # fmt: skip
+)
 def test_a_document_beyond_the_limits_is_refused_with_its_place(text: str, says: str) -> None:
     with pytest.raises(InvalidInput, match=f"^doc: .*{says}"):
         read_document("doc", text, SMALL)
@@ -157,11 +175,20 @@ def test_a_document_within_the_limits_is_read(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '["' + '\\"' * 500_000, '"' * 1_000_001, '["' + "\\" * 1_000_001, "{" * 1_000_000,
-        '{"a": "' + "x" * 2_000_000, "[" + "[]," * 1_000_000, "a: [" * 300_000, "- " * 500_000,
-        "? " * 500_000, "a: " + "9" * 1_000_000, "--- a\n" * 20_000, " \n" * 500_000,
+        '["' + '\\"' * 500_000,
+        '"' * 1_000_001,
+        '["' + "\\" * 1_000_001,
+        "{" * 1_000_000,
+        '{"a": "' + "x" * 2_000_000,
+        "[" + "[]," * 1_000_000,
+        "a: [" * 300_000,
+        "- " * 500_000,
+        "? " * 500_000,
+        "a: " + "9" * 1_000_000,
+        "--- a\n" * 20_000,
+        " \n" * 500_000,
     ],
-)  # fmt: skip
+)
 def test_a_megabyte_of_anything_is_answered(text: str) -> None:
     for limits in (ARCHITECTURE, TOPOLOGY):
         if text.isspace():
@@ -251,10 +278,16 @@ async def test_work_learns_that_its_caller_has_left_and_the_server_that_it_ended
 @pytest.mark.parametrize(
     "change",
     [
-        "layers: 1000000000", "hidden: 1000000000000", "heads: 100000", "vocabulary: 9007199254740991",
-        "sequence: 100000000", "intermediate: 99999999999", "classes: 9999999999", "head_dim: 999999",
+        "layers: 1000000000",
+        "hidden: 1000000000000",
+        "heads: 100000",
+        "vocabulary: 9007199254740991",
+        "sequence: 100000000",
+        "intermediate: 99999999999",
+        "classes: 9999999999",
+        "head_dim: 999999",
     ],
-)  # fmt: skip
+)
 def test_a_small_document_cannot_describe_a_model_without_measure(change: str) -> None:
     usual = {"layers": "2", "hidden": "64", "heads": "2", "sequence": "8", "vocabulary": "100"}
     key, _, value = change.partition(": ")

@@ -27,19 +27,26 @@ ONES = np.ones(len(PARAMETERS))
 
 def a_subject(gpus: int = 8, batch: int = 256) -> Subject:
     return Subject(
-        family="bert", gpu_type="a40", nodes=gpus // 2 or 1, gpus_per_node=min(gpus, 2),
-        global_batch=batch, parameters=1e9,
-    )  # fmt: skip
+        family="bert",
+        gpu_type="a40",
+        nodes=gpus // 2 or 1,
+        gpus_per_node=min(gpus, 2),
+        global_batch=batch,
+        parameters=1e9,
+    )
 
 
 def a_setting(subject: Subject, graph: Graph = GRAPH, memory: int = 48_000_000_000) -> Setting:
     hardware = replace(A40, memory_bytes=memory)
     return Setting(
-        graph=graph, training=Training(global_batch=subject.global_batch), hardware=hardware,
+        graph=graph,
+        training=Training(global_batch=subject.global_batch),
+        hardware=hardware,
         shape=Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node),
-        compute=RooflineCompute(hardware=hardware), network=FlatNetwork(latency_s=1e-4),
+        compute=RooflineCompute(hardware=hardware),
+        network=FlatNetwork(latency_s=1e-4),
         runtime=Runtime(overlap=Overlap(transfers=Transfers.IN_LINE)),
-    )  # fmt: skip
+    )
 
 
 def times(planner: Chooser | None = None, memory: int = 48_000_000_000) -> CellTimes:

@@ -36,9 +36,11 @@ from tests.support.cells import with_cell
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 MINE = ModelSpec(
-    model="mine", params="", architecture="{architecture: transformer, layers: 4, hidden: 256,"
+    model="mine",
+    params="",
+    architecture="{architecture: transformer, layers: 4, hidden: 256,"
     " heads: 4, sequence: 128, vocabulary: 1000}",
-)  # fmt: skip
+)
 A100 = Kind(gpu_type=GpuType(name="a100", memory_bytes=40 * GIB), node_gpus=4, gpus=16)
 
 
@@ -127,14 +129,20 @@ def test_the_latest_run_of_a_cell_moves_it_to_the_end() -> None:
         ({"architecture": "layers: [1"}, "m.architecture", "is neither JSON nor YAML"),
         ({"architecture": "just words"}, "m.architecture", "must map fields to values"),
         ({"architecture": "{layers: 2}"}, "m.architecture.architecture", "is missing"),
-        ({"architecture": MINE.architecture.replace("4, hidden", "0, hidden")},
-         "m.architecture.layers", "must"),
-        ({"architecture": MINE.architecture.replace("heads", "haeds")},
-         "m.architecture.haeds", "unknown"),
+        (
+            {"architecture": MINE.architecture.replace("4, hidden", "0, hidden")},
+            "m.architecture.layers",
+            "must",
+        ),
+        (
+            {"architecture": MINE.architecture.replace("heads", "haeds")},
+            "m.architecture.haeds",
+            "unknown",
+        ),
         ({"architecture": "{model_type: sphinx}"}, "m.architecture.model_type", "sphinx"),
         ({"state_bytes": 2.0}, "m.state_bytes", "less than a"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_model_is_refused_by_the_field(
     changes: dict[str, Any], field: str, says: str
 ) -> None:
@@ -216,13 +224,19 @@ def test_a_fingerprint_changes_with_all_that_estimates_depend_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"model": ""}, "m.model"), ({"params": "a/b"}, "m.params"),
-        ({"architecture": ""}, "m.architecture"), ({"architecture": "x" * 65_537}, "m.architecture"),
-        ({"dtype": "f8"}, "m.dtype"), ({"zero": 4}, "m.zero"), ({"sequence": -1}, "m.sequence"),
-        ({"micro_batches": -1}, "m.micro_batches"), ({"state_bytes": math.nan}, "m.state_bytes"),
-        ({"published": True}, "m.published"), ({"parameters": 1.0}, "m.parameters"),
+        ({"model": ""}, "m.model"),
+        ({"params": "a/b"}, "m.params"),
+        ({"architecture": ""}, "m.architecture"),
+        ({"architecture": "x" * 65_537}, "m.architecture"),
+        ({"dtype": "f8"}, "m.dtype"),
+        ({"zero": 4}, "m.zero"),
+        ({"sequence": -1}, "m.sequence"),
+        ({"micro_batches": -1}, "m.micro_batches"),
+        ({"state_bytes": math.nan}, "m.state_bytes"),
+        ({"published": True}, "m.published"),
+        ({"parameters": 1.0}, "m.parameters"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_of_a_model_is_named(changes: dict[str, Any], field: str) -> None:
     message = pb.Model(model="m", architecture="x")
     message.MergeFrom(pb.Model(**changes))
@@ -237,9 +251,11 @@ def test_a_wrong_field_of_a_model_is_named(changes: dict[str, Any], field: str) 
 
 def a_cell(**changes: Any) -> pb.CellEstimate:
     return pb.CellEstimate(
-        workload=pb.Workload(model="m", global_batch=8), cell=pb.Cell(gpu_type="a100", gpus=4),
-        source=pb.ANALYTIC, **changes,
-    )  # fmt: skip
+        workload=pb.Workload(model="m", global_batch=8),
+        cell=pb.Cell(gpu_type="a100", gpus=4),
+        source=pb.ANALYTIC,
+        **changes,
+    )
 
 
 @pytest.mark.parametrize("sd", [-0.1, math.nan, math.inf, 5.1])

@@ -18,12 +18,17 @@ GPU = "a100-80"
 @pytest.mark.parametrize(
     ("graph", "millions"),
     [
-        (module._nmt("big", 1024, 16), 213), (module._nmt("base", 512, 8), 65),
-        (module._resnet(50), 25.6), (module._resnet(152), 60.2), (module._bert_base(), 110),
-        *((module._gpt(size), m) for size, m in zip(
-            GPT_SIZES, (1_700, 3_600, 7_500, 18_400, 39_100), strict=True)),
+        (module._nmt("big", 1024, 16), 213),
+        (module._nmt("base", 512, 8), 65),
+        (module._resnet(50), 25.6),
+        (module._resnet(152), 60.2),
+        (module._bert_base(), 110),
+        *(
+            (module._gpt(size), m)
+            for size, m in zip(GPT_SIZES, (1_700, 3_600, 7_500, 18_400, 39_100), strict=True)
+        ),
     ],
-)  # fmt: skip
+)
 def test_graphs_have_the_parameters_that_were_published(graph: Graph, millions: float) -> None:
     assert graph.parameters / 1e6 == pytest.approx(millions, rel=0.035)
 
@@ -94,10 +99,13 @@ def test_recommenders_send_rows_to_everybody_and_hide_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "gpu", "gpus", "what"),
     [
-        ("llama", GPU, 8, "family"), ("bert", "abacus", 8, "gpu_type"), ("bert", GPU, 12, "gpus"),
-        ("ctr", GPU, 64, "gpus"), ("gpt", GPU, 4, "gpus"),
+        ("llama", GPU, 8, "family"),
+        ("bert", "abacus", 8, "gpu_type"),
+        ("bert", GPU, 12, "gpus"),
+        ("ctr", GPU, 64, "gpus"),
+        ("gpt", GPU, 4, "gpus"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_known_is_refused(name: str, gpu: str, gpus: int, what: str) -> None:
     with pytest.raises(InvalidInput, match=what):
         family_traffic(name, gpu, gpus)

@@ -59,9 +59,12 @@ class Sketch:
 
     def exported(self, *results: Ref) -> Exported:
         return Exported(
-            values=tuple(self.values), nodes=tuple(self.nodes), parameters=tuple(self.parameters),
-            inputs=tuple(self.inputs), results=tuple(r.value for r in results),
-        )  # fmt: skip
+            values=tuple(self.values),
+            nodes=tuple(self.nodes),
+            parameters=tuple(self.parameters),
+            inputs=tuple(self.inputs),
+            results=tuple(r.value for r in results),
+        )
 
     def program(self, *results: Ref) -> Program:
         return program_of("sketch", self.exported(*results), self.inputs)
@@ -116,9 +119,16 @@ def a_block(samples: int, heads: int, *, packed: bool) -> Exported:
         s.call("permute", samples, heads, length, width, self=p, dims=[0, 2, 1, 3]) for p in split
     )
     z = s.call(
-        "scaled_dot_product_attention", samples, heads, length, width,
-        query=q, key=k, value=v, is_causal=True,
-    )  # fmt: skip
+        "scaled_dot_product_attention",
+        samples,
+        heads,
+        length,
+        width,
+        query=q,
+        key=k,
+        value=v,
+        is_causal=True,
+    )
     back = s.call("permute", samples, length, heads, width, self=z, dims=[0, 2, 1, 3])
     copy = s.call(
         "clone", samples, length, heads, width, self=back, memory_format="contiguous_format"
@@ -178,9 +188,15 @@ def test_convolutions_count_each_tap_once(
 ) -> None:
     s = Sketch()
     y = s.call(
-        "convolution", *out, input=s.input(2, 4, 5, 5), weight=s.weight(*kernel), bias=None,
-        stride=[2, 2] if transposed else [1, 1], transposed=transposed, groups=groups,
-    )  # fmt: skip
+        "convolution",
+        *out,
+        input=s.input(2, 4, 5, 5),
+        weight=s.weight(*kernel),
+        bias=None,
+        stride=[2, 2] if transposed else [1, 1],
+        transposed=transposed,
+        groups=groups,
+    )
     assert s.operators(y)["conv_general_dilated"].flops == 2 * multiply_adds
 
 
@@ -239,9 +255,12 @@ def test_dropout_keeps_a_mask_in_training_and_is_nothing_outside() -> None:
         x = s.linear(s.input(2, 8), 8)
         out, mask = s.value(2, 8), s.value(2, 8, dtype="bool")
         s.nodes.append(
-            Node(target="native_dropout", arguments={"input": x, "p": 0.1, "train": training},
-                 writes=(out.value, mask.value))
-        )  # fmt: skip
+            Node(
+                target="native_dropout",
+                arguments={"input": x, "p": 0.1, "train": training},
+                writes=(out.value, mask.value),
+            )
+        )
         assert len(s.saved(out) & {mask.value}) == masks
 
 
@@ -249,9 +268,18 @@ def test_batch_normalisation_is_statistics_and_one_pass_and_keeps_what_it_read()
     s = Sketch()
     x = s.linear(s.input(2, 8, 4, 4), 4)
     y = s.call(
-        "_native_batch_norm_legit_functional", 2, 8, 4, 4, input=x, weight=s.weight(8),
-        bias=s.weight(8), running_mean=s.value(8), running_var=s.value(8), training=True,
-    )  # fmt: skip
+        "_native_batch_norm_legit_functional",
+        2,
+        8,
+        4,
+        4,
+        input=x,
+        weight=s.weight(8),
+        bias=s.weight(8),
+        running_mean=s.value(8),
+        running_var=s.value(8),
+        training=True,
+    )
     operators = s.operators(y)
     assert operators["reduce_moments"].params["axes"] == (0, 2, 3)
     assert "batch_norm" in operators

@@ -20,10 +20,13 @@ from tests.support.estimates import a_graph, a_layer
 def a_setting(model: str, params: str, hardware: Hardware, nodes: int) -> Setting:
     known, shape = find(model, params), Shape(nodes=nodes, gpus_per_node=2)
     setting = Setting(
-        graph=known.graph, training=known.training, hardware=hardware, shape=shape,
+        graph=known.graph,
+        training=known.training,
+        hardware=hardware,
+        shape=shape,
         compute=RooflineCompute(hardware=hardware),
         network=LinkNetwork(hardware=hardware, shape=shape),
-    )  # fmt: skip
+    )
     return replace(setting, runtime=replace(setting.runtime, states=States(zero=known.zero)))
 
 
@@ -56,10 +59,13 @@ def test_with_what_it_needs_a_degree_fits_and_with_a_thousandth_less_it_does_not
 def test_where_micro_batches_are_searched_the_number_that_needs_least_counts() -> None:
     rule, shape = MicroBatches.SEARCHED, Shape(nodes=1, gpus_per_node=4)
     setting = Setting(
-        graph=a_graph(*(a_layer(tensor_limit=1.0),) * 4), hardware=A10, shape=shape,
-        training=Training(global_batch=8), compute=RooflineCompute(hardware=A10),
+        graph=a_graph(*(a_layer(tensor_limit=1.0),) * 4),
+        hardware=A10,
+        shape=shape,
+        training=Training(global_batch=8),
+        compute=RooflineCompute(hardware=A10),
         network=LinkNetwork(hardware=A10, shape=shape),
-    )  # fmt: skip
+    )
     tight = with_memory(setting, 2**30)
     found = misses(tight, [1, 2, 4], cells(tight, [1, 2, 4], rule), rule)
     assert list(found) == [1, 2, 4]

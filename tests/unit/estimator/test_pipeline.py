@@ -84,9 +84,14 @@ def test_plans_of_candidates_read_their_rows() -> None:
         **{f: np.array(v, dtype=np.int64) for f, v in rows.items()}, sp=np.zeros(3, dtype=bool)
     )
     costs = stage_costs(
-        a_graph(), Training(global_batch=64), A40, Shape(nodes=1, gpus_per_node=4), candidates,
-        RooflineCompute(hardware=A40), FlatNetwork(),
-    )  # fmt: skip
+        a_graph(),
+        Training(global_batch=64),
+        A40,
+        Shape(nodes=1, gpus_per_node=4),
+        candidates,
+        RooflineCompute(hardware=A40),
+        FlatNetwork(),
+    )
     plans = pipelines_of(costs, np.array([[1, 2], [0, -1]]))
     assert plans.busy_s.tolist() == [costs.busy_s[[1, 2]].tolist(), [costs.busy_s[0], 0.0]]
     assert plans.sync_s.tolist() == [[0.0, 0.0], [costs.sync_s[0], 0.0]]

@@ -39,10 +39,13 @@ def on_8(*boundaries: float, flops: tuple[float, ...] = (1e12,) * 8) -> Setting:
     hardware: Hardware = A40
     shape = Shape(nodes=1, gpus_per_node=8)
     return Setting(
-        graph=a_graph(*layers), training=Training(global_batch=256), hardware=hardware, shape=shape,
+        graph=a_graph(*layers),
+        training=Training(global_batch=256),
+        hardware=hardware,
+        shape=shape,
         compute=RooflineCompute(hardware=hardware),
         network=LinkNetwork(hardware=hardware, shape=shape),
-    )  # fmt: skip
+    )
 
 
 def ends(plan: Plan) -> list[int]:
@@ -62,9 +65,14 @@ def ends(plan: Plan) -> list[int]:
     ],
 )
 def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one(
-    planner: Planner, rule: MicroBatches | None, model: str, params: str, batch: int, kind: str,
+    planner: Planner,
+    rule: MicroBatches | None,
+    model: str,
+    params: str,
+    batch: int,
+    kind: str,
     gpus: int,
-) -> None:  # fmt: skip
+) -> None:
     setting = published_on(model, params, batch, kind, gpus)
     exact, found = cells(setting, None, rule), cells(setting, None, rule, planner)
     layers = len(coarsened(setting.graph, COARSE_LAYERS))

@@ -41,10 +41,19 @@ TRAINING = Training(global_batch=16)
 
 def a_record(**changed: Any) -> ProfileRecord:
     fields: dict[str, Any] = {
-        "kind": "dot-a", "samples": 4.0, "tp": 1, "dtype": "bf16", "forward_s": 1.0, "backward_s": 2.0,
-        "method": "kernels", "repeats": 5, "device_s": 3.0, "device": "NVIDIA A40",
-        "versions": {"jax": "0.10.2", "driver": "cuda 12"}, "date": "2026-11-21",
-    }  # fmt: skip
+        "kind": "dot-a",
+        "samples": 4.0,
+        "tp": 1,
+        "dtype": "bf16",
+        "forward_s": 1.0,
+        "backward_s": 2.0,
+        "method": "kernels",
+        "repeats": 5,
+        "device_s": 3.0,
+        "device": "NVIDIA A40",
+        "versions": {"jax": "0.10.2", "driver": "cuda 12"},
+        "date": "2026-11-21",
+    }
     return ProfileRecord(**(fields | changed))
 
 
@@ -197,10 +206,12 @@ def a_trace(*planes: tuple[str, str, int]) -> ProfileData:
 
 def test_kernels_are_summed_from_the_streams_of_devices_alone() -> None:
     trace = a_trace(
-        ("/device:GPU:0", "Stream #13(Compute)", 7), ("/host:CPU", "Stream of the host", 100),
-        ("/device:GPU:1", "Stream #14(MemcpyD2D)", 5), ("/device:TPU:0", "XLA Ops", 2),
+        ("/device:GPU:0", "Stream #13(Compute)", 7),
+        ("/host:CPU", "Stream of the host", 100),
+        ("/device:GPU:1", "Stream #14(MemcpyD2D)", 5),
+        ("/device:TPU:0", "XLA Ops", 2),
         ("/device:TPU:0 modules", "XLA Modules", 50),
-    )  # fmt: skip
+    )
     assert kernel_seconds(trace) == pytest.approx(14e-6)
     assert kernel_seconds(a_trace(("/host:CPU", "tf_XLAEigen", 9))) == 0
 
@@ -249,9 +260,15 @@ def test_a_part_of_a_tensor_group_is_measured_at_its_own_shapes() -> None:
     assert (record.kind, record.tp) == (kinds_of(PERCEPTRON).kind[0], 2)
     with pytest.raises(Untraceable, match="cannot be called"):
         profile_stage(
-            replace(PERCEPTRON, target="tessera.estimator.tracing.models.steps:wide_resnet", arguments={}),
-            1, 2, date="2026-11-21",
-        )  # fmt: skip
+            replace(
+                PERCEPTRON,
+                target="tessera.estimator.tracing.models.steps:wide_resnet",
+                arguments={},
+            ),
+            1,
+            2,
+            date="2026-11-21",
+        )
 
 
 def test_a_whole_step_and_its_update_are_measured() -> None:

@@ -67,11 +67,24 @@ def a_row(**changed: Any) -> ProfileRow:
     step = step_of(BERT, ())
     assert step is not None
     fields: dict[str, Any] = {
-        "workload": BERT, "gpu_type": "a100", "task": "t", "source": step.source, "kind": "dot",
-        "layers": 24, "samples": 1.0, "tp": 1, "dtype": "f16", "forward_s": 1e-3,
-        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 3.0,
-        "device": "NVIDIA A100", "versions": (("jax", "0.10.2"),), "date": "2026-11-21",
-    }  # fmt: skip
+        "workload": BERT,
+        "gpu_type": "a100",
+        "task": "t",
+        "source": step.source,
+        "kind": "dot",
+        "layers": 24,
+        "samples": 1.0,
+        "tp": 1,
+        "dtype": "f16",
+        "forward_s": 1e-3,
+        "backward_s": 2e-3,
+        "method": "kernels",
+        "repeats": 5,
+        "device_s": 3.0,
+        "device": "NVIDIA A100",
+        "versions": (("jax", "0.10.2"),),
+        "date": "2026-11-21",
+    }
     return ProfileRow(**(fields | changed))
 
 
@@ -159,16 +172,20 @@ def test_what_cannot_be_profiled_says_why_and_stays_analytic() -> None:
 
 def test_the_status_tells_each_type_apart() -> None:
     there = (
-        a_task(BERT, "a100", JobState.SUCCEEDED), a_task(BERT, "v100", JobState.RUNNING),
+        a_task(BERT, "a100", JobState.SUCCEEDED),
+        a_task(BERT, "v100", JobState.RUNNING),
         a_task(BERT, "a40", JobState.FAILED, "JAX is not there"),
-    )  # fmt: skip
+    )
     known = a_cluster(
         wants(BERT), types=("a100", "v100", "a40", "a10"), profiling=there, profiles=(a_row(),)
     )
     found = status(known, HARDWARE, Options(), BERT)
     assert [t.state for t in found.tasks] == [
-        TaskState.DONE, TaskState.RUNS, TaskState.FAILED, TaskState.PLANNED,
-    ]  # fmt: skip
+        TaskState.DONE,
+        TaskState.RUNS,
+        TaskState.FAILED,
+        TaskState.PLANNED,
+    ]
     assert found.tasks[2].problem == "JAX is not there"
     assert (found.tasks[0].device_s, found.tasks[0].service_gpu_s) == (3.0, 40.0)
     (head, *rest) = profiled(jobs_pb2.Job(profile=True), of_status(found))
@@ -188,10 +205,12 @@ def test_a_job_with_a_users_estimates_is_told_that_nothing_is_measured() -> None
 
 def test_of_several_tasks_on_a_type_the_latest_counts_alone() -> None:
     rows = [
-        a_row(task="old", samples=4.0), a_row(task="new", forward_s=5e-3),
+        a_row(task="old", samples=4.0),
+        a_row(task="new", forward_s=5e-3),
         a_row(task="new", kind="norm", layers=2, forward_s=1e-3, backward_s=0.0),
-        a_row(task="new", samples=2.0, source="another"), a_row(task="new", samples=8.0, dtype="f32"),
-    ]  # fmt: skip
+        a_row(task="new", samples=2.0, source="another"),
+        a_row(task="new", samples=8.0, dtype="f32"),
+    ]
     found = profiles_of(rows, BERT, step_of(BERT, ()), "f16")["a100"]
     (point,) = found.points[1]
     assert point == pytest.approx((1.0, 24 * 5e-3 + 2 * 1e-3, 24 * 2e-3))
@@ -217,11 +236,14 @@ def test_steps_of_published_models_take_the_arguments_they_are_given(key: tuple[
 @pytest.mark.parametrize(
     ("key", "within"),
     [
-        (("bert", "760M"), 0.005), (("wide_resnet", "500M"), 0.005), (("vit", "86M"), 0.005),
-        pytest.param(("gpt2", "1.5B"), 0.005, marks=pytest.mark.full), (("moe", "690M"), 0.08),
+        (("bert", "760M"), 0.005),
+        (("wide_resnet", "500M"), 0.005),
+        (("vit", "86M"), 0.005),
+        pytest.param(("gpt2", "1.5B"), 0.005, marks=pytest.mark.full),
+        (("moe", "690M"), 0.08),
         pytest.param(("t5_3B", "3B"), 0.005, marks=pytest.mark.full),
     ],
-)  # fmt: skip
+)
 def test_steps_of_published_models_do_the_work_of_their_graphs(
     key: tuple[str, str], within: float
 ) -> None:
@@ -234,9 +256,10 @@ def test_steps_of_published_models_do_the_work_of_their_graphs(
 
 @examples(30)
 @given(
-    scale=st.floats(0.1, 10.0), samples=st.sampled_from([1.0, 2.0, 3.0, 8.0]),
+    scale=st.floats(0.1, 10.0),
+    samples=st.sampled_from([1.0, 2.0, 3.0, 8.0]),
     tp=st.sampled_from([1, 2, 4]),
-)  # fmt: skip
+)
 def test_totals_that_are_the_data_sheets_times_a_number_scale_all_layers_by_it(
     scale: float, samples: float, tp: int
 ) -> None:
@@ -303,10 +326,11 @@ def test_kernels_that_were_measured_are_not_corrected_by_what_other_jobs_taught(
     (plain,) = Estimator(hardware, known_models([other], ())).cells(other, "a100", 1, [1])
     taught = [
         MeasurementRecord(
-            workload=other, cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
+            workload=other,
+            cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
             iter_time_s=2 * plain.record.iter_time_s,
         )
-    ]  # fmt: skip
+    ]
 
     def ratio(rows: list[ProfileRow]) -> float:
         models = known_models([BERT, other], (), rows)
@@ -330,15 +354,28 @@ def test_a_profile_changes_what_estimates_depend_on() -> None:
 
 def a_request(**changed: Any) -> pb.AddProfilesRequest:
     layer: dict[str, Any] = {
-        "kind": "dot", "layers": 2, "samples": 1.0, "tensor_parallel": 1, "forward_s": 1e-3,
-        "backward_s": 2e-3, "method": "kernels", "repeats": 5, "device_s": 1.0,
-    }  # fmt: skip
+        "kind": "dot",
+        "layers": 2,
+        "samples": 1.0,
+        "tensor_parallel": 1,
+        "forward_s": 1e-3,
+        "backward_s": 2e-3,
+        "method": "kernels",
+        "repeats": 5,
+        "device_s": 1.0,
+    }
     layers = [layer | each for each in changed.pop("layers", [{}])]
     fields: dict[str, Any] = {
-        "parent": "clusters/c", "gpu_type": "a100", "task": "t", "source": "m:f()", "dtype": "f16",
-        "workload": pb.Workload(model="bert", params="1.3B", global_batch=8), "device": "A100",
-        "versions": {"jax": "1"}, "date": "2026-11-21",
-    }  # fmt: skip
+        "parent": "clusters/c",
+        "gpu_type": "a100",
+        "task": "t",
+        "source": "m:f()",
+        "dtype": "f16",
+        "workload": pb.Workload(model="bert", params="1.3B", global_batch=8),
+        "device": "A100",
+        "versions": {"jax": "1"},
+        "date": "2026-11-21",
+    }
     return pb.AddProfilesRequest(
         **(fields | changed), layers=[pb.LayerProfile(**x) for x in layers]
     )
@@ -375,12 +412,14 @@ def test_bad_records_are_refused_by_name(changed: dict[str, Any], field: str) ->
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
-        ({"step": "module"}, "models.step"), ({"step": "my.module:"}, "models.step"),
-        ({"step": "rm -rf:f"}, "models.step"), ({"step_arguments": ["a=1"]}, "models.step_arguments"),
+        ({"step": "module"}, "models.step"),
+        ({"step": "my.module:"}, "models.step"),
+        ({"step": "rm -rf:f"}, "models.step"),
+        ({"step_arguments": ["a=1"]}, "models.step_arguments"),
         ({"step": "m:f", "step_arguments": ["a"]}, "models.step_arguments"),
         ({"step": "m:f", "step_arguments": ["a=1"] * 65}, "models.step_arguments"),
     ],
-)  # fmt: skip
+)
 def test_a_models_step_is_a_function_with_named_arguments(
     changed: dict[str, Any], field: str
 ) -> None:

@@ -47,11 +47,14 @@ def best_rates(estimates: list[EstimateRecord]) -> dict[tuple[str, str, int], fl
 def a_setting(model: str, params: str, hardware: Hardware, shape: Shape) -> Setting:
     known = find(model, params)
     return Setting(
-        graph=merged(known.graph, 16), training=known.training, hardware=hardware, shape=shape,
+        graph=merged(known.graph, 16),
+        training=known.training,
+        hardware=hardware,
+        shape=shape,
         compute=RooflineCompute(hardware=hardware),
         network=LinkNetwork(hardware=hardware, shape=shape, rates=LinkRates.usual(hardware)),
         runtime=Runtime(states=States(zero=known.zero)),
-    )  # fmt: skip
+    )
 
 
 def test_the_best_shape_has_the_fewest_nodes_and_the_next_twice_as_many() -> None:
@@ -82,8 +85,11 @@ def test_every_estimate_says_that_it_is_analytic(estimates: list[EstimateRecord]
 def test_every_cell_up_to_the_models_layers_is_there(estimates: list[EstimateRecord]) -> None:
     asked = [
         (kind.name, n, shape.nodes, d)
-        for kind in ALL for n in GPU_COUNTS for shape in shapes(kind, n) for d in degrees(n)
-    ]  # fmt: skip
+        for kind in ALL
+        for n in GPU_COUNTS
+        for shape in shapes(kind, n)
+        for d in degrees(n)
+    ]
     mine = [e for e in estimates if e.workload.key == "bert/1.3B/256"]
     assert [
         (e.cell.gpu_type, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree) for e in mine

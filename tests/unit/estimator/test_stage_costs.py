@@ -49,13 +49,24 @@ class Recording:
 
 
 def costs(
-    candidates: Candidates, graph: Graph | None = None, *, network: Network | None = None,
-    training: Training = TRAINING, shape: Shape = SIXTEEN, **options: Any,
-) -> StageCosts:  # fmt: skip
+    candidates: Candidates,
+    graph: Graph | None = None,
+    *,
+    network: Network | None = None,
+    training: Training = TRAINING,
+    shape: Shape = SIXTEEN,
+    **options: Any,
+) -> StageCosts:
     return stage_costs(
-        graph or a_graph(), training, A40, shape, candidates, RooflineCompute(hardware=A40),
-        network or FlatNetwork(), **options,
-    )  # fmt: skip
+        graph or a_graph(),
+        training,
+        A40,
+        shape,
+        candidates,
+        RooflineCompute(hardware=A40),
+        network or FlatNetwork(),
+        **options,
+    )
 
 
 def asked_for(candidate: Candidates, graph: Graph | None = None, **given: Any) -> Recording:
@@ -307,9 +318,14 @@ def test_reductions_are_as_large_as_boundaries() -> None:
 def test_a_faster_gpu_is_faster() -> None:
     def forward_s(hardware: Any) -> Ints | Floats:
         found = stage_costs(
-            a_graph(), TRAINING, hardware, SIXTEEN, one_candidate(0, 4),
-            RooflineCompute(hardware=hardware), FlatNetwork(),
-        )  # fmt: skip
+            a_graph(),
+            TRAINING,
+            hardware,
+            SIXTEEN,
+            one_candidate(0, 4),
+            RooflineCompute(hardware=hardware),
+            FlatNetwork(),
+        )
         return found.forward_s
 
     assert forward_s(A100) < forward_s(A40)

@@ -31,9 +31,14 @@ def halves(training: Training = TRAINING) -> StageCosts:
         **{f: np.array(v, dtype=np.int64) for f, v in rows.items()}, sp=np.zeros(3, dtype=bool)
     )
     return stage_costs(
-        a_graph(*[a_layer(weights=5e8)] * 4), training, A40, Shape(nodes=1, gpus_per_node=2),
-        candidates, RooflineCompute(hardware=A40), FlatNetwork(),
-    )  # fmt: skip
+        a_graph(*[a_layer(weights=5e8)] * 4),
+        training,
+        A40,
+        Shape(nodes=1, gpus_per_node=2),
+        candidates,
+        RooflineCompute(hardware=A40),
+        FlatNetwork(),
+    )
 
 
 def test_1f1b_keeps_fewer_micro_batches_the_later_the_stage() -> None:

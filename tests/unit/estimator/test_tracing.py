@@ -90,9 +90,11 @@ def test_traced_mixture_of_experts_agrees_with_the_analytic_count() -> None:
         "vocabulary": 32_000,
         "sequence": 1024,
     }
-    known = mixture(MixtureOfExperts(
-        name="moe", intermediate=8 * 768, experts=16, every=2, capacity_factor=1.0, **sizes
-    ))  # fmt: skip
+    known = mixture(
+        MixtureOfExperts(
+            name="moe", intermediate=8 * 768, experts=16, every=2, capacity_factor=1.0, **sizes
+        )
+    )
     graph = trace(steps.decoder(inner=8 * 768, experts=16, samples=2, **sizes))
     assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
     assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.03)
@@ -116,10 +118,15 @@ def test_traced_vit_and_t5_agree_with_their_architectures() -> None:
     assert graph.flops.sum() == pytest.approx(vit.flops.sum(), rel=0.03)
     graph = trace(
         steps.encoder_decoder(
-            hidden=1024, layers=24, heads=32, head_width=128, inner=16_384, vocabulary=32_128,
+            hidden=1024,
+            layers=24,
+            heads=32,
+            head_width=128,
+            inner=16_384,
+            vocabulary=32_128,
             sequence=512,
         )
-    )  # fmt: skip
+    )
     assert graph.parameters == pytest.approx(t5.parameters, rel=0.01)
     assert graph.flops.sum() == pytest.approx(t5.flops.sum(), rel=0.03)
 

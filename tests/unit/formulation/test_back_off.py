@@ -63,14 +63,20 @@ def test_once_its_back_off_is_over_it_starts(retry_s: float) -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    [Policy(queue_order=True), Policy(reserve_after_s=1.0), Policy(objective="max-min"),
-     Policy(objective="jct"), Policy(run_to_completion=True)],
-)  # fmt: skip
+    [
+        Policy(queue_order=True),
+        Policy(reserve_after_s=1.0),
+        Policy(objective="max-min"),
+        Policy(objective="jct"),
+        Policy(run_to_completion=True),
+    ],
+)
 def test_nobody_waits_for_a_job_in_back_off(policy: Policy) -> None:
     snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0, generation=1, guaranteed=True)
     assert kinds(snapshot, decided(snapshot, policy)) == {
-        "a": DecisionKind.WAIT, "b": DecisionKind.START,
-    }  # fmt: skip
+        "a": DecisionKind.WAIT,
+        "b": DecisionKind.START,
+    }
 
 
 def test_published_policies_leave_it_out_as_well() -> None:
@@ -107,8 +113,11 @@ def test_a_back_off_that_leaves_too_little_time_gives_the_promise_up_and_says_so
         failures=7,
         retry_s=NOW_S + 1800.0,
     )
-    late = replace(failed, now_s=NOW_S + 3700.0, jobs=replace(
-        failed.jobs, retry_s=failed.jobs.retry_s + 3700.0))  # fmt: skip
+    late = replace(
+        failed,
+        now_s=NOW_S + 3700.0,
+        jobs=replace(failed.jobs, retry_s=failed.jobs.retry_s + 3700.0),
+    )
     found = plan_round(
         late, Policy(deadlines="look-ahead"), solver("greedy"), Budget(remaining_s=lambda: math.inf)
     )

@@ -74,20 +74,27 @@ def test_dominance_agrees_with_its_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)
     estimates = [
         an_estimate(w, t, g, degree=d, iter_time_s=float(rng.integers(1, 6)))
-        for w in range(3) for t in range(2) for g in (1, 2, 4) for d in (1, 2)
-    ]  # fmt: skip
+        for w in range(3)
+        for t in range(2)
+        for g in (1, 2, 4)
+        for d in (1, 2)
+    ]
     nodes = some_nodes((0, 2, 4), (1, 2, 4))
     cells = build_cells(a_snapshot(nodes=nodes, jobs=[], estimates=estimates))
     keep = undominated(cells)
     for c in range(len(cells)):
         baselines = [
-            r for r in range(len(cells))
-            if r != c and cells.workload[r] == cells.workload[c]
+            r
+            for r in range(len(cells))
+            if r != c
+            and cells.workload[r] == cells.workload[c]
             and cells.gpu_type[r] == cells.gpu_type[c]
-            and cells.gpus[r] <= cells.gpus[c] and cells.rate[r] >= cells.rate[c]
-        ]  # fmt: skip
+            and cells.gpus[r] <= cells.gpus[c]
+            and cells.rate[r] >= cells.rate[c]
+        ]
         strictly = [
-            r for r in baselines
+            r
+            for r in baselines
             if (cells.gpus[r], cells.rate[r]) != (cells.gpus[c], cells.rate[c]) or r < c
-        ]  # fmt: skip
+        ]
         assert keep[c] == (not strictly)

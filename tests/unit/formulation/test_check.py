@@ -25,9 +25,11 @@ def a_round() -> tuple[Snapshot, Problem, Solution, Placement]:
     """Return two jobs of 2 and 4 GPUs on two 4-GPU nodes; the first runs and must run."""
     gangs = {0: Gang(members=((0, (0, 1)),))}
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), estimates=ESTIMATES, gangs=gangs,
+        nodes=some_nodes((0, 2, 4)),
+        estimates=ESTIMATES,
+        gangs=gangs,
         jobs=[a_job("j", state=JobState.RUNNING, cell=(0, 2, 1), guaranteed=True), a_job("k")],
-    )  # fmt: skip
+    )
     problem = build_problem(snapshot, Policy())
     choice = np.array([0, 3])
     objective = int(problem.value[choice].sum())
@@ -106,7 +108,7 @@ def _retyped(s: Snapshot) -> Snapshot:
         ("one GPU type", _retyped),
         ("may run", lambda s: replace(s, jobs=replace(s.jobs, state=np.array([3, 1])))),
     ],
-)  # fmt: skip
+)
 def test_a_placement_against_the_snapshot_is_found(
     rule: str, change: Callable[[Snapshot], Snapshot]
 ) -> None:
@@ -136,12 +138,17 @@ def test_a_migration_is_charged_its_restart() -> None:
         ([5, -1], [-1, -1], []),
         ([4, -1], [-1, -1], ["a100-0 has 4 CPU cores, its jobs need 5"]),
         ([5, 6], [30, 40], []),
-        ([5, 5], [29, 39],
-         ["a100-1 has 5 CPU cores, its jobs need 6",
-          "a100-0 has 29 bytes of host memory, its jobs need 30",
-          "a100-1 has 39 bytes of host memory, its jobs need 40"]),
+        (
+            [5, 5],
+            [29, 39],
+            [
+                "a100-1 has 5 CPU cores, its jobs need 6",
+                "a100-0 has 29 bytes of host memory, its jobs need 30",
+                "a100-1 has 39 bytes of host memory, its jobs need 40",
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_node_whose_jobs_need_more_than_it_states_is_found(
     cpus: list[int], host_bytes: list[int], found: list[str]
 ) -> None:

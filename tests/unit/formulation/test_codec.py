@@ -44,9 +44,14 @@ def test_a_problem_reads_back_and_means_the_same() -> None:
 
 def test_a_solution_reads_back() -> None:
     solution = Solution(
-        status=SolveStatus.FEASIBLE, choice=np.array([3, -1]), objective=7, bound=math.inf, solver="s",
-        prices=np.array([0.5]), work=(("s", 1.0),),
-    )  # fmt: skip
+        status=SolveStatus.FEASIBLE,
+        choice=np.array([3, -1]),
+        objective=7,
+        bound=math.inf,
+        solver="s",
+        prices=np.array([0.5]),
+        work=(("s", 1.0),),
+    )
     again = decode(encode(solution))
     assert isinstance(again, Solution)
     assert (again.status, again.bound, again.work) == (solution.status, math.inf, solution.work)
@@ -62,13 +67,25 @@ def test_the_problem_of_a_stored_snapshot_is_the_same_problem() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"[]", b'{"format":99,"body":1}', b'{"format":1}',
-     b'{"format":1,"body":{"is":"Nothing"}}', b'{"format":1,"body":{"is":"Nodes","name":["a"]}}',
-     b'{"format":1,"body":7}', b'{"format":1,"body":null}', b'{"format":1,"body":NaN}',
-     b'{"format":1,"body":{"i":[1180591620717411303424]}}', b'{"format":1,"body":{"i":[1.5]}}',
-     b"[" * 100_000, b'{"format":1,"body":' + b"[" * 900 + b"]" * 900 + b"}",
-     b'{"format":1,"body":{"x":[1],"y":[2]}}', b'{"format":1,"body":{"q":[1]}}'],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"format":99,"body":1}',
+        b'{"format":1}',
+        b'{"format":1,"body":{"is":"Nothing"}}',
+        b'{"format":1,"body":{"is":"Nodes","name":["a"]}}',
+        b'{"format":1,"body":7}',
+        b'{"format":1,"body":null}',
+        b'{"format":1,"body":NaN}',
+        b'{"format":1,"body":{"i":[1180591620717411303424]}}',
+        b'{"format":1,"body":{"i":[1.5]}}',
+        b"[" * 100_000,
+        b'{"format":1,"body":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"format":1,"body":{"x":[1],"y":[2]}}',
+        b'{"format":1,"body":{"q":[1]}}',
+    ],
+)
 def test_what_is_not_a_stored_value_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidInput):
         decode(text)

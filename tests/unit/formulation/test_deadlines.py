@@ -180,9 +180,11 @@ def test_a_job_on_a_bad_shape_is_judged_by_the_rate_that_it_has() -> None:
     ]
     job = a_dated_job("a", 1000, 600, admitted=True, cell=(0, 2, 1), **RUNS)
     snapshot = a_snapshot(
-        nodes=[a_node("n0", gpus=4), a_node("n1", gpus=4)], jobs=[job], estimates=estimates,
+        nodes=[a_node("n0", gpus=4), a_node("n1", gpus=4)],
+        jobs=[job],
+        estimates=estimates,
         gangs={0: Gang(members=((0, (0,)), (1, (0,))))},
-    )  # fmt: skip
+    )
     statement = state(replace(snapshot, now_s=NOW_S), MYOPIC)
     assert statement.lapsed == frozenset({0})  # one sample/s is too slow, and it is not to stay
 
@@ -190,14 +192,24 @@ def test_a_job_on_a_bad_shape_is_judged_by_the_rate_that_it_has() -> None:
 def certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission:
     """Return the admission of job 0 with legs of (start and end from now, GPUs) and its least work."""
     rows = [
-        {"job": 0, "start_s": NOW_S + start, "end_s": NOW_S + end, "gpu_type": 0, "gpus": gpus,
-         "pipeline_degree": 1, "plan": 0}
+        {
+            "job": 0,
+            "start_s": NOW_S + start,
+            "end_s": NOW_S + end,
+            "gpu_type": 0,
+            "gpus": gpus,
+            "pipeline_degree": 1,
+            "plan": 0,
+        }
         for start, end, gpus in legs
-    ]  # fmt: skip
+    ]
     return Admission(
-        admitted=np.array([True]), legs=Legs.from_rows(rows) if rows else NO_LEGS,
-        least_work=np.array([work]), until_s=NOW_S + 300, earliest_s=np.array([np.nan]),
-    )  # fmt: skip
+        admitted=np.array([True]),
+        legs=Legs.from_rows(rows) if rows else NO_LEGS,
+        least_work=np.array([work]),
+        until_s=NOW_S + 300,
+        earliest_s=np.array([np.nan]),
+    )
 
 
 def kept(snapshot: Snapshot, admission: Admission) -> tuple[list[int], bool, float, bool]:

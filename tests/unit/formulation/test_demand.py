@@ -34,9 +34,10 @@ def needing(cells: Cells, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -
 def two_counts(nodes: Sequence[dict[str, object]], jobs: int = 3) -> Snapshot:
     """Return queued jobs with Cells of 1 and 2 GPUs."""
     return a_snapshot(
-        nodes=list(nodes), jobs=[a_job(f"j{j}") for j in range(jobs)],
+        nodes=list(nodes),
+        jobs=[a_job(f"j{j}") for j in range(jobs)],
         estimates=[an_estimate(gpus=1), an_estimate(gpus=2, iter_time_s=0.6)],
-    )  # fmt: skip
+    )
 
 
 def test_a_node_is_asked_for_its_part_of_the_rest_rounded_up() -> None:
@@ -70,20 +71,23 @@ def the_problem(snapshot: Snapshot, cpus: Sequence[int], host_bytes: Sequence[in
 
 
 def test_a_pool_has_a_row_for_what_its_columns_need() -> None:
-    nodes = [a_node("n0", gpus=4, cpus=6, host_bytes=3 * GIB),
-             a_node("n1", gpus=4, cpus=5, host_bytes=3 * GIB + 1),
-             a_node("n2", gpus=4, cpus=64, host_bytes=64 * GIB, schedulable=False)]  # fmt: skip
+    nodes = [
+        a_node("n0", gpus=4, cpus=6, host_bytes=3 * GIB),
+        a_node("n1", gpus=4, cpus=5, host_bytes=3 * GIB + 1),
+        a_node("n2", gpus=4, cpus=64, host_bytes=64 * GIB, schedulable=False),
+    ]
     problem = the_problem(two_counts(nodes), [3, 8], [0, GIB + 1])
     assert [(row.name, row.capacity) for row in problem.rows] == [
-        ("gpus/a100", 8), ("cpus/a100", 11), ("host memory/a100", 6 * 1024),
-    ]  # fmt: skip
+        ("gpus/a100", 8),
+        ("cpus/a100", 11),
+        ("host memory/a100", 6 * 1024),
+    ]
     assert problem.usage_of(0) == {0: 1, 1: 3}
     assert problem.usage_of(1) == {0: 2, 1: 8, 2: 1024}
 
 
 def test_a_pool_in_which_a_node_does_not_state_what_it_has_has_no_row() -> None:
-    nodes = [a_node("n0", gpus=4, cpus=6), a_node("n1", gpus=4),
-             a_node("v0", 1, gpus=4, cpus=7)]  # fmt: skip
+    nodes = [a_node("n0", gpus=4, cpus=6), a_node("n1", gpus=4), a_node("v0", 1, gpus=4, cpus=7)]
     estimates = [an_estimate(gpu_type=kind, gpus=1) for kind in (0, 1)]
     snapshot = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=estimates)
     rows = the_problem(snapshot, [1, 1], [GIB, GIB]).rows
@@ -111,8 +115,11 @@ def test_solver_placement_and_checker_agree_on_a_round_that_cpus_limit() -> None
 
 
 def test_a_cell_is_beaten_only_by_one_that_needs_no_more_of_anything() -> None:
-    estimates = [an_estimate(gpus=1, iter_time_s=1.0), an_estimate(gpus=2, iter_time_s=1.0),
-                 an_estimate(gpus=4, iter_time_s=0.5)]  # fmt: skip
+    estimates = [
+        an_estimate(gpus=1, iter_time_s=1.0),
+        an_estimate(gpus=2, iter_time_s=1.0),
+        an_estimate(gpus=4, iter_time_s=0.5),
+    ]
     snapshot = a_snapshot(nodes=[a_node("n0")], jobs=[], estimates=estimates)
     cells = build_cells(snapshot)
     assert undominated(cells).tolist() == [True, False, True]

@@ -24,8 +24,13 @@ from tests.support.builders import a_random_snapshot
 from tests.support.recording import load_rounds
 
 CLOS = {
-    "tors": 2, "kind": "clos", "hosts": 4, "host": "a100", "aggregations": 2, "tor_bytes_per_s": "25GB/s",
-}  # fmt: skip
+    "tors": 2,
+    "kind": "clos",
+    "hosts": 4,
+    "host": "a100",
+    "aggregations": 2,
+    "tor_bytes_per_s": "25GB/s",
+}
 SPACED = json.dumps(CLOS, indent=1)
 """Not as we would write it."""
 SENT = CellTraffic(
@@ -38,9 +43,14 @@ def a_networked(topology: str = SPACED, traffic: str = SENT.to_json()) -> bytes:
     snapshot = a_random_snapshot(1, jobs=3)
     e = snapshot.estimates
     known = Traffics(
-        workload=e.workload, gpu_type=e.gpu_type, gpus=e.gpus, nodes=e.nodes, plan=e.plan,
-        pipeline_degree=e.pipeline_degree, document=(intern_traffic("{}"),) * len(e),
-    )  # fmt: skip
+        workload=e.workload,
+        gpu_type=e.gpu_type,
+        gpus=e.gpus,
+        nodes=e.nodes,
+        plan=e.plan,
+        pipeline_degree=e.pipeline_degree,
+        document=(intern_traffic("{}"),) * len(e),
+    )
     plain = json.loads(
         encode(replace(snapshot, topology=decode_topology(json.dumps(CLOS)), traffic=known))
     )

@@ -31,9 +31,13 @@ def reason(job: dict[str, Any], **known: Any) -> Reason:
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=ESTIMATES, workloads=4)
     problem = build_problem(snapshot, Policy())
     solution = Solution(
-        status=SolveStatus.FEASIBLE, choice=np.array([-1]), objective=0, bound=0.0, solver="t",
+        status=SolveStatus.FEASIBLE,
+        choice=np.array([-1]),
+        objective=0,
+        bound=0.0,
+        solver="t",
         prices=np.array(known.get("prices", [])),
-    )  # fmt: skip
+    )
     given_up = frozenset(known.get("given_up", []))
     return explain(snapshot, problem, solution, known.get("unplaced", {}), given_up)[0]
 
@@ -90,9 +94,13 @@ def test_a_job_that_pays_but_does_not_fit_is_told_what_is_free() -> None:
     )
     problem = build_problem(snapshot, Policy())
     solution = Solution(
-        status=SolveStatus.FEASIBLE, choice=np.array([0, -1]), objective=0, bound=0.0, solver="t",
+        status=SolveStatus.FEASIBLE,
+        choice=np.array([0, -1]),
+        objective=0,
+        bound=0.0,
+        solver="t",
         prices=np.array([0.3e6]),
-    )  # fmt: skip
+    )
     found = explain(snapshot, problem, solution, {}, frozenset())[1]
     assert found.code is ReasonCode.NO_CAPACITY
     assert "gpus/a100 has 1 free" in found.message
@@ -105,8 +113,12 @@ def a_running_round() -> Snapshot:
         a_job("dropped", state=JobState.RUNNING, cell=(0, 2, 1)),
     ]
     gangs = {0: Gang(members=((0, (0, 1)),)), 2: Gang(members=((0, (2, 3)),))}
-    estimates = [an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.7), an_estimate(gpu_type=1, gpus=2),
-                 an_estimate(gpus=2, degree=2, iter_time_s=0.9)]  # fmt: skip
+    estimates = [
+        an_estimate(gpus=2),
+        an_estimate(gpus=4, iter_time_s=0.7),
+        an_estimate(gpu_type=1, gpus=2),
+        an_estimate(gpus=2, degree=2, iter_time_s=0.9),
+    ]
     nodes = some_nodes((0, 2, 4), (1, 1, 4))
     return a_snapshot(nodes=nodes, jobs=jobs, estimates=estimates, gangs=gangs)
 

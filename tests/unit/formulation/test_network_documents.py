@@ -17,12 +17,23 @@ from tessera.formulation.topologies.topology import Tier
 from tests.support.topologies import a_clos, gpu, names
 
 TESTBED = {
-    "kind": "clos", "hosts": 12, "host": "a100", "tors": 6, "aggregations": 8, "tor_bytes_per_s": "100 Gb/s",
-}  # fmt: skip
+    "kind": "clos",
+    "hosts": 12,
+    "host": "a100",
+    "tors": 6,
+    "aggregations": 8,
+    "tor_bytes_per_s": "100 Gb/s",
+}
 SIDES = {
-    "kind": "double-sided", "hosts": 12, "host": "a100", "tors": 6, "aggregations": 12, "cores": 32,
-    "tor_bytes_per_s": 5e10, "aggregation_bytes_per_s": 5e10,
-}  # fmt: skip
+    "kind": "double-sided",
+    "hosts": 12,
+    "host": "a100",
+    "tors": 6,
+    "aggregations": 12,
+    "cores": 32,
+    "tor_bytes_per_s": 5e10,
+    "aggregation_bytes_per_s": 5e10,
+}
 TORUS = {
     "kind": "torus",
     "hosts": 12,
@@ -31,12 +42,18 @@ TORUS = {
     "link_bytes_per_s": "10 GB/s",
 }
 LINGJUN = {
-    "kind": "lingjun", "host": "a100", "rows": [["a", "d", "p", "s1"], ["b", "d", "p", "s2"]],
-    "ports_per_nic": 2, "asw_cables": 2, "psw_cables": 2, "asw_bytes_per_s": "400Gb/s",
+    "kind": "lingjun",
+    "host": "a100",
+    "rows": [["a", "d", "p", "s1"], ["b", "d", "p", "s2"]],
+    "ports_per_nic": 2,
+    "asw_cables": 2,
+    "psw_cables": 2,
+    "asw_bytes_per_s": "400Gb/s",
     "psw_bytes_per_s": "0.1 TB/s",
-}  # fmt: skip
+}
 OWN = {
-    "nodes": ["a", "b"], "host": {"like": "pcie", "gpus": 4},
+    "nodes": ["a", "b"],
+    "host": {"like": "pcie", "gpus": 4},
     "switches": [{"name": "left", "tier": "tor"}, {"name": "right", "tier": "tor"}],
     "links": [
         {"from": "a", "to": "left", "bytes_per_s": "100 Gb/s"},
@@ -44,7 +61,7 @@ OWN = {
         {"from": "left", "to": "right", "bytes_per_s": "25e9", "cables": 3},
         {"from": "right", "to": "left", "bytes_per_s": 1e9, "one_way": True, "cables": 2},
     ],
-}  # fmt: skip
+}
 
 
 def changed(document: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -100,9 +117,15 @@ def test_a_host_is_like_a_named_one_but_for_some_numbers() -> None:
 
 def test_a_host_may_be_described_in_full() -> None:
     shape = {
-        "gpus": 2, "nics": 2, "pcie_switches": 2, "gpu_pcie": [1, 0], "nic_pcie": [0, 1],
-        "nic_bytes_per_s": 1e9, "pcie_bytes_per_s": 2e9, "pcie_delay_s": 1e-6,
-    }  # fmt: skip
+        "gpus": 2,
+        "nics": 2,
+        "pcie_switches": 2,
+        "gpu_pcie": [1, 0],
+        "nic_pcie": [0, 1],
+        "nic_bytes_per_s": 1e9,
+        "pcie_bytes_per_s": 2e9,
+        "pcie_delay_s": 1e-6,
+    }
     topology = read(changed(TESTBED, host=shape))
     assert tiers(topology)[Tier.GPU] == 24
     ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
@@ -137,37 +160,71 @@ def test_what_is_assumed_is_said() -> None:
         ({}, "kind: is needed; there are clos, double-sided, torus, lingjun, explicit, columns"),
         ({"kind": "clo"}, "kind: 'clo' is no kind; did you mean 'clos'?"),
         ({"kind": ["clos"]}, "kind: a list is no kind"),
-        (changed(TESTBED, tor=6), "unknown key 'tor'; did you mean 'tors'?; allowed: kind, adaptive"),
+        (
+            changed(TESTBED, tor=6),
+            "unknown key 'tor'; did you mean 'tors'?; allowed: kind, adaptive",
+        ),
         (changed(TESTBED, aggregations=None), "needs 'aggregations'"),
-        (changed(TESTBED, aggregations=0), "aggregations: must be a whole number from 1 to 100,000, not 0"),
+        (
+            changed(TESTBED, aggregations=0),
+            "aggregations: must be a whole number from 1 to 100,000, not 0",
+        ),
         (changed(TESTBED, aggregations=2.5), "aggregations: must be a whole number"),
         (changed(TESTBED, aggregations=True), "aggregations: must be a whole number"),
-        (changed(TESTBED, hosts_per_tor=2), "tors, hosts_per_tor: one of them must be given, and only one"),
+        (
+            changed(TESTBED, hosts_per_tor=2),
+            "tors, hosts_per_tor: one of them must be given, and only one",
+        ),
         (changed(TESTBED, nodes=["a"]), "hosts, nodes: one of them must be given, and only one"),
         (changed(TESTBED, hosts=None), "hosts, nodes: one of them must be given"),
         (changed(TESTBED, hosts=[]), "hosts: has no hosts; there must be 1 to 100,000"),
-        (changed(TESTBED, hosts=[{"name": f"h{n}-{{}}", "count": 100_000} for n in range(20_000)]),
-         "hosts: has more than 100,000 hosts; there must be 1 to 100,000"),
+        (
+            changed(
+                TESTBED, hosts=[{"name": f"h{n}-{{}}", "count": 100_000} for n in range(20_000)]
+            ),
+            "hosts: has more than 100,000 hosts; there must be 1 to 100,000",
+        ),
         (changed(TESTBED, hosts="a"), "hosts: must be a list, not 'a'"),
         (changed(TESTBED, hosts=["a", 1.5]), "hosts[1]: must be a text, not 1.5"),
         (changed(TESTBED, hosts=["a", "a"]), "hosts: must have unique names; a repeat"),
-        (changed(TESTBED, hosts=[{"name": "a", "count": 2}]), "hosts[0].name: must hold {} for the number"),
+        (
+            changed(TESTBED, hosts=[{"name": "a", "count": 2}]),
+            "hosts[0].name: must hold {} for the number",
+        ),
         (changed(TESTBED, tor_bytes_per_s=1e5), "must be a number of bytes/s from 1e6 to 1e14"),
         (changed(TESTBED, tor_bytes_per_s=1e15), "tor_bytes_per_s: must be"),
         (changed(TESTBED, tor_bytes_per_s=0), "tor_bytes_per_s: must be"),
         (changed(TESTBED, tor_bytes_per_s=float("nan")), "tor_bytes_per_s: must be"),
         (changed(TESTBED, tor_bytes_per_s="100 Gbit"), "not '100 Gbit'"),
-        (changed(TESTBED, tor_bytes_per_s="fast"), "or a text such as 200 Gb/s or 25 GB/s, not 'fast'"),
-        (changed(TESTBED, tor_delay_s=-1), "tor_delay_s: must be a number of seconds from 0 to 10, not -1"),
+        (
+            changed(TESTBED, tor_bytes_per_s="fast"),
+            "or a text such as 200 Gb/s or 25 GB/s, not 'fast'",
+        ),
+        (
+            changed(TESTBED, tor_delay_s=-1),
+            "tor_delay_s: must be a number of seconds from 0 to 10, not -1",
+        ),
         (changed(TESTBED, adaptive=1), "adaptive: must be true or false, not 1"),
         (changed(TESTBED, host="a10"), "host: 'a10' is none of a100, pcie; did you mean 'a100'?"),
         (changed(TESTBED, host=None), "needs 'host'"),
         (changed(TESTBED, host=7), "host: must be a mapping"),
-        (changed(TESTBED, host={"like": "a100", "gpus": 65}), "host.gpus: must be a whole number from 1"),
+        (
+            changed(TESTBED, host={"like": "a100", "gpus": 65}),
+            "host.gpus: must be a whole number from 1",
+        ),
         (changed(TESTBED, host={"gpus": 1, "nics": 1}), "host: needs 'pcie_switches'"),
-        (changed(TESTBED, host={"like": "a100", "nic_bytes_per_s": 0}), "host.nic_bytes_per_s: must be"),
-        (changed(TESTBED, host={"like": "a100", "gpu_pcie": [0]}), "host.gpu_pcie: must name a PCIe switch"),
-        (changed(TESTBED, host={"like": "a100", "gpu_pcie": [0, "x"]}), "host.gpu_pcie[1]: must be a whole"),
+        (
+            changed(TESTBED, host={"like": "a100", "nic_bytes_per_s": 0}),
+            "host.nic_bytes_per_s: must be",
+        ),
+        (
+            changed(TESTBED, host={"like": "a100", "gpu_pcie": [0]}),
+            "host.gpu_pcie: must name a PCIe switch",
+        ),
+        (
+            changed(TESTBED, host={"like": "a100", "gpu_pcie": [0, "x"]}),
+            "host.gpu_pcie[1]: must be a whole",
+        ),
         (changed(TORUS, sizes=[3, 5]), "sizes: 3 x 5 is 15, not 12 hosts"),
         (changed(TORUS, sizes=None), "needs 'sizes'"),
         (changed(TORUS, sizes=[12]), "sizes: must be 2 or 3 whole numbers"),
@@ -175,19 +232,36 @@ def test_what_is_assumed_is_said() -> None:
         (changed(SIDES, cores=33), "cores: is 33; it must be a multiple"),
         (changed(LINGJUN, ports_per_nic=None), "needs 'ports_per_nic'"),
         (changed(LINGJUN, asw_bytes_per_s=None), "needs 'asw_bytes_per_s'"),
-        (changed(LINGJUN, rows=[["a", "b"]]), "rows[0]: has 2 values; it must be [host, dsw, psw, asw]"),
+        (
+            changed(LINGJUN, rows=[["a", "b"]]),
+            "rows[0]: has 2 values; it must be [host, dsw, psw, asw]",
+        ),
         (changed(LINGJUN, rows=[["a", "b", "", "c"]]), "rows[0][2]: must be a text, not ''"),
-        (changed(OWN, switches=[{"name": "x", "tier": "tr"}]), "switches[0].tier: 'tr' is none of tor, aggr"),
+        (
+            changed(OWN, switches=[{"name": "x", "tier": "tr"}]),
+            "switches[0].tier: 'tr' is none of tor, aggr",
+        ),
         (changed(OWN, switches=[{"name": "x"}]), "switches[0]: needs 'tier'"),
-        (changed(OWN, links=[{"from": "a", "to": "lft", "bytes_per_s": 1e9}]), "links[0].to: 'lft' is no"),
-        (changed(OWN, links=[{"from": "a", "to": "b", "bytes_per_s": 1e9}]), "links[0]: joins two hosts;"),
+        (
+            changed(OWN, links=[{"from": "a", "to": "lft", "bytes_per_s": 1e9}]),
+            "links[0].to: 'lft' is no",
+        ),
+        (
+            changed(OWN, links=[{"from": "a", "to": "b", "bytes_per_s": 1e9}]),
+            "links[0]: joins two hosts;",
+        ),
         (changed(OWN, links=[{"from": "a", "to": "left"}]), "links[0]: needs 'bytes_per_s'"),
-        (changed(OWN, links=[{"from": "left", "to": "left", "bytes_per_s": 1e9}]), "joins a vertex to it"),
-        (changed(OWN, links=[{"from": "left", "to": "right", "bytes_per_s": 1e9, "speed": 1}]),
-         "links[0]: unknown key 'speed'"),
+        (
+            changed(OWN, links=[{"from": "left", "to": "left", "bytes_per_s": 1e9}]),
+            "joins a vertex to it",
+        ),
+        (
+            changed(OWN, links=[{"from": "left", "to": "right", "bytes_per_s": 1e9, "speed": 1}]),
+            "links[0]: unknown key 'speed'",
+        ),
         (changed(OWN, links={}), "links: must be a list, not a mapping"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_with_its_place_and_what_is_allowed(document: object, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read(document)

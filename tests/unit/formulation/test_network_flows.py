@@ -38,9 +38,12 @@ def sent(flows: Flows, topology: Topology) -> dict[tuple[str, str], float]:
 
 
 def flows(
-    topology: Topology, gpus: Sequence[tuple[int, int]], members: Sequence[Sequence[int]],
-    pattern: Pattern = Pattern.RING, sent_bytes: float = 12.0,
-) -> dict[tuple[str, str], float]:  # fmt: skip
+    topology: Topology,
+    gpus: Sequence[tuple[int, int]],
+    members: Sequence[Sequence[int]],
+    pattern: Pattern = Pattern.RING,
+    sent_bytes: float = 12.0,
+) -> dict[tuple[str, str], float]:
     """Return what GPUs, as (host, index) by rank, send to each other."""
     exchange = an_exchange(members, sent_bytes, pattern)
     vertex = np.array([gpu(topology, host, index) for host, index in gpus])
@@ -52,10 +55,13 @@ def on_link(topology: Topology, found: Contention, name: str) -> float:
     """Return the bytes on a link where all bundles take their first path."""
     demand = demand_of(found, np.zeros(len(found.bundle_bytes), dtype=np.int64))
     busy = np.bincount(demand.link, demand.busy_s, minlength=demand.links)
-    return float(sum(
-        busy[link] * topology.links.bytes_per_s[link]
-        for link in range(len(topology.links)) if topology.link_name(link) == name
-    ))  # fmt: skip
+    return float(
+        sum(
+            busy[link] * topology.links.bytes_per_s[link]
+            for link in range(len(topology.links))
+            if topology.link_name(link) == name
+        )
+    )
 
 
 def test_a_ring_of_one_gpu_a_host_goes_from_host_to_host_and_back() -> None:
@@ -77,20 +83,23 @@ def test_a_ring_crosses_between_hosts_on_each_members_nic_in_equal_parts() -> No
     inside = {ends: size for ends, size in found.items() if ends not in across}
     assert inside == {
         (f"host-{a}/gpu-{i}", f"host-{a}/gpu-{(i + 1) % 4}"): 12.0 * 3 / 4
-        for a in range(2) for i in range(4)
-    }  # fmt: skip
+        for a in range(2)
+        for i in range(4)
+    }
 
 
 def test_hosts_with_unequal_numbers_of_members_still_send_and_receive_equal_parts() -> None:
     topology = a_clos(2, a_shape(gpus=3))
     found = flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [[0, 1, 2, 3, 4]])
     there = {ends: size for ends, size in found.items() if ends[0][5] == "0" and ends[1][5] == "1"}
-    assert there == pytest.approx({
-        ("host-0/gpu-0", "host-1/gpu-0"): 4.0,
-        ("host-0/gpu-0", "host-1/gpu-1"): 2.0,
-        ("host-0/gpu-1", "host-1/gpu-1"): 2.0,
-        ("host-0/gpu-1", "host-1/gpu-2"): 4.0,
-    })  # fmt: skip
+    assert there == pytest.approx(
+        {
+            ("host-0/gpu-0", "host-1/gpu-0"): 4.0,
+            ("host-0/gpu-0", "host-1/gpu-1"): 2.0,
+            ("host-0/gpu-1", "host-1/gpu-1"): 2.0,
+            ("host-0/gpu-1", "host-1/gpu-2"): 4.0,
+        }
+    )
 
 
 def test_a_ring_on_one_host_stays_there() -> None:
@@ -141,8 +150,9 @@ def test_flows_with_the_same_ends_are_one_bundle_and_follow_each_other() -> None
     topology = a_clos(4)
     job = a_job(
         [("host-0", [0]), ("host-3", [0])],
-        an_exchange([[0, 1]], 5.0, messages=2), an_exchange([[0, 1]], 7.0, Pattern.CHAIN, messages=3),
-    )  # fmt: skip
+        an_exchange([[0, 1]], 5.0, messages=2),
+        an_exchange([[0, 1]], 7.0, Pattern.CHAIN, messages=3),
+    )
     found, notes = contention(topology, [job])
     assert notes == []
     assert found.bundle_bytes.tolist() == [12.0, 12.0]
@@ -171,9 +181,10 @@ def test_what_all_candidates_have_in_common_is_fixed() -> None:
     assert not any("agg" in name for name in named)
     assert np.diff(found.candidate_start).tolist() == [2, 2]
     assert {topology.link_name(link) for link in found.path_link} == {
-        f"{a} > {b}" for agg in ("agg-0", "agg-1")
+        f"{a} > {b}"
+        for agg in ("agg-0", "agg-1")
         for a, b in (("tor-0", agg), (agg, "tor-0"), ("tor-1", agg), (agg, "tor-1"))
-    }  # fmt: skip
+    }
 
 
 def test_a_flow_with_one_way_is_no_bundle() -> None:
@@ -188,9 +199,11 @@ def test_a_flow_with_one_way_is_no_bundle() -> None:
 def test_a_connection_of_several_queue_pairs_is_so_many_equal_bundles() -> None:
     topology = a_clos(4)
     jobs = [
-        a_job([("host-0", [i]), ("host-3", [i])], an_exchange([[0, 1]], 12.0 * (1 + i)), name=f"j{i}")
+        a_job(
+            [("host-0", [i]), ("host-3", [i])], an_exchange([[0, 1]], 12.0 * (1 + i)), name=f"j{i}"
+        )
         for i in range(2)
-    ]  # fmt: skip
+    ]
     found, _ = contention(topology, jobs, qps_per_connection=3)
     assert found.bundle_bytes.tolist() == [4.0] * 6 + [8.0] * 6
     assert found.bundle_start.tolist() == [0, 6, 12]

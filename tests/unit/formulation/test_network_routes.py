@@ -140,12 +140,20 @@ def test_less_than_one_path_is_refused() -> None:
 
 
 def test_gpus_of_a_host_that_nothing_joins_inside_meet_at_the_switch() -> None:
-    topology = read({
-        "hosts": ["a"], "host": {"gpus": 2, "nics": 2, "pcie_switches": 2, "nic_bytes_per_s": 1e9,
-                                 "pcie_bytes_per_s": 1e9},
-        "switches": [{"name": "s", "tier": "tor"}],
-        "links": [{"from": "a", "to": "s", "bytes_per_s": 1e9}],
-    })  # fmt: skip
+    topology = read(
+        {
+            "hosts": ["a"],
+            "host": {
+                "gpus": 2,
+                "nics": 2,
+                "pcie_switches": 2,
+                "nic_bytes_per_s": 1e9,
+                "pcie_bytes_per_s": 1e9,
+            },
+            "switches": [{"name": "s", "tier": "tor"}],
+            "links": [{"from": "a", "to": "s", "bytes_per_s": 1e9}],
+        }
+    )
     cut = without(topology, ("a/pcie-0", "a/pcie-root"))
     (path,) = Routes(cut).between(gpu(cut, 0, 0), gpu(cut, 0, 1))
     assert names(cut, path) == ["a/pcie-0", "a/nic-0", "s", "a/nic-1", "a/pcie-1", "a/gpu-1"]

@@ -95,8 +95,11 @@ def test_rho_is_the_finish_time_shared_over_the_finish_time_alone() -> None:
 
 def test_a_job_that_is_not_restarted_is_less_late() -> None:
     fields: dict[str, Any] = {
-        "iterations": 5000.0, "iterations_left": 4000.0, "submit_s": 400.0, "restart_s": 60.0
-    }  # fmt: skip
+        "iterations": 5000.0,
+        "iterations_left": 4000.0,
+        "submit_s": 400.0,
+        "restart_s": 60.0,
+    }
     stays = levels(drafted(running(**fields), gangs=GANG), "finish-time-fairness")[0]
     moves = levels(drafted(a_job("j", **fields)), "finish-time-fairness")[0]
     assert [s < m for s, m in zip(stays, moves, strict=True)] == [False, True, False, False]

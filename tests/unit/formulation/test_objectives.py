@@ -185,16 +185,23 @@ def rounds(draw: st.DrawFn) -> Snapshot:
     seed = draw(st.integers(0, 10_000))
     restart = draw(st.sampled_from([0.0, 60.0, 900.0]))
     snapshot = a_random_snapshot(
-        seed, jobs=draw(st.integers(1, 10)), workloads=3, max_gpus=8, restart_s=restart,
+        seed,
+        jobs=draw(st.integers(1, 10)),
+        workloads=3,
+        max_gpus=8,
+        restart_s=restart,
         groups=((0, 2, 4), (1, 1, 8)),
-    )  # fmt: skip
+    )
     rng, count = np.random.default_rng(seed), len(snapshot.jobs)
     jobs = replace(
-        snapshot.jobs, weight=rng.uniform(0.1, 4.0, count), submit_s=rng.uniform(0, 1000, count),
+        snapshot.jobs,
+        weight=rng.uniform(0.1, 4.0, count),
+        submit_s=rng.uniform(0, 1000, count),
         iterations_left=rng.choice([0.0, 5.0, 1e3, 1e6], count),
         service_gpu_s=rng.choice([0.0, 1e5], count),
-        pinned_type=rng.random(count) < 0.2, requested_type=rng.integers(0, 2, count),
-    )  # fmt: skip
+        pinned_type=rng.random(count) < 0.2,
+        requested_type=rng.integers(0, 2, count),
+    )
     types = tuple(replace(t, dollars_per_hour=2.0, watts=400.0) for t in snapshot.gpu_types)
     return replace(snapshot, jobs=jobs, gpu_types=types)
 

@@ -78,8 +78,15 @@ def test_a_long_job_that_runs_gives_way_to_two_short_ones_unless_it_was_promised
             dated("y", 1200, 620),
             gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
         )
-        leg = {"job": 0, "start_s": NOW_S, "end_s": NOW_S + 900, "gpu_type": 0, "gpus": 4,
-               "pipeline_degree": 1, "plan": 0}  # fmt: skip
+        leg = {
+            "job": 0,
+            "start_s": NOW_S,
+            "end_s": NOW_S + 900,
+            "gpu_type": 0,
+            "gpus": 4,
+            "pipeline_degree": 1,
+            "plan": 0,
+        }
         return replace(jobs, legs=Legs.from_rows([leg])) if admitted else jobs
 
     assert gpus_of(decided(beside_two(admitted=False)))[0] == 0
@@ -122,9 +129,11 @@ def test_a_planned_job_that_starts_later_is_told_so_without_a_promise() -> None:
 def test_a_job_that_runs_in_time_stays_on_its_cell_though_fewer_gpus_would_do() -> None:
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), jobs=[running_on_all("a", 600, 2000)], estimates=estimates,
+        nodes=some_nodes((0, 1, 4)),
+        jobs=[running_on_all("a", 600, 2000)],
+        estimates=estimates,
         gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
-    )  # fmt: skip
+    )
     snapshot = replace(snapshot, now_s=NOW_S)
     admission = decided(snapshot).admission
     assert admission is not None
@@ -136,8 +145,15 @@ def test_only_a_promise_has_a_reserve() -> None:
         job = dated("a", 600, 3000, restart_s=10, admitted=admitted)
         estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
         snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=[job], estimates=estimates)
-        leg = {"job": 0, "start_s": NOW_S, "end_s": NOW_S + 900, "gpu_type": 0, "gpus": 4,
-               "pipeline_degree": 1, "plan": 0}  # fmt: skip
+        leg = {
+            "job": 0,
+            "start_s": NOW_S,
+            "end_s": NOW_S + 900,
+            "gpu_type": 0,
+            "gpus": 4,
+            "pipeline_degree": 1,
+            "plan": 0,
+        }
         legs = Legs.from_rows([leg]) if admitted else snapshot.legs
         snapshot = replace(snapshot, now_s=NOW_S, legs=legs)
         return [kept > 0 for kept in look_ahead(*drafts(snapshot, policy)).reserve_s.tolist()]
@@ -166,8 +182,16 @@ def test_a_plan_starts_a_job_as_requested_else_on_its_fastest_cell_and_a_promise
 
 def test_a_round_runs_what_the_plan_has_and_grows_only_what_is_promised() -> None:
     def beside(*, admitted: bool) -> Snapshot:
-        runs = dated("a", 600, 2000, state=JobState.RUNNING, cell=(0, 1, 1), since_s=1.0,
-                     generation=1, admitted=admitted)  # fmt: skip
+        runs = dated(
+            "a",
+            600,
+            2000,
+            state=JobState.RUNNING,
+            cell=(0, 1, 1),
+            since_s=1.0,
+            generation=1,
+            admitted=admitted,
+        )
         return cluster(runs, gangs={0: Gang(members=((0, (0,)),))})
 
     assert gpus_of(decided(beside(admitted=False))) == [1]

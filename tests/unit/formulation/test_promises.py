@@ -73,9 +73,10 @@ def two_types(*jobs: dict[str, Any], **more: Any) -> Snapshot:
 
 def test_a_pinned_job_has_columns_on_its_type_alone_and_a_wish_is_not_a_pin() -> None:
     snapshot = two_types(
-        a_job("pinned", requested_type=0, pinned_type=True), a_job("wishes", requested_type=0),
+        a_job("pinned", requested_type=0, pinned_type=True),
+        a_job("wishes", requested_type=0),
         a_job("any", pinned_type=True),
-    )  # fmt: skip
+    )
     stated = state(snapshot, Policy())
     assert {t for t, _ in counts(stated, 0)} == {0}
     assert {t for t, _ in counts(stated, 1)} == {t for t, _ in counts(stated, 2)} == {0, 1}
@@ -83,9 +84,10 @@ def test_a_pinned_job_has_columns_on_its_type_alone_and_a_wish_is_not_a_pin() ->
 
 def test_a_job_pinned_to_a_type_without_cells_is_told_what_contradicts() -> None:
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4), (1, 1, 8)), estimates=LINEAR,
+        nodes=some_nodes((0, 1, 4), (1, 1, 8)),
+        estimates=LINEAR,
         jobs=[a_job("j", requested_type=1, pinned_type=True)],
-    )  # fmt: skip
+    )
     told = reason(decided(snapshot, Policy()), 0)
     assert told.code is ReasonCode.PINS_CONTRADICT
     assert "pinned to v100" in told.message
@@ -94,9 +96,10 @@ def test_a_job_pinned_to_a_type_without_cells_is_told_what_contradicts() -> None
 def test_a_job_whose_pinned_nodes_are_silent_is_told_so() -> None:
     nodes = [*some_nodes((0, 1, 4)), a_node("silent", 1, schedulable=False)]
     snapshot = a_snapshot(
-        nodes=nodes, estimates=[*LINEAR, an_estimate(0, 1, 2)],
+        nodes=nodes,
+        estimates=[*LINEAR, an_estimate(0, 1, 2)],
         jobs=[a_job("j", requested_type=1, pinned_type=True)],
-    )  # fmt: skip
+    )
     assert reason(decided(snapshot, Policy()), 0).code is ReasonCode.NODES_AWAY
 
 
@@ -134,10 +137,11 @@ def test_no_way_of_placing_uses_an_avoided_node(promised: bool) -> None:
     estimates = [*FOUR_ONLY, an_estimate(gpus=2)]
     small = [running(f"s{n}", 2, weight=0.1) for n in range(2)]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 3, 4)), estimates=estimates,
+        nodes=some_nodes((0, 3, 4)),
+        estimates=estimates,
         jobs=[*small, a_job("big", 1, guaranteed=promised, requested_gpus=4, weight=5.0)],
         gangs={0: gang(0, 0, 1), 1: gang(1, 0, 1)},
-    )  # fmt: skip
+    )
     found = decided(avoiding(snapshot, (2, 2)), Policy())
     assert found.placed.placement.gangs[2].members[0][0] in (0, 1)
 
@@ -161,9 +165,12 @@ def guaranteed(name: str = "j", gpus: int = 2, **overrides: Any) -> dict[str, An
 
 def test_the_request_is_worth_its_type_or_the_slowest_where_any_type_honours_it() -> None:
     snapshot = two_types(
-        guaranteed(requested_type=0), guaranteed(requested_type=1), guaranteed(), guaranteed(gpus=3),
+        guaranteed(requested_type=0),
+        guaranteed(requested_type=1),
+        guaranteed(),
+        guaranteed(gpus=3),
         a_job("best effort"),
-    )  # fmt: skip
+    )
     rate = request_rate(first_draft(snapshot, Policy()))
     assert rate.tolist() == pytest.approx([512, 256, 256, math.nan, 0], nan_ok=True)
 
@@ -216,15 +223,17 @@ def test_a_waived_guarantee_counts_for_nothing() -> None:
 def test_a_guaranteed_job_is_not_placed_on_a_shape_slower_than_its_request() -> None:
     """Each node has 2 GPUs free: 4 GPUs on two nodes are known to be slow."""
     estimates = [
-        an_estimate(gpus=2), an_estimate(1, gpus=4, iter_time_s=0.25),
+        an_estimate(gpus=2),
+        an_estimate(1, gpus=4, iter_time_s=0.25),
         an_estimate(1, gpus=4, nodes=2, iter_time_s=0.5),
-    ]  # fmt: skip
+    ]
     held = [running(f"h{n}", 2, movable=False) for n in range(2)]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), estimates=estimates,
+        nodes=some_nodes((0, 2, 4)),
+        estimates=estimates,
         jobs=[*held, a_job("j", 1, guaranteed=True, requested_gpus=4)],
         gangs={0: gang(0, 0, 1), 1: gang(1, 0, 1)},
-    )  # fmt: skip
+    )
     policy = Policy(run_to_completion=True)
     found = decided(snapshot, policy)
     assert found.decisions[2].kind is WAIT
@@ -287,9 +296,11 @@ def test_a_tenant_borrows_no_more_than_it_may() -> None:
 def test_a_tenant_that_has_spent_what_it_may_borrow_is_told() -> None:
     jobs = [running("j", 4), a_job("k", 1)]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), estimates=[*LINEAR, *FOUR_ONLY], jobs=jobs,
+        nodes=some_nodes((0, 2, 4)),
+        estimates=[*LINEAR, *FOUR_ONLY],
+        jobs=jobs,
         gangs={0: gang(0, 0, 1, 2, 3)},
-    )  # fmt: skip
+    )
     found = decided(
         with_quotas(snapshot, {"t": {-1: 4}}, borrow={"t": 2}), Policy(run_to_completion=True)
     )
@@ -307,22 +318,33 @@ def test_a_quota_that_is_not_lent_stays_free() -> None:
 
 
 def test_guaranteed_jobs_within_quota_start_before_dearer_best_effort_ones() -> None:
-    jobs = [running("dear", 4, 1, weight=9.0), guaranteed("late", 4, workload=1, submit_s=2.0, weight=0.1),
-            guaranteed("early", 4, workload=1, submit_s=1.0, weight=0.1)]  # fmt: skip
+    jobs = [
+        running("dear", 4, 1, weight=9.0),
+        guaranteed("late", 4, workload=1, submit_s=2.0, weight=0.1),
+        guaranteed("early", 4, workload=1, submit_s=1.0, weight=0.1),
+    ]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), estimates=FOUR_ONLY, jobs=jobs, workloads=2,
+        nodes=some_nodes((0, 1, 4)),
+        estimates=FOUR_ONLY,
+        jobs=jobs,
+        workloads=2,
         gangs={0: gang(0, 0, 1, 2, 3)},
-    )  # fmt: skip
+    )
     assert [d.kind for d in decided(snapshot, Policy()).decisions] == [SUSPEND, WAIT, START]
 
 
 def test_a_privileged_start_never_costs_a_launched_promise() -> None:
-    jobs = [running("launched", 4, 1, guaranteed=True, requested_gpus=4, weight=0.1),
-            guaranteed("heavy", 4, workload=1, weight=9.0)]  # fmt: skip
+    jobs = [
+        running("launched", 4, 1, guaranteed=True, requested_gpus=4, weight=0.1),
+        guaranteed("heavy", 4, workload=1, weight=9.0),
+    ]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), estimates=FOUR_ONLY, jobs=jobs, workloads=2,
+        nodes=some_nodes((0, 1, 4)),
+        estimates=FOUR_ONLY,
+        jobs=jobs,
+        workloads=2,
         gangs={0: gang(0, 0, 1, 2, 3)},
-    )  # fmt: skip
+    )
     found = decided(snapshot, Policy())
     assert [d.kind for d in found.decisions] == [KEEP, WAIT]
     assert found.given_up == frozenset()
@@ -342,11 +364,18 @@ def test_where_blocks_lack_a_launched_promise_goes_before_one_that_only_starts()
     ]
     launched = running("launched", 2, guaranteed=True, requested_gpus=2, movable=False)
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 4, 4)), workloads=5,
+        nodes=some_nodes((0, 4, 4)),
+        workloads=5,
         estimates=[an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.3), *dead, *exact],
         jobs=[*sitting, launched, guaranteed("starts", 3, workload=1)],
-        gangs={0: gang(0, 3), 1: gang(1, 0, 1), 2: gang(2, 0, 1, 2), 3: gang(3, 0, 1, 2), 4: gang(0, 0, 1)},
-    )  # fmt: skip
+        gangs={
+            0: gang(0, 3),
+            1: gang(1, 0, 1),
+            2: gang(2, 0, 1, 2),
+            3: gang(3, 0, 1, 2),
+            4: gang(0, 0, 1),
+        },
+    )
     found = decided(snapshot, Policy())
     assert [d.kind for d in found.decisions] == [KEEP] * 5 + [WAIT]
     assert reason(found, 5).code is ReasonCode.FRAGMENTED
@@ -356,12 +385,17 @@ def test_where_blocks_lack_a_launched_promise_goes_before_one_that_only_starts()
 
 
 def test_a_young_allocation_stays_exactly_as_it_is() -> None:
-    jobs = [running("young", 1, since_s=950.0, weight=0.1), running("old", 1, since_s=800.0, weight=0.1),
-            *(a_job(f"dear-{k}", 1, weight=9.0) for k in range(2))]  # fmt: skip
+    jobs = [
+        running("young", 1, since_s=950.0, weight=0.1),
+        running("old", 1, since_s=800.0, weight=0.1),
+        *(a_job(f"dear-{k}", 1, weight=9.0) for k in range(2)),
+    ]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), estimates=[*LINEAR, *FOUR_ONLY], jobs=jobs,
+        nodes=some_nodes((0, 2, 4)),
+        estimates=[*LINEAR, *FOUR_ONLY],
+        jobs=jobs,
         gangs={0: gang(0, 0), 1: gang(1, 0)},
-    )  # fmt: skip
+    )
     found = decided(snapshot, Policy(min_run_s=100.0))
     assert kinds(snapshot, found)["young"] is KEEP
     assert kinds(snapshot, found)["old"] is not KEEP
@@ -372,9 +406,11 @@ def test_a_young_allocation_stays_exactly_as_it_is() -> None:
 def test_no_more_running_jobs_are_changed_than_the_cap_allows() -> None:
     jobs = [running(f"r{k}", 1, weight=0.1) for k in range(4)] + [a_job("dear", 1, weight=9.0)]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), estimates=[*LINEAR, *FOUR_ONLY], jobs=jobs,
+        nodes=some_nodes((0, 1, 4)),
+        estimates=[*LINEAR, *FOUR_ONLY],
+        jobs=jobs,
         gangs={k: gang(0, k) for k in range(4)},
-    )  # fmt: skip
+    )
     assert decided(snapshot, Policy(), "portfolio").decisions[4].kind is START
     few = decided(snapshot, Policy(max_changes=3), "portfolio")
     assert few.decisions[4].kind is WAIT
@@ -385,10 +421,16 @@ def a_torn_board() -> Snapshot:
     """Return two small jobs on two nodes, which a move would put on one, and a job of a whole node."""
     jobs = [running("a", 2), running("b", 2), a_job("big", 1, weight=5.0)]
     return a_snapshot(
-        nodes=some_nodes((0, 2, 4)), jobs=jobs, workloads=2,
-        estimates=[an_estimate(gpus=2), *FOUR_ONLY, an_estimate(1, gpus=4, nodes=2, iter_time_s=math.inf)],
+        nodes=some_nodes((0, 2, 4)),
+        jobs=jobs,
+        workloads=2,
+        estimates=[
+            an_estimate(gpus=2),
+            *FOUR_ONLY,
+            an_estimate(1, gpus=4, nodes=2, iter_time_s=math.inf),
+        ],
         gangs={0: gang(0, 0, 1), 1: gang(1, 0, 1)},
-    )  # fmt: skip
+    )
 
 
 def test_moves_within_a_column_count_as_changes() -> None:
@@ -415,9 +457,11 @@ def test_the_checker_counts_moves_with_the_other_changes() -> None:
 def test_a_round_without_changes_can_always_be_stated() -> None:
     jobs = [running("j", 4), a_job("k", 1, queue=1), guaranteed("g", 4, workload=1)]
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), estimates=[*LINEAR, *FOUR_ONLY], jobs=jobs,
+        nodes=some_nodes((0, 1, 4)),
+        estimates=[*LINEAR, *FOUR_ONLY],
+        jobs=jobs,
         gangs={0: gang(0, 0, 1, 2, 3)},
-    )  # fmt: skip
+    )
     found = decided(snapshot, Policy(max_changes=0, queue_order=True), "portfolio")
     assert [d.kind for d in found.decisions] == [KEEP, WAIT, WAIT]
     assert found.given_up == frozenset()
@@ -438,9 +482,10 @@ def a_queue(*jobs: dict[str, Any], nodes: int = 1, **more: Any) -> Snapshot:
 
 def test_jobs_start_by_queue_then_by_arrival_whatever_they_are_worth() -> None:
     snapshot = a_queue(
-        a_job("dear", 1, queue=2, weight=9.0), a_job("late", 1, queued_s=5.0),
+        a_job("dear", 1, queue=2, weight=9.0),
+        a_job("late", 1, queued_s=5.0),
         a_job("first", 1, queued_s=1.0, weight=0.1),
-    )  # fmt: skip
+    )
     assert [d.kind for d in decided(snapshot, ORDER).decisions] == [WAIT, WAIT, START]
     assert kinds(snapshot, decided(snapshot, Policy()))["dear"] is START
 
@@ -448,10 +493,13 @@ def test_jobs_start_by_queue_then_by_arrival_whatever_they_are_worth() -> None:
 def a_blocked_queue() -> Snapshot:
     """Return a head that needs 8 of 4 free GPUs, a small one of its queue, and one of a lower queue."""
     return a_queue(
-        running("r", 4, 1), a_job("head", 2, queued_s=1.0), a_job("same", 0, queued_s=2.0, weight=0.1),
+        running("r", 4, 1),
+        a_job("head", 2, queued_s=1.0),
+        a_job("same", 0, queued_s=2.0, weight=0.1),
         a_job("lower", 0, queue=2, queued_s=0.0, weight=9.0),
-        nodes=2, gangs={0: gang(0, 0, 1, 2, 3)},
-    )  # fmt: skip
+        nodes=2,
+        gangs={0: gang(0, 0, 1, 2, 3)},
+    )
 
 
 def test_a_later_job_of_a_blocked_queue_may_start_and_lower_queues_may_not() -> None:
@@ -523,9 +571,11 @@ def test_marked_jobs_come_with_an_answer_in_which_all_of_them_run(cap: int) -> N
     jobs = [running(f"r{k}", 2, queue=1 + k % 2) for k in range(4)]
     jobs += [a_job(f"w{k}", k % 2, queue=1 + k % 3, queued_s=float(k)) for k in range(5)]
     snapshot = a_queue(
-        *jobs, guaranteed("g", 4, workload=1), nodes=3,
+        *jobs,
+        guaranteed("g", 4, workload=1),
+        nodes=3,
         gangs={k: gang(k // 2, *((0, 1), (2, 3))[k % 2]) for k in range(4)},
-    )  # fmt: skip
+    )
     policy = Policy(queue_order=True, max_changes=cap, reserve_after_s=10.0)
     stated = state(snapshot, policy)
     assert stated.witness is not None
@@ -538,8 +588,11 @@ def test_marked_jobs_come_with_an_answer_in_which_all_of_them_run(cap: int) -> N
 
 def a_reserved_round(*fillers: dict[str, Any], policy: Policy, waited_s: float = 900.0) -> Outcome:
     """Return the round of a gang of 8 that has waited, beside a job that ends in 100 s on half of it."""
-    jobs = [running("r", 4, 1, iterations_left=400.0), a_job("gang", 2, queued_s=1000.0 - waited_s),
-            *fillers]  # fmt: skip
+    jobs = [
+        running("r", 4, 1, iterations_left=400.0),
+        a_job("gang", 2, queued_s=1000.0 - waited_s),
+        *fillers,
+    ]
     snapshot = a_queue(*jobs, nodes=2, gangs={0: gang(0, 0, 1, 2, 3)})
     return decided(snapshot, policy)
 

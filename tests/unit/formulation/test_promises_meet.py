@@ -94,14 +94,23 @@ def test_placement_may_change_more_than_the_cap_where_a_promise_finds_no_blocks_
 
 
 def test_a_guaranteed_job_that_lost_its_node_goes_before_the_cap_on_changes() -> None:
-    lost = a_job("lost", 1, state=JobState.RUNNING, cell=(0, 4, 1), since_s=500.0, guaranteed=True,
-                 requested_gpus=4)  # fmt: skip
+    lost = a_job(
+        "lost",
+        1,
+        state=JobState.RUNNING,
+        cell=(0, 4, 1),
+        since_s=500.0,
+        guaranteed=True,
+        requested_gpus=4,
+    )
     small = [running(f"r{k}", 0, (k,), weight=9.0) for k in range(4)]
     snapshot = a_snapshot(
-        nodes=[a_node("n0", gpus=4), a_node("gone", gpus=4, schedulable=False)], estimates=CELLS,
-        jobs=[*(job for job, _ in small), lost], workloads=2,
+        nodes=[a_node("n0", gpus=4), a_node("gone", gpus=4, schedulable=False)],
+        estimates=CELLS,
+        jobs=[*(job for job, _ in small), lost],
+        workloads=2,
         gangs={**{k: g for k, (_, g) in enumerate(small)}, 4: Gang(members=((1, (0, 1, 2, 3)),))},
-    )  # fmt: skip
+    )
     found = decided(snapshot, Policy(max_changes=0))
     assert kinds(found) == [SUSPEND] * 4 + [MOVE]
     assert found.given_up == frozenset()

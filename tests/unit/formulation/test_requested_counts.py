@@ -52,11 +52,12 @@ def a_torn_cluster(round_number: int) -> Snapshot:
     runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 2, 1), "movable": False}
     cells = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
     return a_snapshot(
-        nodes=some_nodes((0, 2, 4)), round_number=round_number,
+        nodes=some_nodes((0, 2, 4)),
+        round_number=round_number,
         estimates=[*cells, an_estimate(gpus=4, nodes=2, iter_time_s=math.inf)],
         jobs=[a_job("a", **runs), a_job("b", **runs), a_job("whole", requested_gpus=4)],
         gangs={node: Gang(members=((node, (0, 1)),)) for node in (0, 1)},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("round_number", [1, 12])
@@ -66,8 +67,10 @@ def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_numb
     found = plan_round(snapshot, policy, Greedy(), FOREVER, scheduler=scheduler)
     assert found.violations == ()
     assert [d.kind for d in found.decisions] == [
-        DecisionKind.KEEP, DecisionKind.KEEP, DecisionKind.WAIT,
-    ]  # fmt: skip
+        DecisionKind.KEEP,
+        DecisionKind.KEEP,
+        DecisionKind.WAIT,
+    ]
     reason = found.decisions[2].reason
     assert reason is not None
     assert reason.code is ReasonCode.FRAGMENTED

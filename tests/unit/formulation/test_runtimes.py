@@ -18,9 +18,16 @@ def test_a_replayed_job_takes_no_command_or_one_that_makes_it_fail() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("python", "train.py"), ("fail-at",), ("fail-at", "-1"), ("fail-at", "1", "2"), ("",),
-     ("fail-at", "9" * 5000), ("fail-at", "\u0663")],
-)  # fmt: skip
+    [
+        ("python", "train.py"),
+        ("fail-at",),
+        ("fail-at", "-1"),
+        ("fail-at", "1", "2"),
+        ("",),
+        ("fail-at", "9" * 5000),
+        ("fail-at", "\u0663"),
+    ],
+)
 def test_what_no_runtime_can_run_is_refused_in_one_short_sentence(
     command: tuple[str, ...],
 ) -> None:

@@ -63,18 +63,22 @@ def with_tenants(snapshot: Snapshot, **weight: float) -> Snapshot:
     return replace(
         snapshot,
         tenants=Tenants(
-            name=tuple(weight), weight=np.array(list(weight.values())),
-            borrow_gpus=np.full(len(weight), -1), lends=np.ones(len(weight), np.bool_),
+            name=tuple(weight),
+            weight=np.array(list(weight.values())),
+            borrow_gpus=np.full(len(weight), -1),
+            lends=np.ones(len(weight), np.bool_),
         ),
-    )  # fmt: skip
+    )
 
 
 def test_a_job_weighs_what_it_its_tenant_and_its_queue_multiply_to() -> None:
     jobs = [
-        a_job("own", weight=3.0), a_job("tenant", tenant="lab", weight=0.5),
-        a_job("queue", queue=2), a_job("all", weight=3.0, tenant="lab", queue=2),
+        a_job("own", weight=3.0),
+        a_job("tenant", tenant="lab", weight=0.5),
+        a_job("queue", queue=2),
+        a_job("all", weight=3.0, tenant="lab", queue=2),
         a_job("no settings", tenant="guest", queue=7),
-    ]  # fmt: skip
+    ]
     snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=jobs, estimates=CELLS)
     policy = Policy(queue_weights="1:1, 2:4, 9:100")
     snapshot = with_tenants(snapshot, lab=10.0, other=7.0)
@@ -87,9 +91,7 @@ def test_a_job_weighs_what_it_its_tenant_and_its_queue_multiply_to() -> None:
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 1000))
 def test_weights_scale_a_jobs_values_and_no_others(own: float, shared: float, seed: int) -> None:
     snapshot = a_random_snapshot(seed, jobs=3)
-    jobs = replace(
-        snapshot.jobs, weight=np.array([own, 1.0, 1.0]), tenant=("lab", "t", "t")
-    )  # fmt: skip
+    jobs = replace(snapshot.jobs, weight=np.array([own, 1.0, 1.0]), tenant=("lab", "t", "t"))
     before = build_problem(snapshot, Policy())
     after = build_problem(with_tenants(replace(snapshot, jobs=jobs), lab=shared), Policy())
     mine = before.column_job == 0
@@ -130,9 +132,11 @@ def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
     worse = an_estimate(gpus=4, degree=2, iter_time_s=3.0)
     job = a_job("j", state=JobState.RUNNING, cell=(0, 4, 2))
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), jobs=[job, a_job("k")], estimates=[*CELLS, worse],
+        nodes=some_nodes((0, 2, 4)),
+        jobs=[job, a_job("k")],
+        estimates=[*CELLS, worse],
         gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
-    )  # fmt: skip
+    )
     problem = build_problem(snapshot, Policy())
     assert len(problem.columns_of(0)) == len(problem.columns_of(1)) + 1
     assert problem.cells.pipeline_degree[problem.cell[problem.current[0]]] == 2

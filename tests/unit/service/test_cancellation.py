@@ -51,9 +51,12 @@ class Caller:
 def plan(options: RoundOptions, caller: Caller, **budget: Any) -> Outcome:
     limits: dict[str, Any] = {"remaining_s": lambda: math.inf, "gap": 1e-2} | budget
     return plan_round(
-        a_crowd(), options, registry.solver(options.solver),
-        Budget(cancelled=caller.has_left, **limits), scheduler=scheduler_of(options.scheduler),
-    )  # fmt: skip
+        a_crowd(),
+        options,
+        registry.solver(options.solver),
+        Budget(cancelled=caller.has_left, **limits),
+        scheduler=scheduler_of(options.scheduler),
+    )
 
 
 @pytest.mark.parametrize(

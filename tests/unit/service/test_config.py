@@ -20,8 +20,9 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["lisen = 'x'", "store_threads = 'four'", "store_threads = 1.5", "grace_s = true", "a = ["]
-)  # fmt: skip
+    "text",
+    ["lisen = 'x'", "store_threads = 'four'", "store_threads = 1.5", "grace_s = true", "a = ["],
+)
 def test_an_unknown_key_or_a_wrong_type_is_an_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tessera.toml"
     file.write_text(text)
@@ -31,9 +32,12 @@ def test_an_unknown_key_or_a_wrong_type_is_an_error(tmp_path: Path, text: str) -
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("TESSERA_DATABSE_URL", "x"), ("TESSERA_STORE_THREADS", "x"),
-     ("TESSERA_INSECURE_ANY_INTERFACE", "1")],
-)  # fmt: skip
+    [
+        ("TESSERA_DATABSE_URL", "x"),
+        ("TESSERA_STORE_THREADS", "x"),
+        ("TESSERA_INSECURE_ANY_INTERFACE", "1"),
+    ],
+)
 def test_an_unknown_or_wrong_variable_is_an_error(variable: str, value: str) -> None:
     with pytest.raises(InvalidInput, match=variable):
         load_config(None, {variable: value})
@@ -67,9 +71,12 @@ def test_this_machine_is_always_let_in(listen: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["postgresql://me:hunter2@host/db", "postgresql://me:hun/ter2@host/db",
-     "postgresql:///db?host=h&user=me&password=hunter2"],
-)  # fmt: skip
+    [
+        "postgresql://me:hunter2@host/db",
+        "postgresql://me:hun/ter2@host/db",
+        "postgresql:///db?host=h&user=me&password=hunter2",
+    ],
+)
 def test_no_password_is_ever_printed(url: str) -> None:
     config = Config(database_url=url)
     for shown in (str(config), repr(config)):

@@ -16,9 +16,17 @@ from tessera.service.durations import MAX_DURATION_S, parse_duration_s
 from tessera.solvers.rounds.options import RoundOptions
 
 WRITTEN = [
-    ("90", 90.0), ("90s", 90.0), ("500ms", 0.5), ("5m", 300.0), ("1.5h", 5400.0), ("2h", 7200.0),
-    ("1h30m", 5400.0), (" 1h 30m ", 5400.0), ("1d12h", 129_600.0), ("1m0.5s", 60.5),
-]  # fmt: skip
+    ("90", 90.0),
+    ("90s", 90.0),
+    ("500ms", 0.5),
+    ("5m", 300.0),
+    ("1.5h", 5400.0),
+    ("2h", 7200.0),
+    ("1h30m", 5400.0),
+    (" 1h 30m ", 5400.0),
+    ("1d12h", 129_600.0),
+    ("1m0.5s", 60.5),
+]
 
 
 @pytest.mark.parametrize(("text", "seconds"), WRITTEN)
@@ -58,9 +66,12 @@ def test_what_is_not_a_duration_is_refused_with_its_place(text: str, says: str) 
 
 
 @given(
-    st.integers(0, 999), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59),
     st.integers(0, 999),
-)  # fmt: skip
+    st.integers(0, 23),
+    st.integers(0, 59),
+    st.integers(0, 59),
+    st.integers(0, 999),
+)
 def test_units_add_up(days: int, hours: int, minutes: int, seconds: int, millis: int) -> None:
     text = f"{days}d{hours}h{minutes}m{seconds}s{millis}ms"
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds + millis / 1000

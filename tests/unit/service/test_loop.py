@@ -172,9 +172,13 @@ def test_an_unknown_solver_is_refused_before_anything_is_read() -> None:
     world = World()
     with pytest.raises(InvalidInput, match="portfolio"):
         world.loop.schedule(
-            "test", replace(OPTIONS, solver="magic"), remaining_s=lambda: 1.0, dry_run=False,
-            request=None, cancelled=lambda: False,
-        )  # fmt: skip
+            "test",
+            replace(OPTIONS, solver="magic"),
+            remaining_s=lambda: 1.0,
+            dry_run=False,
+            request=None,
+            cancelled=lambda: False,
+        )
 
 
 def test_clusters_that_do_not_exist_leave_nothing_in_memory(

@@ -18,18 +18,34 @@ from tests.support.networks import FluidJob, a_demand
 
 def _gang(*sources: str) -> DesiredGang:
     part = NetworkDecision(
-        job="j", generation=3, rank=0, level=2, tag=9, priority=1.0, intensity=1.0,
-        routes=tuple(Route(source=s, target="n1/gpu-0", via=("t",), sent_bytes=1.0) for s in sources),
-    )  # fmt: skip
+        job="j",
+        generation=3,
+        rank=0,
+        level=2,
+        tag=9,
+        priority=1.0,
+        intensity=1.0,
+        routes=tuple(
+            Route(source=s, target="n1/gpu-0", via=("t",), sent_bytes=1.0) for s in sources
+        ),
+    )
     return DesiredGang(
-        spec=JobSpec(name="j", workload=Workload(model="m", params="", global_batch=64),
-                     iterations=10, requested_gpus=4),
-        generation=3, iterations_done=2.0, network=part,
+        spec=JobSpec(
+            name="j",
+            workload=Workload(model="m", params="", global_batch=64),
+            iterations=10,
+            requested_gpus=4,
+        ),
+        generation=3,
+        iterations_done=2.0,
+        network=part,
         allocation=AllocationRecord(
-            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1), rate=32.0, generation=3,
+            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1),
+            rate=32.0,
+            generation=3,
             shares=(("n1", (0, 1)), ("n2", (2, 3))),
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,9 +88,12 @@ def test_who_is_served_before_a_job_is_named_however_many_are_after_it() -> None
     count = demand.jobs
     level = np.where(np.arange(count) == 0, 7, np.where(np.arange(count) <= 31, 3, 0))
     plan = NetworkPlan(
-        chosen=np.zeros(0, np.int64), priority=np.ones(count), order=np.arange(count), level=level,
+        chosen=np.zeros(0, np.int64),
+        priority=np.ones(count),
+        order=np.arange(count),
+        level=level,
         levels=8,
-    )  # fmt: skip
+    )
     found = met_by(demand, plan)
     assert found[31] == [0, *range(32, 32 + MEETS - 1)]
     assert found[0] == [31]

@@ -23,9 +23,15 @@ from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 FOREVER = Budget(remaining_s=lambda: math.inf)
 ONE_GPU = Gang(members=((0, (0,)),))
 OBJECTIVES = (
-    "throughput", "jct", "balanced", "cost", "finish-time-fairness", "max-min", "makespan",
+    "throughput",
+    "jct",
+    "balanced",
+    "cost",
+    "finish-time-fairness",
+    "max-min",
+    "makespan",
     "deadline then jct",
-)  # fmt: skip
+)
 
 
 def a_task(name: str = "task", **overrides: Any) -> dict[str, Any]:
@@ -41,9 +47,10 @@ def a_task(name: str = "task", **overrides: Any) -> dict[str, Any]:
 def a_cluster(gpus: int, *jobs: dict[str, Any], **rest: Any) -> Snapshot:
     """Return a node; workload 0 trains on 1 or 2 GPUs, workload 1 is profiling on one."""
     estimates = [
-        an_estimate(0, 0, 1, iter_time_s=1.0), an_estimate(0, 0, 2, iter_time_s=0.6),
+        an_estimate(0, 0, 1, iter_time_s=1.0),
+        an_estimate(0, 0, 2, iter_time_s=0.6),
         an_estimate(1, 0, 1, iter_time_s=NOMINAL_S),
-    ]  # fmt: skip
+    ]
     found = a_snapshot(
         nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, workloads=2, **rest
     )
@@ -80,10 +87,12 @@ def test_a_job_that_wants_the_gpu_has_it_though_the_task_came_first(objective: s
     "policy",
     [
         *({"objective": objective} for objective in OBJECTIVES),
-        {"run_to_completion": True}, {"min_run_s": 1e6},
-        {"queue_order": True, "promote_after_s": 1.0}, {"reserve_after_s": 1.0},
+        {"run_to_completion": True},
+        {"min_run_s": 1e6},
+        {"queue_order": True, "promote_after_s": 1.0},
+        {"reserve_after_s": 1.0},
     ],
-)  # fmt: skip
+)
 def test_a_running_task_gives_way_whatever_the_policy_promises(policy: dict[str, Any]) -> None:
     task = a_task(state=JobState.RUNNING, cell=(0, 1, 1), since_s=999.0, generation=1)
     snapshot = a_cluster(1, task, a_job("real", submit_s=999.0, queued_s=999.0), gangs={0: ONE_GPU})

@@ -23,11 +23,13 @@ Phase = pb.ObservedGang
 TIMING = AgentTiming(lease_s=30.0, margin_s=15.0, heartbeat_s=5.0)
 HELLO = pb.AgentMessage(
     hello=pb.Hello(
-        parent="clusters/c", agent_id="a", incarnation="1",
+        parent="clusters/c",
+        agent_id="a",
+        incarnation="1",
         nodes=[pb.AgentNode(node="n", gpu_type="a100", gpus=1)],
     ),
     said_s=7.0,
-)  # fmt: skip
+)
 
 
 class HandClock:

@@ -38,18 +38,30 @@ from tests.support.summaries import a_summary, recorded
 
 words = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
 workloads = st.builds(
-    Workload, model=st.from_regex(r"[\w/ .-]{1,40}", fullmatch=True), params=words,
+    Workload,
+    model=st.from_regex(r"[\w/ .-]{1,40}", fullmatch=True),
+    params=words,
     global_batch=st.integers(1, 10**9),
-)  # fmt: skip
+)
 specs = st.builds(
-    JobSpec, name=words, workload=workloads, iterations=st.integers(1, 10**12),
-    requested_gpus=st.integers(1, 65_536), requested_type=words | st.just(""), tenant=words,
-    queue=st.integers(1, 100), weight=st.floats(1e-6, 1e6), guaranteed=st.booleans(),
-    movable=st.booleans(), deadline_s=st.floats(0, 4e9) | st.just(math.inf),
-    restart_s=st.floats(0, 1e5), labels=st.dictionaries(words, words, max_size=4),
+    JobSpec,
+    name=words,
+    workload=workloads,
+    iterations=st.integers(1, 10**12),
+    requested_gpus=st.integers(1, 65_536),
+    requested_type=words | st.just(""),
+    tenant=words,
+    queue=st.integers(1, 100),
+    weight=st.floats(1e-6, 1e6),
+    guaranteed=st.booleans(),
+    movable=st.booleans(),
+    deadline_s=st.floats(0, 4e9) | st.just(math.inf),
+    restart_s=st.floats(0, 1e5),
+    labels=st.dictionaries(words, words, max_size=4),
     command=st.just(()) | st.integers(0, 10**15 - 1).map(lambda n: ("fail-at", str(n))),
-    max_retries=st.integers(0, 1000), avoid_nodes=st.lists(words, unique=True).map(tuple),
-)  # fmt: skip
+    max_retries=st.integers(0, 1000),
+    avoid_nodes=st.lists(words, unique=True).map(tuple),
+)
 
 
 @examples(40)
@@ -66,15 +78,21 @@ def test_a_job_comes_back_as_it_went_out(asked: JobSpec, pin: bool) -> None:
 
 @given(
     st.builds(
-        EstimateRecord, workload=workloads,
+        EstimateRecord,
+        workload=workloads,
         cell=st.builds(
-            Cell, gpu_type=words, gpus=st.integers(8, 65_536), nodes=st.integers(0, 8),
-            pipeline_degree=st.integers(0, 8), plan=words,
+            Cell,
+            gpu_type=words,
+            gpus=st.integers(8, 65_536),
+            nodes=st.integers(0, 8),
+            pipeline_degree=st.integers(0, 8),
+            plan=words,
         ),
-        iter_time_s=st.floats(1e-6, 1e7) | st.just(math.inf), source=st.sampled_from(Source),
+        iter_time_s=st.floats(1e-6, 1e7) | st.just(math.inf),
+        source=st.sampled_from(Source),
         provenance=words,
     )
-)  # fmt: skip
+)
 def test_an_estimate_comes_back_as_it_went_out(record: EstimateRecord) -> None:
     def no_job(field: str, name: str) -> Workload:
         raise AssertionError("no job was named")
@@ -85,20 +103,33 @@ def test_an_estimate_comes_back_as_it_went_out(record: EstimateRecord) -> None:
 lengths = st.integers(1, 10**6).map(float)
 lengths_or_never = lengths | st.just(math.inf)
 all_options = st.builds(
-    RoundOptions, objective=st.sampled_from(["throughput", "max-min within 5% then jct", "2*cost"]),
-    raw_throughput=st.booleans(), queue_weights=st.sampled_from(["", "1:4,2:0.5"]),
-    restart_horizon_s=lengths, max_restart_share=st.floats(0, 0.99),
-    defragment_every_rounds=st.integers(0, 100), round_s=lengths,
+    RoundOptions,
+    objective=st.sampled_from(["throughput", "max-min within 5% then jct", "2*cost"]),
+    raw_throughput=st.booleans(),
+    queue_weights=st.sampled_from(["", "1:4,2:0.5"]),
+    restart_horizon_s=lengths,
+    max_restart_share=st.floats(0, 0.99),
+    defragment_every_rounds=st.integers(0, 100),
+    round_s=lengths,
     deadlines=st.sampled_from(["", "ignore", "keep", "myopic", "look-ahead"]),
-    run_to_completion=st.booleans(), min_run_s=lengths | st.just(0.0),
-    max_changes=st.integers(-1, 100), queue_order=st.just(True), promote_after_s=lengths_or_never,
-    opportunistic=st.booleans(), reserve_after_s=lengths_or_never,
-    cost_of=st.sampled_from(["dollars", "watts"]), rate_floor=st.floats(0, 1),
-    fairness_levels=st.integers(1, 64), solver=words, gap=st.floats(1e-9, 0.5),
-    seed=st.integers(0, 2**31 - 1), solve_limit_s=lengths_or_never,
-    scheduler=st.sampled_from(["", "fcfs"]), caution=st.floats(0, 10),
+    run_to_completion=st.booleans(),
+    min_run_s=lengths | st.just(0.0),
+    max_changes=st.integers(-1, 100),
+    queue_order=st.just(True),
+    promote_after_s=lengths_or_never,
+    opportunistic=st.booleans(),
+    reserve_after_s=lengths_or_never,
+    cost_of=st.sampled_from(["dollars", "watts"]),
+    rate_floor=st.floats(0, 1),
+    fairness_levels=st.integers(1, 64),
+    solver=words,
+    gap=st.floats(1e-9, 0.5),
+    seed=st.integers(0, 2**31 - 1),
+    solve_limit_s=lengths_or_never,
+    scheduler=st.sampled_from(["", "fcfs"]),
+    caution=st.floats(0, 10),
     network_measure_s=lengths | st.just(0.0),
-)  # fmt: skip
+)
 
 
 @given(all_options)
@@ -128,9 +159,14 @@ def test_what_a_call_does_not_say_is_as_the_standing_policy_has_it(standing: Rou
     )
     said.promote_after.seconds = fields.MAX_DURATION_S
     assert rounds.to_options("options", said, standing) == replace(
-        standing, seed=0, queue_weights="", deadlines="", scheduler="", opportunistic=False,
+        standing,
+        seed=0,
+        queue_weights="",
+        deadlines="",
+        scheduler="",
+        opportunistic=False,
         promote_after_s=math.inf,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,22 +212,33 @@ def test_a_round_tells_its_goals_in_order_and_whose_deadline_is_promised() -> No
         GoalResult(name="throughput", unit="jobs", objective=5.0, bound=5.0, gap=0.0),
     )
     decision = DecisionRecord(
-        job="j", kind="start", allocation=None, reason=None, restart_price=0.0, applied=True,
-        skipped="", admitted=True, opportunistic=True,
-    )  # fmt: skip
+        job="j",
+        kind="start",
+        allocation=None,
+        reason=None,
+        restart_price=0.0,
+        applied=True,
+        skipped="",
+        admitted=True,
+        opportunistic=True,
+    )
     record = RoundRecord(summary=a_summary(goals=goals), decisions=(decision,))
     message = rounds.of_round(record, summary_only=False)
     assert [(g.name, g.unit, g.objective, g.bound, g.gap) for g in message.goals] == [
-        ("max-min", "GPU-s", 3.0, 2.5, 0.2), ("throughput", "jobs", 5.0, 5.0, 0.0),
-    ]  # fmt: skip
+        ("max-min", "GPU-s", 3.0, 2.5, 0.2),
+        ("throughput", "jobs", 5.0, 5.0, 0.0),
+    ]
     assert (message.decisions[0].admitted, message.decisions[0].opportunistic) == (True, True)
 
 
 tenants_of_any_kind = st.builds(
-    TenantSpec, name=words, weight=st.floats(0, 1e6), borrow_gpus=st.integers(-1, 10**7),
+    TenantSpec,
+    name=words,
+    weight=st.floats(0, 1e6),
+    borrow_gpus=st.integers(-1, 10**7),
     lends=st.booleans(),
     quotas=st.dictionaries(words | st.just(""), st.integers(0, 10**7), max_size=4),
-)  # fmt: skip
+)
 
 
 @given(tenants_of_any_kind)
@@ -255,13 +302,26 @@ def test_a_stored_job_shows_its_promise_its_schedule_and_its_service() -> None:
         cell=Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p"),
     )
     record = JobRecord(
-        cluster="c", spec=JobSpec(name="j", workload=a_workload("", ""), iterations=1,
-                                  requested_gpus=1),
-        version=1, state=JobState.QUEUED, created_s=1e9, started_s=None, ended_s=None,
-        iterations_done=0.0, generation=0, retries=0, last_error="", allocation=None, reason=None,
-        reason_round=0, admitted=True, certificate=(leg,), opportunistic=True, service_gpu_s=3.5,
+        cluster="c",
+        spec=JobSpec(name="j", workload=a_workload("", ""), iterations=1, requested_gpus=1),
+        version=1,
+        state=JobState.QUEUED,
+        created_s=1e9,
+        started_s=None,
+        ended_s=None,
+        iterations_done=0.0,
+        generation=0,
+        retries=0,
+        last_error="",
+        allocation=None,
+        reason=None,
+        reason_round=0,
+        admitted=True,
+        certificate=(leg,),
+        opportunistic=True,
+        service_gpu_s=3.5,
         queued_s=1e9 + 1,
-    )  # fmt: skip
+    )
     message = jobs.of_job(record)
     assert (message.deadline_admitted, message.opportunistic) == (True, True)
     assert (message.service_gpu_seconds, message.queue_time.seconds) == (3.5, 10**9 + 1)
@@ -289,8 +349,9 @@ def test_what_is_not_set_takes_the_defaults() -> None:
 def a_job_message(**changes: Any) -> jobs_pb2.Job:
     message = jobs_pb2.Job(
         workload=estimates_pb2.Workload(model="bert", params="1.3B", global_batch=256),
-        iterations=1000, requested_gpus=4,
-    )  # fmt: skip
+        iterations=1000,
+        requested_gpus=4,
+    )
     message.MergeFrom(jobs_pb2.Job(**changes))
     return message
 
@@ -369,10 +430,12 @@ def a_cell(**changes: Any) -> estimates_pb2.CellEstimate:
         ({"iter_time_s": 1.0, "job": "clusters/c/jobs/j"}, "cells[0]"),
         ({"iter_time_s": 1.0, "nodes": 5}, "cells[0].nodes"),
         ({"iter_time_s": 1.0, "cell": estimates_pb2.Cell(gpus=65_537)}, "cells[0].cell.gpus"),
-        ({"iter_time_s": 1.0, "cell": estimates_pb2.Cell(pipeline_degree=-1)},
-         "cells[0].cell.pipeline_degree"),
+        (
+            {"iter_time_s": 1.0, "cell": estimates_pb2.Cell(pipeline_degree=-1)},
+            "cells[0].cell.pipeline_degree",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_of_an_estimate_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         estimates.to_estimate("cells[0]", a_cell(**changes), a_workload)
@@ -399,9 +462,13 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_unreachable(
     draining: bool, silent_s: float, state: int
 ) -> None:
     record = NodeRecord(
-        spec=NodeSpec(name="n", gpu_type="a100", gpus=8), draining=draining, version=1, free_gpus=8,
-        jobs=(), silent_s=silent_s,
-    )  # fmt: skip
+        spec=NodeSpec(name="n", gpu_type="a100", gpus=8),
+        draining=draining,
+        version=1,
+        free_gpus=8,
+        jobs=(),
+        silent_s=silent_s,
+    )
     message = clusters.of_node("c", record, 30.0)
     assert (message.state, message.drained) == (state, draining)
     busy = clusters.of_node("c", replace(record, free_gpus=7), 30.0)
@@ -451,11 +518,15 @@ def test_numbers_of_an_agent_that_mean_nothing_are_taken_as_unknown() -> None:
     observed = agents_pb2.Observed(
         gangs=[
             agents_pb2.ObservedGang(
-                job="j", node="n", phase=agents_pb2.ObservedGang.RUNNING,
-                iterations_done=math.nan, iter_time_s=-math.inf, error="a\0b",
+                job="j",
+                node="n",
+                phase=agents_pb2.ObservedGang.RUNNING,
+                iterations_done=math.nan,
+                iter_time_s=-math.inf,
+                error="a\0b",
             )
         ]
-    )  # fmt: skip
+    )
     (gang,) = agents.to_observed("observed", observed)
     assert (gang.phase, gang.iterations_done, gang.iter_time_s) == ("running", -1.0, 0.0)
     assert gang.error == "ab"
@@ -463,14 +534,21 @@ def test_numbers_of_an_agent_that_mean_nothing_are_taken_as_unknown() -> None:
 
 def test_an_agent_is_told_its_own_shares_but_all_members() -> None:
     gang = DesiredGang(
-        spec=JobSpec(name="j", workload=Workload(model="m", params="", global_batch=64),
-                     iterations=10, requested_gpus=4),
-        generation=3, iterations_done=2.0,
+        spec=JobSpec(
+            name="j",
+            workload=Workload(model="m", params="", global_batch=64),
+            iterations=10,
+            requested_gpus=4,
+        ),
+        generation=3,
+        iterations_done=2.0,
         allocation=AllocationRecord(
-            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1), rate=32.0, generation=3,
+            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1),
+            rate=32.0,
+            generation=3,
             shares=(("n1", (0, 1)), ("n2", (2, 3))),
         ),
-    )  # fmt: skip
+    )
     message = agents.of_desired(Desired(revision=5, gangs=(gang,)), {"n2"})
     (told,) = message.gangs
     assert [(s.node, list(s.gpu_indices)) for s in told.shares] == [("n2", [2, 3])]

@@ -21,8 +21,9 @@ def tree(kind: type[TesseraError]) -> Iterator[type[TesseraError]]:
 
 
 @pytest.mark.parametrize(
-    "kind", [k for k in tree(TesseraError) if k.__module__ in (errors.__name__, SolverFailed.__module__)]
-)  # fmt: skip
+    "kind",
+    [k for k in tree(TesseraError) if k.__module__ in (errors.__name__, SolverFailed.__module__)],
+)
 def test_every_error_class_is_in_the_table(kind: type[TesseraError]) -> None:
     assert kind in CODES
 

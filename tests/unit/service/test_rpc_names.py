@@ -35,9 +35,20 @@ def test_any_text_is_a_name_or_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "c", "clusters/", "clusters/c/", "clusters//jobs/j", "clusters/c/jobs/..", "clusters/c/jobs/-x",
-     "clusters/c/nodes/n", "/clusters/c/jobs/j", "clusters/c/jobs/j\n", "clusters/c/jobs/" + "x" * 101],
-)  # fmt: skip
+    [
+        "",
+        "c",
+        "clusters/",
+        "clusters/c/",
+        "clusters//jobs/j",
+        "clusters/c/jobs/..",
+        "clusters/c/jobs/-x",
+        "clusters/c/nodes/n",
+        "/clusters/c/jobs/j",
+        "clusters/c/jobs/j\n",
+        "clusters/c/jobs/" + "x" * 101,
+    ],
+)
 def test_a_malformed_job_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         names.parse_job("name", name)
@@ -50,8 +61,19 @@ def test_a_round_is_named_by_a_plain_number(number: str) -> None:
 
 
 HOSTILE = [
-    "../x", "..", ".", "a/../b", "a\0b", "a\nb", "x" * 10_000, "\u202ea", "é", " a", "deleted/1", "%2e%2e",
-]  # fmt: skip
+    "../x",
+    "..",
+    ".",
+    "a/../b",
+    "a\0b",
+    "a\nb",
+    "x" * 10_000,
+    "\u202ea",
+    "é",
+    " a",
+    "deleted/1",
+    "%2e%2e",
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -35,9 +35,16 @@ async def test_a_wake_up_beside_the_end_does_not_outlive_it(steps: int) -> None:
     calls = Calls(1, "test")
     store: Any = Empty()
     watching = Watching(
-        store, StoppedClock(), lambda *_: None, calls=calls, work=calls, holder="me",
-        period_s=60.0, fails="nothing", action="test",
-    )  # fmt: skip
+        store,
+        StoppedClock(),
+        lambda *_: None,
+        calls=calls,
+        work=calls,
+        holder="me",
+        period_s=60.0,
+        fails="nothing",
+        action="test",
+    )
     watching.start()
     await asyncio.to_thread(store.asked.wait, 5.0)
     for _ in range(20):  # it has looked once, and comes to wait
@@ -54,9 +61,17 @@ async def test_what_is_remembered_of_a_deleted_cluster_is_dropped() -> None:
     calls, dropped = Calls(1, "test"), list[str]()
     store: Any = Empty()
     watching = Watching(
-        store, StoppedClock(), lambda *_: None, calls=calls, work=calls, holder="me",
-        period_s=60.0, fails="nothing", action="test", forget=dropped.append,
-    )  # fmt: skip
+        store,
+        StoppedClock(),
+        lambda *_: None,
+        calls=calls,
+        work=calls,
+        holder="me",
+        period_s=60.0,
+        fails="nothing",
+        action="test",
+        forget=dropped.append,
+    )
     await watching.look({"gone"})
     assert dropped == ["gone"]
     await calls.close()

@@ -62,9 +62,12 @@ class Still:
 
 
 def schedule(
-    store: Store, workers: Workers | None, from_jobs: int = 1,
-    cancelled: Callable[[], bool] = lambda: False, options: RoundOptions = OPTIONS,
-) -> None:  # fmt: skip
+    store: Store,
+    workers: Workers | None,
+    from_jobs: int = 1,
+    cancelled: Callable[[], bool] = lambda: False,
+    options: RoundOptions = OPTIONS,
+) -> None:
     loop = RoundLoop(store, Still(), workers, from_jobs)  # type: ignore[arg-type] # as above
     loop.schedule(
         "test", options, remaining_s=endless, dry_run=False, request=None, cancelled=cancelled

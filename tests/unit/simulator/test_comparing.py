@@ -41,16 +41,27 @@ def a_run(
     """Return a run whose jobs all arrive at 100 s, with a horizon of 1,000 s."""
     arrival_s = np.full(len(jct_s), 100.0)
     shown = dict.fromkeys(MEANS, 1.0) | {
-        "throughput": throughput, "horizon_s": 1000.0, "stuck": 0.0, "load": 1.0, "dropped": 0.0,
-        "jct_mean_s": 0.0, "jobs": float(len(jct_s)),
-    }  # fmt: skip
+        "throughput": throughput,
+        "horizon_s": 1000.0,
+        "stuck": 0.0,
+        "load": 1.0,
+        "dropped": 0.0,
+        "jct_mean_s": 0.0,
+        "jobs": float(len(jct_s)),
+    }
     bins = np.array([0.0, 500.0])
     return Ran(
-        figures=shown | figures, said="", arrival_s=arrival_s, end_s=arrival_s + np.array(jct_s),
-        alone_s=np.full(len(jct_s), alone_s), gaps=np.array([[100.0, 1e-5], [200.0, 0.0]]),
+        figures=shown | figures,
+        said="",
+        arrival_s=arrival_s,
+        end_s=arrival_s + np.array(jct_s),
+        alone_s=np.full(len(jct_s), alone_s),
+        gaps=np.array([[100.0, 1e-5], [200.0, 0.0]]),
         course={k: bins for k in ("at_s", "normalised", "samples_per_s", "gpus", "waiting")},
-        node_gpus=[4], node_types=["a100"], segments=[("0", 100.0, 300.0, [(0, 2)])],
-    )  # fmt: skip
+        node_gpus=[4],
+        node_types=["a100"],
+        segments=[("0", 100.0, 300.0, [(0, 2)])],
+    )
 
 
 BY_POLICY = {
@@ -95,13 +106,15 @@ def test_the_headline_says_how_far_ours_is_better() -> None:
     best, figures = headline(BY_POLICY)
     assert best == "ilp:throughput"
     assert figures == {
-        "jct_rank": 2, "throughput_rank": 1, "others": 2,
+        "jct_rank": 2,
+        "throughput_rank": 1,
+        "others": 2,
         "jct_bound_share": pytest.approx(30 / 1050),
         "jct_gain_vs_arena": pytest.approx(1 - 250 / 300),
         "throughput_gain_vs_arena": pytest.approx(0.2),
         "jct_gain_within_horizon": pytest.approx(1 - 250 / 300),
         "jct_gain_limit": pytest.approx(1 - 20 / 300),
-    }  # fmt: skip
+    }
     figures = headline(BY_POLICY, bounds=[15.0])[1]
     assert figures["throughput_bound_share"] == pytest.approx(12 / 15)
     assert figures["throughput_gain_limit"] == pytest.approx(0.5)
@@ -151,8 +164,9 @@ def test_lines_are_drawn_of_our_best_of_arena_and_of_the_best_others() -> None:
     titles = [plot.title for plot in plots]
     assert {"Throughput", "Queue", "Job completion time", "Gap to the proven bound"} < set(titles)
     assert [t for t in titles if t.startswith("GPUs over")] == [
-        "GPUs over time under ilp:jct", "GPUs over time under arena",
-    ]  # fmt: skip
+        "GPUs over time under ilp:jct",
+        "GPUs over time under arena",
+    ]
     assert "other-20" in plots[0].alt
 
 

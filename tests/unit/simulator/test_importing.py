@@ -18,18 +18,30 @@ TRACE = "job_id,submit_time_s,model,params,global_batch,num_iterations,num_gpus,
 
 def a_profile(**changes: str) -> str:
     row = {
-        "model": "bert", "params": "1.3B", "global_batch": "256", "gpu_type": "a100",
-        "num_nodes": "2", "gpus_per_node": "4", "iter_time_s": "1.5", "status": "ok",
-    }  # fmt: skip
+        "model": "bert",
+        "params": "1.3B",
+        "global_batch": "256",
+        "gpu_type": "a100",
+        "num_nodes": "2",
+        "gpus_per_node": "4",
+        "iter_time_s": "1.5",
+        "status": "ok",
+    }
     return ",".join((row | changes).values())
 
 
 def a_trace_row(**changes: str) -> str:
     row = {
-        "job_id": "j1", "submit_time_s": "1000", "model": "moe", "params": "10B",
-        "global_batch": "512", "num_iterations": "1003", "num_gpus": "8", "gpu_type": "v100",
+        "job_id": "j1",
+        "submit_time_s": "1000",
+        "model": "moe",
+        "params": "10B",
+        "global_batch": "512",
+        "num_iterations": "1003",
+        "num_gpus": "8",
+        "gpu_type": "v100",
         "deadline_s": "1600",
-    }  # fmt: skip
+    }
     return ",".join((row | changes).values())
 
 
@@ -80,8 +92,11 @@ def test_optional_columns_are_read_in_any_place() -> None:
     data = a_file(header, 'p7,analytic,"host a, b",4,' + a_profile())
     (e,) = parse_profiles(data, "p.csv")
     assert (e.cell.plan, e.source, e.provenance, e.cell.pipeline_degree) == (
-        "p7", Source.ANALYTIC, "host a, b", 4,
-    )  # fmt: skip
+        "p7",
+        Source.ANALYTIC,
+        "host a, b",
+        4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,9 +141,11 @@ def test_all_mistakes_are_reported_at_once() -> None:
         PROFILE, a_profile(status="x", num_nodes="0"), "1,2", a_profile(model="")
     )
     assert [line.partition(":")[0] for line in said.splitlines()] == [
-        "p.csv line 2, column status", "p.csv line 2, column num_nodes", "p.csv line 3",
+        "p.csv line 2, column status",
+        "p.csv line 2, column num_nodes",
+        "p.csv line 3",
         "p.csv line 4, column model",
-    ]  # fmt: skip
+    ]
 
 
 def test_reading_stops_at_the_twentieth_mistake() -> None:
@@ -203,8 +220,11 @@ def test_arrivals_count_from_the_first_and_come_in_order() -> None:
     rows = [a_trace_row(job_id=f"j{i}", submit_time_s=t) for i, t in enumerate(times)]
     found = parse_trace(a_file(TRACE, *rows), "t.csv")
     assert [(a.spec.name, a.arrival_s) for a in found] == [
-        ("j1", 0.0), ("j3", 199.5), ("j0", 399.5), ("j2", 399.5),
-    ]  # fmt: skip
+        ("j1", 0.0),
+        ("j3", 199.5),
+        ("j0", 399.5),
+        ("j2", 399.5),
+    ]
 
 
 def test_a_column_of_rounds_says_when_jobs_arrive() -> None:

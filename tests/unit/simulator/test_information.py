@@ -21,9 +21,13 @@ HAS = 2**35  # memory of every GPU of a snapshot built here
 
 
 def a_table(*rows: dict[str, Any]) -> Snapshot:
-    return a_snapshot(nodes=[a_node("n0", 0, 16), a_node("n1", 1, 16)], jobs=[a_job("j")],
-                      estimates=sorted(rows, key=lambda r: (r["workload"], r["gpu_type"], r["gpus"],
-                                                            r["pipeline_degree"])))  # fmt: skip
+    return a_snapshot(
+        nodes=[a_node("n0", 0, 16), a_node("n1", 1, 16)],
+        jobs=[a_job("j")],
+        estimates=sorted(
+            rows, key=lambda r: (r["workload"], r["gpu_type"], r["gpus"], r["pipeline_degree"])
+        ),
+    )
 
 
 def searched(gpus: int, iter_time_s: float, gpu_type: int = 0, nodes: int = 1) -> dict[str, Any]:
@@ -45,8 +49,11 @@ def times(snapshot: Snapshot, gpu_type: int = 0) -> dict[int, float]:
 def memory(**gib_by_count: float) -> DpMemory:
     """Return a table of the workload ``m/0B/256``, e.g. ``memory(x1=20, x2=math.inf)``."""
     counts = [int(name.removeprefix("x")) for name in gib_by_count]
-    return DpMemory(workload=("m/0B/256",) * len(counts), gpus=np.array(counts),
-                    memory_bytes=np.array(list(gib_by_count.values())) * GIB)  # fmt: skip
+    return DpMemory(
+        workload=("m/0B/256",) * len(counts),
+        gpus=np.array(counts),
+        memory_bytes=np.array(list(gib_by_count.values())) * GIB,
+    )
 
 
 SCALES_BADLY = tuple(searched(n, t) for n, t in ((1, 8.0), (2, 5.0), (4, 3.0), (8, 2.0), (16, 1.5)))

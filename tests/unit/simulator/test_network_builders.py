@@ -110,10 +110,13 @@ def test_a_torus_closes_in_each_dimension() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        crux_testbed, lambda: a_clos(5, PCIE_HOST, cables=3), a_double_sided, lambda: a_torus(2, 3, 4),
+        crux_testbed,
+        lambda: a_clos(5, PCIE_HOST, cables=3),
+        a_double_sided,
+        lambda: a_torus(2, 3, 4),
         lambda: a_lingjun(ROWS),
     ],
-)  # fmt: skip
+)
 def test_every_link_has_one_of_equal_speed_and_delay_the_other_way(
     build: Callable[[], Topology],
 ) -> None:
@@ -157,13 +160,20 @@ def test_a_bisection_is_limited_where_the_way_is_narrowest() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_bisection_takes_back_what_stands_in_the_way(order: int) -> None:
     ends = ["s0 c", "s0 a", "a x", "a b", "c b", "b s1", "x s1"][::order]
-    topology = read({
-        "hosts": 1, "host": "pcie",
-        "switches": [{"name": n, "tier": "tor" if n in ("s0", "s1") else "core"}
-                     for n in ("s0", "s1", *"abcx")],
-        "links": [{"from": one.split()[0], "to": one.split()[1], "bytes_per_s": 1e9, "one_way": True}
-                  for one in ends],
-    })  # fmt: skip
+    topology = read(
+        {
+            "hosts": 1,
+            "host": "pcie",
+            "switches": [
+                {"name": n, "tier": "tor" if n in ("s0", "s1") else "core"}
+                for n in ("s0", "s1", *"abcx")
+            ],
+            "links": [
+                {"from": one.split()[0], "to": one.split()[1], "bytes_per_s": 1e9, "one_way": True}
+                for one in ends
+            ],
+        }
+    )
     assert bisection_bytes_per_s(topology) == pytest.approx(
         2e9
     )  # s0 > a > x > s1 and s0 > c > b > s1
@@ -232,16 +242,28 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
         (lambda: a_clos(tor_delay_s=-1.0), "links.delay_s"),
         (lambda: a_double_sided(tors=3), "tors: is 3; it must be a multiple of 2 x 1 pods"),
         (lambda: a_double_sided(tors=1), "tors: is 1"),
-        (lambda: a_double_sided(aggregations=3), "aggregations: is 3; it must be a multiple of 2 pods"),
-        (lambda: a_double_sided(cores=5), "cores: is 5; it must be a multiple of the 2 aggregation"),
+        (
+            lambda: a_double_sided(aggregations=3),
+            "aggregations: is 3; it must be a multiple of 2 pods",
+        ),
+        (
+            lambda: a_double_sided(cores=5),
+            "cores: is 5; it must be a multiple of the 2 aggregation",
+        ),
         (lambda: a_torus(4), "sizes: must be 2 or 3 whole numbers"),
         (lambda: a_torus(0, 4), "sizes: must be 2 or 3 whole numbers"),
-        (lambda: a_lingjun([("a", "d", "p", "s"), ("b", "e", "p", "s")]), "rows: b: psw p is under dsw e"),
+        (
+            lambda: a_lingjun([("a", "d", "p", "s"), ("b", "e", "p", "s")]),
+            "rows: b: psw p is under dsw e",
+        ),
         (lambda: a_lingjun([("a", "d", "p", "s")] * 2), "hosts: must have unique names; a repeat"),
         (lambda: a_shape(nics=0), "nics: is 0; a host has at least 1"),
-        (lambda: a_shape(gpu_pcie=(0, 1)), "gpu_pcie: must name a PCIe switch, 0 to 0, for each of 2"),
+        (
+            lambda: a_shape(gpu_pcie=(0, 1)),
+            "gpu_pcie: must name a PCIe switch, 0 to 0, for each of 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_cannot_be_built_are_refused(
     build: Callable[[], Topology | HostShape], says: str
 ) -> None:

@@ -51,43 +51,69 @@ def a_part(
     """Return one job that sends ``comm_s`` on one link, with one bundle that can take it or the next."""
     none, starts = np.zeros(0, np.int64), np.array([0, 1])
     return Contention(
-        jobs=(name,), work_flop=np.array([10.0]), compute_s=np.array([compute_s]),
-        start_s=np.array([compute_s]), gpus=np.array([gpus]), fixed_start=np.zeros(2, np.int64),
-        fixed_link=none, fixed_bytes=np.zeros(0), fixed_delay_s=np.zeros(1), bundle_start=starts,
-        bundle_bytes=np.array([comm_s]), bundle_messages=np.array([1]),
-        candidate_start=np.array([0, 2]), candidate=np.array([1, 0]), path_start=np.array([0, 1, 2]),
-        path_link=np.array([(link + 1) % LINKS, link]), path_delay_s=np.zeros(2),
+        jobs=(name,),
+        work_flop=np.array([10.0]),
+        compute_s=np.array([compute_s]),
+        start_s=np.array([compute_s]),
+        gpus=np.array([gpus]),
+        fixed_start=np.zeros(2, np.int64),
+        fixed_link=none,
+        fixed_bytes=np.zeros(0),
+        fixed_delay_s=np.zeros(1),
+        bundle_start=starts,
+        bundle_bytes=np.array([comm_s]),
+        bundle_messages=np.array([1]),
+        candidate_start=np.array([0, 2]),
+        candidate=np.array([1, 0]),
+        path_start=np.array([0, 1, 2]),
+        path_link=np.array([(link + 1) % LINKS, link]),
+        path_delay_s=np.zeros(2),
         link_bytes_per_s=np.ones(LINKS),
-    )  # fmt: skip
+    )
 
 
 def first_paths(contention: Contention) -> NetworkPlan:
     """Return everybody on its first path, the first job the most urgent."""
     jobs = len(contention.jobs)
     return NetworkPlan(
-        chosen=np.zeros(len(contention.bundle_bytes), np.int64), priority=np.zeros(jobs),
-        order=np.arange(jobs), level=jobs - 1 - np.arange(jobs), levels=jobs,
-    )  # fmt: skip
+        chosen=np.zeros(len(contention.bundle_bytes), np.int64),
+        priority=np.zeros(jobs),
+        order=np.arange(jobs),
+        level=jobs - 1 - np.arange(jobs),
+        levels=jobs,
+    )
 
 
 def a_job(name: str, at_s: float = 0.0, gpus: int = 1, iterations: float = 100.0) -> TraceJob:
     return TraceJob(
-        name=name, arrival_s=at_s, gpus=gpus, iterations=iterations,
+        name=name,
+        arrival_s=at_s,
+        gpus=gpus,
+        iterations=iterations,
         traffic=Traffic(work_flop=10.0, compute_s=1.0, start_s=1.0),
-    )  # fmt: skip
+    )
 
 
 def ran(
-    jobs: Sequence[TraceJob], link: Mapping[str, int], comm_s: float = 1.0, gpus: int = 4,
-    in_turn: bool = False, horizon_s: float = np.inf, window: Window | None = None,
+    jobs: Sequence[TraceJob],
+    link: Mapping[str, int],
+    comm_s: float = 1.0,
+    gpus: int = 4,
+    in_turn: bool = False,
+    horizon_s: float = np.inf,
+    window: Window | None = None,
     beside: Mapping[str, Callable[[Contention], NetworkPlan]] = MappingProxyType({}),
-) -> TraceResult:  # fmt: skip
+) -> TraceResult:
     ticks = count()
     cluster = Cluster(
-        gpus=gpus, places=Book(gpus), in_turn=in_turn, plan=first_paths,
+        gpus=gpus,
+        places=Book(gpus),
+        in_turn=in_turn,
+        plan=first_paths,
         met=lambda job, gang: a_part(job.name, link[job.name], comm_s, gpus=gang.gpus),
-        clock=lambda: float(next(ticks)), beside=beside,
-    )  # fmt: skip
+        clock=lambda: float(next(ticks)),
+        beside=beside,
+    )
     return run_trace(jobs, cluster, Rates(window), horizon_s)
 
 

@@ -71,29 +71,48 @@ def a_plot(title: str = "Queue <length>", **series: list[float]) -> Plot:
 
 def a_report(**more: Any) -> RunReport:
     found = RunReport(
-        title="Policies & loads", summary="All < 1.", command="tessera bench policies --seeds 2",
-        commit="abc123+", seeds=(3, 4), versions={"python": "3.11.7"},
+        title="Policies & loads",
+        summary="All < 1.",
+        command="tessera bench policies --seeds 2",
+        commit="abc123+",
+        seeds=(3, 4),
+        versions={"python": "3.11.7"},
         options={"loads": [0.5, 1.0], "trace": None},
         figures={"jct_gain": 1.2345678, "rank": 1, "bound": math.inf},
         tables=(
             Table.from_rows(
-                "Results", [{"policy": "a|<b>", "jct_s": 1234.5, "ok": True},
-                            {"policy": "c", "jct_s": None, "ok": False}], "All jobs.",
+                "Results",
+                [
+                    {"policy": "a|<b>", "jct_s": 1234.5, "ok": True},
+                    {"policy": "c", "jct_s": None, "ok": False},
+                ],
+                "All jobs.",
             ),
         ),
-        plots=(a_plot(), a_plot("Queue again")), notes=("FCFS > expected.",),
-    )  # fmt: skip
+        plots=(a_plot(), a_plot("Queue again")),
+        notes=("FCFS > expected.",),
+    )
     return replace(found, **more)
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (None, "\u2013"), (math.nan, "\u2013"), (math.inf, "∞"), (-math.inf, "\u2212∞"),
-        (True, "yes"), (False, "no"), (12345, "12,345"), (12345.6, "12,346"), (1.23456, "1.235"),
-        (-0.00012346, "\u22120.0001235"), (-4321.0, "\u22124,321"), ("x-y", "x-y"), (0.0, "0"),
+        (None, "\u2013"),
+        (math.nan, "\u2013"),
+        (math.inf, "∞"),
+        (-math.inf, "\u2212∞"),
+        (True, "yes"),
+        (False, "no"),
+        (12345, "12,345"),
+        (12345.6, "12,346"),
+        (1.23456, "1.235"),
+        (-0.00012346, "\u22120.0001235"),
+        (-4321.0, "\u22124,321"),
+        ("x-y", "x-y"),
+        (0.0, "0"),
     ],
-)  # fmt: skip
+)
 def test_values_are_written_as_people_read_them(value: object, expected: str) -> None:
     assert written(value) == expected
 
@@ -109,10 +128,21 @@ def test_the_page_needs_nothing_but_itself() -> None:
 def test_the_page_holds_all_of_the_report_and_escapes_it() -> None:
     source = page(a_report())
     for held in (
-        "Policies &amp; loads", "All &lt; 1.", "tessera bench policies --seeds 2", "abc123+",
-        "seeds 3, 4", "3.11.7", "0.5, 1.0", "1.235", "∞", "a|&lt;b&gt;", "FCFS &gt; expected.",
-        "Queue &lt;length&gt;", "No restarts.", "All jobs.",
-    ):  # fmt: skip
+        "Policies &amp; loads",
+        "All &lt; 1.",
+        "tessera bench policies --seeds 2",
+        "abc123+",
+        "seeds 3, 4",
+        "3.11.7",
+        "0.5, 1.0",
+        "1.235",
+        "∞",
+        "a|&lt;b&gt;",
+        "FCFS &gt; expected.",
+        "Queue &lt;length&gt;",
+        "No restarts.",
+        "All jobs.",
+    ):
         assert held in source
 
 
@@ -165,11 +195,21 @@ def test_pictures_follow_the_theme() -> None:
 def test_markdown_holds_all_of_the_report() -> None:
     source = text(a_report(), ["one.png", "two.png"])
     for held in (
-        "# Policies & loads", "`abc123+`, seeds 3, 4", "tessera bench policies --seeds 2",
-        "| jct_gain | 1.235 |", "FCFS > expected.", "![Lines of jobs (waiting) over", "(one.png)",
-        "(two.png)", "No restarts.", "| a\\|<b> | 1,234 | yes |", "| c | \u2013 | no |", "All jobs.",
-        "| python | 3.11.7 |", "| option trace | none |",
-    ):  # fmt: skip
+        "# Policies & loads",
+        "`abc123+`, seeds 3, 4",
+        "tessera bench policies --seeds 2",
+        "| jct_gain | 1.235 |",
+        "FCFS > expected.",
+        "![Lines of jobs (waiting) over",
+        "(one.png)",
+        "(two.png)",
+        "No restarts.",
+        "| a\\|<b> | 1,234 | yes |",
+        "| c | \u2013 | no |",
+        "All jobs.",
+        "| python | 3.11.7 |",
+        "| option trace | none |",
+    ):
         assert held in source
 
 
@@ -233,18 +273,27 @@ def test_the_option_of_cases_takes_a_folder(tmp_path: Path) -> None:
 MACHADO = {  # severity 1, Machado, Oliveira and Fernandes 2009, on linear RGB
     "normal": np.eye(3),
     "protanopia": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
-         [-0.003882, -0.048116, 1.051998]]
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
     ),
     "deuteranopia": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
-         [-0.011820, 0.042940, 0.968881]]
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
     ),
     "tritanopia": np.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
-         [0.004733, 0.691367, 0.303900]]
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
     ),
-}  # fmt: skip
+}
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
@@ -258,8 +307,10 @@ def linear(colour: str) -> np.ndarray:
 
 def lab(rgb: np.ndarray) -> np.ndarray:
     """Return CIE L*a*b* of linear RGB."""
-    x, y, z = (np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116
-               for v in XYZ @ rgb.clip(0, 1) / XYZ.sum(axis=1))  # fmt: skip
+    x, y, z = (
+        np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116
+        for v in XYZ @ rgb.clip(0, 1) / XYZ.sum(axis=1)
+    )
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 

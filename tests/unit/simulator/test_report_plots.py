@@ -43,9 +43,10 @@ def legend_below(drawing: Figure, least_in: float = 2.4) -> bool:
 
 @examples(60)
 @given(
-    lengths=st.lists(st.floats(0.1, 50), min_size=1, max_size=60), points=st.integers(1, 20),
+    lengths=st.lists(st.floats(0.1, 50), min_size=1, max_size=60),
+    points=st.integers(1, 20),
     seed=st.integers(0, 99),
-)  # fmt: skip
+)
 def test_thinned_steps_keep_the_area(lengths: list[float], points: int, seed: int) -> None:
     edges = np.append(3.0, 3.0 + np.cumsum(lengths))
     values = np.random.default_rng(seed).uniform(0, 9, len(lengths))
@@ -81,9 +82,12 @@ def test_means_are_said_to_be_means() -> None:
 
 def test_jobs_that_did_not_finish_keep_a_distribution_below_1() -> None:
     plot = distribution(
-        "t", {"all": np.array([60.0, 3600.0]), "half": np.array([60.0, 90.0])},
-        label="JCT", totals={"all": 2, "half": 4}, seconds=True,
-    )  # fmt: skip
+        "t",
+        {"all": np.array([60.0, 3600.0]), "half": np.array([60.0, 90.0])},
+        label="JCT",
+        totals={"all": 2, "half": 4},
+        seconds=True,
+    )
     [axes] = plot.drawing.axes
     assert [np.asarray(line.get_ydata())[-1] for line in axes.lines] == [1.0, 0.5]
     assert "half 75 (2 of 4 jobs)" in plot.alt
@@ -134,8 +138,10 @@ def test_a_curve_over_seeds_has_their_means_and_intervals() -> None:
     curve = Curve.of([1, 2, 3], runs)
     expected = mean_interval(runs[:, 1])
     assert (curve.value[1], curve.low[1], curve.high[1]) == (
-        expected.value, expected.low, expected.high,
-    )  # fmt: skip
+        expected.value,
+        expected.low,
+        expected.high,
+    )
 
 
 @pytest.mark.parametrize("count", [3, 20])
@@ -146,8 +152,11 @@ def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
     assert len(plot.drawing.axes[0].collections) == count
     assert legend_below(plot.drawing)
     assert [label.get_text() for label in plot.drawing.axes[0].get_xticklabels()] == [
-        "1.1", "1.5", "2", "3",
-    ]  # fmt: skip
+        "1.1",
+        "1.5",
+        "2",
+        "3",
+    ]
     assert "0 %" in [label.get_text() for label in plot.drawing.axes[0].get_yticklabels()]
 
 
@@ -201,9 +210,11 @@ def test_gpus_are_drawn_while_they_are_held() -> None:
 
 def test_a_job_that_goes_on_keeps_its_gpus() -> None:
     segments: list[Segment] = [
-        ("a", 0.0, 5.0, [(0, 1)]), ("b", 0.0, 10.0, [(0, 1)]), ("b", 10.0, 20.0, [(0, 1)]),
+        ("a", 0.0, 5.0, [(0, 1)]),
+        ("b", 0.0, 10.0, [(0, 1)]),
+        ("b", 10.0, 20.0, [(0, 1)]),
         ("c", 10.0, 20.0, [(0, 2)]),
-    ]  # fmt: skip
+    ]
     found = {(h.job, h.start_s): h.gpus.tolist() for h in placed(segments, [3])}
     assert found["b", 0.0] == found["b", 10.0] == [1]
     assert found["c", 10.0] == [0, 2]

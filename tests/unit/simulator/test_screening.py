@@ -27,9 +27,13 @@ from tests.support.traces import (
 
 OTHER, GIANT = a_workload("moe", "2.4B"), a_workload("moe", "27B")
 PROFILES = [
-    a_record(1), a_record(2), a_record(4, iter_time_s=math.inf), a_record(8, nodes=2),
-    a_record(16, nodes=4), a_record(16, nodes=4, work=GIANT),
-]  # fmt: skip
+    a_record(1),
+    a_record(2),
+    a_record(4, iter_time_s=math.inf),
+    a_record(8, nodes=2),
+    a_record(16, nodes=4),
+    a_record(16, nodes=4, work=GIANT),
+]
 NODES = a_cluster(nodes=2, gpus=4)
 
 

@@ -94,9 +94,17 @@ def test_ours_go_by_objective_and_take_options_of_a_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["best", "ilp:", "ilp:nothing", "ilp:jct@max_changes", "ilp:jct@max_changes=few",
-             "ilp:jct@no_option=1", "arena@defragment_every_rounds=-1"],
-)  # fmt: skip
+    "name",
+    [
+        "best",
+        "ilp:",
+        "ilp:nothing",
+        "ilp:jct@max_changes",
+        "ilp:jct@max_changes=few",
+        "ilp:jct@no_option=1",
+        "arena@defragment_every_rounds=-1",
+    ],
+)
 def test_what_is_no_policy_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         options_of(name)
@@ -239,8 +247,9 @@ def test_a_job_alone_on_its_best_cell_needs_just_that() -> None:
     # 8 GPUs of two nodes; the least start is that on one GPU
     assert alone_seconds(scenario, costs).tolist() == [pytest.approx(15.0 + 100.0)]
     too_large = a_scenario(
-        an_arrival("a", workload=BERT), profiles=[a_profile(16, 1.0)],
-    )  # fmt: skip
+        an_arrival("a", workload=BERT),
+        profiles=[a_profile(16, 1.0)],
+    )
     assert np.isinf(alone_seconds(too_large, FREE)).all()
 
 

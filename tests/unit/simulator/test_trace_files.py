@@ -79,8 +79,9 @@ def test_what_screening_judges_is_left_to_it_when_asked() -> None:
     data = a_file(header, "a,9,bert,1.3B,256,0,8,,,", "a,3,bert,1.3B,256,4,8,,,")
     found = parse_trace(data, "t.csv", SCREENED)
     assert [(a.arrival_s, a.spec.name, a.spec.iterations) for a in found] == [
-        (6.0, "a", 0), (0.0, "a", 1),
-    ]  # fmt: skip
+        (6.0, "a", 0),
+        (0.0, "a", 1),
+    ]
     with pytest.raises(InvalidInput, match="num_iterations: must be a whole number from 1"):
         parse_trace(data, "t.csv")
 
@@ -114,18 +115,21 @@ def test_the_header_says_which_form_a_file_has(tmp_path: Path) -> None:
 
 def test_of_placements_with_equal_gpus_and_nodes_the_most_even_counts() -> None:
     rows = ["17", "44", "35"]
-    data = a_file(MEASURED, *(
-        f"vit,ga,1,{p},2,8,64,1,{s}" for p, s in zip(rows, (0.4, 0.07, 0.05), strict=True)
-    ))  # fmt: skip
+    data = a_file(
+        MEASURED,
+        *(f"vit,ga,1,{p},2,8,64,1,{s}" for p, s in zip(rows, (0.4, 0.07, 0.05), strict=True)),
+    )
     (found,) = parse_measured(data, "m.csv")
     assert (found.cell.gpus, found.cell.nodes, found.iter_time_s) == (8, 2, 0.07)
 
 
 def test_of_one_placement_measured_twice_the_fastest_counts_and_what_failed_is_inf() -> None:
     data = a_file(
-        MEASURED, "llama7,zero-offload+gc,1,1,1,1,8,1,66", "llama7,zero-offload+gc,1,1,1,1,8,1,46",
+        MEASURED,
+        "llama7,zero-offload+gc,1,1,1,1,8,1,66",
+        "llama7,zero-offload+gc,1,1,1,1,8,1,46",
         "llama7,111,1,1,1,1,8,0,",
-    )  # fmt: skip
+    )
     found = parse_measured(data, "m.csv")
     assert [(e.cell.plan, e.iter_time_s) for e in found] == [
         ("zero-offload-gc", 46.0),
@@ -165,10 +169,17 @@ def test_the_published_workloads_are_read_and_load_64_gpus_as_the_notes_say(name
     jobs = read_workload(published(name))
     speeds = Speeds(read_measured(published("measured.csv")))
     assert (len(jobs), jobs[0].arrival_s, jobs[-1].arrival_s) == (406, 0.0, 47_550.0)
-    assert sizes(jobs) == Counter({
-        ("gpt2", "1.5B"): 69, ("bert", "336M"): 64, ("t5", "1.2B"): 62, ("roberta", "355M"): 58,
-        ("llama7", "7B"): 54, ("llama30", "30B"): 51, ("vit", "86M"): 48,
-    })  # fmt: skip
+    assert sizes(jobs) == Counter(
+        {
+            ("gpt2", "1.5B"): 69,
+            ("bert", "336M"): 64,
+            ("t5", "1.2B"): 62,
+            ("roberta", "355M"): 58,
+            ("llama7", "7B"): 54,
+            ("llama30", "30B"): 51,
+            ("vit", "86M"): 48,
+        }
+    )
     assert load(jobs, speeds, 64) == pytest.approx(0.73, abs=0.01)
     assert gpu_seconds(jobs, speeds).sum() / 3600 == pytest.approx(617.8, rel=0.01)
     assert {a.spec.requested_type for a in jobs} == {"a800"}

@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_jobs(
 def test_every_job_asks_for_what_runs(profiles: list[EstimateRecord], jobs: list[Arrival]) -> None:
     runs = {
         (e.workload, e.cell.gpu_type, e.cell.gpus) for e in profiles if math.isfinite(e.iter_time_s)
-    }  # fmt: skip
+    }
     assert all((s.workload, s.requested_type, s.requested_gpus) in runs for _, s in jobs)
     assert len({s.name for _, s in jobs}) == len(jobs)
 
@@ -56,10 +56,13 @@ def test_most_jobs_are_small_and_a_few_take_sixteen_gpus(jobs: list[Arrival]) ->
 
 def test_durations_have_a_heavy_tail(profiles: list[EstimateRecord], jobs: list[Arrival]) -> None:
     known = runnable(profiles, Habits().gpus)
-    seconds = np.array([
-        s.iterations * dict(known[s.requested_gpus][s.requested_type][s.workload.model])[s.workload]
-        for _, s in jobs
-    ])  # fmt: skip
+    seconds = np.array(
+        [
+            s.iterations
+            * dict(known[s.requested_gpus][s.requested_type][s.workload.model])[s.workload]
+            for _, s in jobs
+        ]
+    )
     assert 1200 < np.median(seconds) < 2700
     assert np.mean(seconds) > 3 * np.median(seconds)
 
@@ -85,9 +88,10 @@ def test_a_workload_without_jobs_is_empty(profiles: list[EstimateRecord]) -> Non
 def test_counts_that_nothing_runs_on_are_not_asked_for() -> None:
     only = EstimateRecord(
         workload=Workload(model="m", params="1B", global_batch=8),
-        cell=Cell(gpu_type="a40", gpus=4, pipeline_degree=1, nodes=2), iter_time_s=2.0,
+        cell=Cell(gpu_type="a40", gpus=4, pipeline_degree=1, nodes=2),
+        iter_time_s=2.0,
         source=Source.ANALYTIC,
-    )  # fmt: skip
+    )
     found = philly_like(20, seed=1, profiles=[only])
     assert {(s.requested_gpus, s.requested_type) for _, s in found} == {(4, "a40")}
 

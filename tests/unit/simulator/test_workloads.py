@@ -116,10 +116,15 @@ def test_counts_beyond_the_cluster_are_not_drawn_and_nothing_that_runs_is_refuse
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"jobs": -1}, {"load": 0.0}, {"load": math.inf}, {"shortest_s": 0.0}, {"gpu_shares": {}},
-        {"gpu_shares": {1: 0.0}}, {"shortest_s": 10.0, "longest_s": 5.0},
+        {"jobs": -1},
+        {"load": 0.0},
+        {"load": math.inf},
+        {"shortest_s": 0.0},
+        {"gpu_shares": {}},
+        {"gpu_shares": {1: 0.0}},
+        {"shortest_s": 10.0, "longest_s": 5.0},
     ],
-)  # fmt: skip
+)
 def test_distributions_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         Synthetic(**({"jobs": 1} | wrong))
@@ -136,11 +141,15 @@ def a_published(name: str, **rest: Any) -> Published:
 @pytest.mark.parametrize(
     ("name", "jobs", "dropped", "gpus"),
     [
-        ("arena-philly", 950, 36, 1280), ("arena-testbed-a", 219, 25, 64),
-        ("arena-testbed-b", 244, 0, 384), ("arena-h100", 244, 0, 128),
-        ("morphling-base", 406, 0, 64), ("morphling-bp", 406, 0, 64), ("morphling-mt", 406, 0, 64),
+        ("arena-philly", 950, 36, 1280),
+        ("arena-testbed-a", 219, 25, 64),
+        ("arena-testbed-b", 244, 0, 384),
+        ("arena-h100", 244, 0, 128),
+        ("morphling-base", 406, 0, 64),
+        ("morphling-bp", 406, 0, 64),
+        ("morphling-mt", 406, 0, 64),
     ],
-)  # fmt: skip
+)
 def test_published_traces_fit_their_clusters_but_for_the_jobs_nobody_measured(
     name: str, jobs: int, dropped: int, gpus: int
 ) -> None:

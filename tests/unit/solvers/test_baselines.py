@@ -188,9 +188,17 @@ def test_the_fuzzer_sees_what_is_wrong_with_an_answer() -> None:
 
 def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> Round:
     return Round(
-        status="feasible", objective=objective, bound=12.0, gap=0.1, sign=sign, last_gap=0.1,
-        build_s=0.5, solve_s=solve_s, columns=1, verified=True,
-    )  # fmt: skip
+        status="feasible",
+        objective=objective,
+        bound=12.0,
+        gap=0.1,
+        sign=sign,
+        last_gap=0.1,
+        build_s=0.5,
+        solve_s=solve_s,
+        columns=1,
+        verified=True,
+    )
 
 
 def test_a_baseline_has_reached_ours_when_it_first_told_of_an_answer_as_good() -> None:

@@ -47,8 +47,9 @@ def cluster(*jobs: dict[str, Any], nodes: int = 1, gpus: int = 4, **more: Any) -
             gangs[j] = Gang(members=((0, tuple(range(first, first + count))),))
             first += count
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    found = a_snapshot(nodes=some_nodes((0, nodes, gpus)), jobs=jobs, estimates=estimates, gangs=gangs,
-                       **more)  # fmt: skip
+    found = a_snapshot(
+        nodes=some_nodes((0, nodes, gpus)), jobs=jobs, estimates=estimates, gangs=gangs, **more
+    )
     return replace(found, now_s=NOW_S)
 
 

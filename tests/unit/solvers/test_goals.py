@@ -97,8 +97,9 @@ def test_what_is_proven_for_one_place_is_not_believed_of_another_where_it_does_n
     """With nobody above 1, job 0 needs the whole cluster; with job 0 above it, the others reach 1."""
     problem = a_problem(
         [[(0, {0: 3}), (0, {0: 1})], [(0, {0: 1}), (0, {0: 1})], [(0, {0: 1})]],
-        capacity=[3], must_run=[0],
-    )  # fmt: skip
+        capacity=[3],
+        must_run=[0],
+    )
     levels = some_levels([1.0, 5.0, 3.0, 1.0, 1.0], [9.0, 6.0, 6.0])
     statement = a_statement(problem, levels, a_sum([0] * 5))
     start = answer(statement.problem, np.array([1, 2, 4]), bound=0.0, solver="greedy")
@@ -154,9 +155,10 @@ def test_a_round_that_had_no_time_repeats_as_it_was() -> None:
     goals = some_levels([2.0, 1.0], [9.0, 8.0]), a_sum([1, 1])
     first = reached(two_jobs_for_one_gpu(), *goals, budget=spent)
     again = reached(
-        two_jobs_for_one_gpu(), *goals,
+        two_jobs_for_one_gpu(),
+        *goals,
         budget=Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work)),
-    )  # fmt: skip
+    )
     assert same(first.solution, again.solution)
 
 
@@ -202,9 +204,13 @@ class Lying:
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         return Solution(
-            status=SolveStatus.OPTIMAL, choice=problem.job_start[:-1], objective=10**9,
-            bound=1e9, solver=self.name, work=((self.name, 1.0),),
-        )  # fmt: skip
+            status=SolveStatus.OPTIMAL,
+            choice=problem.job_start[:-1],
+            objective=10**9,
+            bound=1e9,
+            solver=self.name,
+            work=((self.name, 1.0),),
+        )
 
 
 def test_an_answer_that_breaks_a_rule_is_dropped() -> None:
@@ -256,9 +262,14 @@ def test_fewer_columns_are_the_same_columns() -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    ["finish-time-fairness", "max-min within 10%", "makespan then cost", "cost",
-     "throughput within 5% then jct"],
-)  # fmt: skip
+    [
+        "finish-time-fairness",
+        "max-min within 10%",
+        "makespan then cost",
+        "cost",
+        "throughput within 5% then jct",
+    ],
+)
 def test_a_whole_round_with_several_goals_passes_the_checker(objective: str) -> None:
     snapshot = a_random_snapshot(5, jobs=25)
     kinds = tuple(replace(t, dollars_per_hour=2.0) for t in snapshot.gpu_types)

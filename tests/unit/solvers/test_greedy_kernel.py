@@ -264,9 +264,13 @@ def test_a_cache_directory_that_cannot_be_written_does_no_harm(place: str) -> No
         "print(is_short(np.array([0, -1])))"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
         env=os.environ | {"NUMBA_CACHE_DIR": place, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert run.stdout.strip() == "True"
 
 
@@ -290,8 +294,9 @@ def cache_hits(checkout: Path, source: str, user_cache: Path) -> int:
     )
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
     environment |= {
-        "XDG_CACHE_HOME": str(user_cache), "PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)]),
-    }  # fmt: skip
+        "XDG_CACHE_HOME": str(user_cache),
+        "PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)]),
+    }
     run = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
     )

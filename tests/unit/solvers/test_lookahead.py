@@ -57,11 +57,18 @@ def some_legs(*legs: tuple[int, float, float, int]) -> Legs:
     """Return legs of (job, start and end in seconds from now, GPUs)."""
     return Legs.from_rows(
         [
-            {"job": job, "start_s": NOW_S + start, "end_s": NOW_S + end, "gpu_type": 0,
-             "gpus": gpus, "pipeline_degree": 1, "plan": 0}
+            {
+                "job": job,
+                "start_s": NOW_S + start,
+                "end_s": NOW_S + end,
+                "gpu_type": 0,
+                "gpus": gpus,
+                "pipeline_degree": 1,
+                "plan": 0,
+            }
             for job, start, end, gpus in legs
         ]
-    )  # fmt: skip
+    )
 
 
 def told(legs: Legs) -> list[tuple[int, float, float, int]]:
@@ -151,9 +158,11 @@ def test_a_job_that_lies_badly_goes_on_at_the_rate_that_it_has() -> None:
     ]
     job = a_dated_job("a", 100, 900, state=JobState.RUNNING, cell=(0, 2, 1))
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), jobs=[job], estimates=estimates,
+        nodes=some_nodes((0, 2, 4)),
+        jobs=[job],
+        estimates=estimates,
         gangs={0: Gang(members=((0, (0,)), (1, (0,))))},
-    )  # fmt: skip
+    )
     ahead = stated(replace(snapshot, now_s=NOW_S))
     assert ahead.rate[ahead.stays].tolist() == [1.0]
     assert ahead.rate[~ahead.stays].tolist() == [2.0]
@@ -391,9 +400,11 @@ def test_the_same_recorded_work_admits_the_same_jobs_by_the_same_schedule() -> N
     snapshot = a_cluster(*(a_dated_job(f"j{i}", 700 + 50 * i, 500 + 60 * i) for i in range(7)))
     first = planned(snapshot)
     again = plan_round(
-        snapshot, AHEAD, Portfolio(),
+        snapshot,
+        AHEAD,
+        Portfolio(),
         Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work)),
-    )  # fmt: skip
+    )
     assert dict(first.solution.work)["admission"] > 0
     assert first.admission is not None
     assert again.admission is not None

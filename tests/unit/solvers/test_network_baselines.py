@@ -130,8 +130,10 @@ def served(size: Floats, order: Sequence[int]) -> Floats:
 
 def test_varys_serves_the_smallest_bottleneck_first() -> None:
     demand = a_demand(
-        FluidJob(busy_s={0: 2, 1: 2, 2: 2}), FluidJob(busy_s={0: 3}), FluidJob(busy_s={1: 1, 2: 1.5}),
-    )  # fmt: skip
+        FluidJob(busy_s={0: 2, 1: 2, 2: 2}),
+        FluidJob(busy_s={0: 3}),
+        FluidJob(busy_s={1: 1, 2: 1.5}),
+    )
     assert sebf(demand).tolist() == [2, 0, 1]  # by sums the second would come before the first
 
 
@@ -221,7 +223,7 @@ def test_every_mechanisms_plan_passes_the_checker(name: str, levels: int) -> Non
             for _ in range(30)
         ],
         links=12,
-    )  # fmt: skip
+    )
     plan = mechanism(name).plan(jobs, levels=levels, seed=2)
     assert network_violations(jobs, plan) == []
     again = mechanism(name).plan(jobs, levels=levels, seed=2)

@@ -149,15 +149,21 @@ def test_priorities_are_numbers_for_the_most_and_the_least_that_jobs_may_send_an
     )
     jobs = [
         NetworkJob(
-            name=f"{work}-{sent}-{seconds}", gang=tuple((h, (0, 1)) for h in hosts),
+            name=f"{work}-{sent}-{seconds}",
+            gang=tuple((h, (0, 1)) for h in hosts),
             traffic=Traffic(
-                work_flop=work, compute_s=seconds, start_s=0.0,
-                exchanges=(Exchange(pattern=Pattern.RING, members=np.arange(8)[None], sent_bytes=sent),),
+                work_flop=work,
+                compute_s=seconds,
+                start_s=0.0,
+                exchanges=(
+                    Exchange(pattern=Pattern.RING, members=np.arange(8)[None], sent_bytes=sent),
+                ),
             ),
         )
-        for work in (0.0, MOST_FLOP) for sent in (1e-300, 1e-3, MOST_BYTES)
+        for work in (0.0, MOST_FLOP)
+        for sent in (1e-300, 1e-3, MOST_BYTES)
         for seconds in (SHORTEST_S, LONGEST_S)
-    ]  # fmt: skip
+    ]
     contended, notes = contention(topology, jobs)
     assert sum("sends nothing" in note for _, note in notes) == 4  # those of 1e-300 bytes
     plan = replan(contended, levels=3)
@@ -169,9 +175,12 @@ def test_searches_of_a_network_are_kept_as_far_as_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topology = torus(
-        [f"h{n}" for n in range(9)], SHAPES["a100"], sizes=[3, 3], link_bytes_per_s=1e9,
+        [f"h{n}" for n in range(9)],
+        SHAPES["a100"],
+        sizes=[3, 3],
+        link_bytes_per_s=1e9,
         link_delay_s=0.0,
-    )  # fmt: skip
+    )
     gpus = np.array([topology.gpus_of(host)[0] for host in range(9)])
     ends = np.repeat(gpus, 9), np.tile(gpus, 9)
     apart = ends[0] != ends[1]

@@ -32,9 +32,12 @@ def slowdown(demand: Demand, offset_s: Floats) -> Floats:
 def overlap(demand: Demand, offset_s: Floats, links: Mapping[int, tuple[int, ...]]) -> float:
     """Return the most that jobs (those of each link) want of it together while they run as alone."""
     at_s = np.linspace(0, 60, 6001) + 1e-3
-    sends = np.stack([
-        ((at_s - offset_s[j]) % demand.alone_s[j]) >= demand.start_s[j] for j in range(demand.jobs)
-    ])  # fmt: skip
+    sends = np.stack(
+        [
+            ((at_s - offset_s[j]) % demand.alone_s[j]) >= demand.start_s[j]
+            for j in range(demand.jobs)
+        ]
+    )
     return float(max(sends[list(jobs)].sum(axis=0).max() for jobs in links.values()))
 
 
@@ -99,8 +102,10 @@ def test_what_does_not_fit_has_the_score_of_its_excess() -> None:
 
 def test_shares_of_a_link_that_fit_beside_each_other_need_no_shift() -> None:
     demand = a_demand(
-        FluidJob(busy_s={0: 0.5, 1: 1.0}), FluidJob(busy_s={0: 0.5, 2: 1.0}), FluidJob(busy_s={1: 0.1})
-    )  # fmt: skip
+        FluidJob(busy_s={0: 0.5, 1: 1.0}),
+        FluidJob(busy_s={0: 0.5, 2: 1.0}),
+        FluidJob(busy_s={1: 0.1}),
+    )
     found = aligned(demand)
     assert found.link.tolist() == [1]  # jobs 0 and 2; half each of link 0 is no contention
     assert found.offset_s[1] == 0.0

@@ -34,14 +34,17 @@ def a_topology(vertices: dict[str, tuple[Tier, int]], cables: list[tuple[str, st
     return Topology(
         hosts=("left", "right"),
         vertices=Vertices(
-            name=tuple(vertices), tier=np.array([tier for tier, _ in vertices.values()]),
+            name=tuple(vertices),
+            tier=np.array([tier for tier, _ in vertices.values()]),
             host=np.array([host for _, host in vertices.values()]),
         ),
         links=Links(
-            source=ends[:, 0], target=ends[:, 1], bytes_per_s=np.full(len(ends), 1e9),
+            source=ends[:, 0],
+            target=ends[:, 1],
+            bytes_per_s=np.full(len(ends), 1e9),
             delay_s=np.zeros(len(ends)),
         ),
-    )  # fmt: skip
+    )
 
 
 def test_thousands_of_senders_that_stop_at_one_link_leave_the_others_to_rise() -> None:
@@ -90,10 +93,11 @@ def test_joined_contentions_know_the_ends_of_all_bundles_or_of_none() -> None:
     one, other = (
         replace(
             a_contention(fixed=[{}], bundles=[[[[0], [1]]]], names=[name]),
-            bundle_source=np.array([at]), bundle_target=np.array([at + 1]),
+            bundle_source=np.array([at]),
+            bundle_target=np.array([at + 1]),
         )
         for name, at in (("a", 3), ("b", 5))
-    )  # fmt: skip
+    )
     whole = joined([one, other])
     assert whole.bundle_source.tolist() == [3, 5]
     assert whole.bundle_target.tolist() == [4, 6]
@@ -125,8 +129,14 @@ def test_a_whole_number_of_hundreds_of_digits_is_refused_where_it_stands() -> No
     vertices = {"name": ["a", "b"], "tier": [4, 4], "host": [-1, -1]}
     for name in ("bytes_per_s", "delay_s"):
         with pytest.raises(InvalidInput, match=f"links.{name}"):
-            read({"kind": "columns", "hosts": [], "vertices": vertices,
-                  "links": links | {"bytes_per_s": [1e9], name: [DIGITS]}})  # fmt: skip
+            read(
+                {
+                    "kind": "columns",
+                    "hosts": [],
+                    "vertices": vertices,
+                    "links": links | {"bytes_per_s": [1e9], name: [DIGITS]},
+                }
+            )
 
 
 @pytest.mark.parametrize(("work", "dp"), [(str(DIGITS), "1"), ("1", "Infinity"), ("1", "NaN")])

@@ -19,7 +19,7 @@ from tessera.solvers.network.factors import (
     fitted,
     low_periods_s,
     reference_of,
-)  # fmt: skip
+)
 from tessera.solvers.network.fluid import simulate
 from tessera.solvers.network.priorities import assigned, held, noisy, order_of
 from tests.support.networks import FluidJob, a_demand

@@ -54,8 +54,9 @@ def test_in_example_2_the_phases_lock_so_that_both_jobs_run_at_full_speed() -> N
 def test_jobs_that_share_nothing_run_as_alone() -> None:
     demand = a_demand(
         FluidJob(compute_s=2, start_s=1, busy_s={0: 3, 1: 1}, delay_s=0.5),
-        FluidJob(compute_s=0.7, busy_s={2: 0.1}), FluidJob(compute_s=0.3),
-    )  # fmt: skip
+        FluidJob(compute_s=0.7, busy_s={2: 0.1}),
+        FluidJob(compute_s=0.3),
+    )
     horizon_s = 4.5 * 0.8 * 0.3 * 100
     for noise in (0.0, 1e-13):  # the second takes the way of jobs that meet
         run = simulate(demand, np.zeros(3, np.int64), horizon_s=horizon_s, noise=noise)

@@ -26,9 +26,11 @@ RING, INSIDE = 1e9, 3e9
 def two_hosts(name: str = "job") -> NetworkJob:
     """Return a ring over two hosts of two GPUs, and another one inside each host."""
     return a_job(
-        [("host-0", (0, 1)), ("host-1", (0, 1))], an_exchange([[0, 1, 2, 3]], RING),
-        an_exchange([[0, 1], [2, 3]], INSIDE), name=name,
-    )  # fmt: skip
+        [("host-0", (0, 1)), ("host-1", (0, 1))],
+        an_exchange([[0, 1, 2, 3]], RING),
+        an_exchange([[0, 1], [2, 3]], INSIDE),
+        name=name,
+    )
 
 
 def load(topology: Topology, job: NetworkJob) -> dict[str, float]:
@@ -60,12 +62,14 @@ def test_what_a_host_sends_to_others_is_what_its_uplinks_carry() -> None:
 def test_a_chain_sends_both_ways_and_a_job_on_one_host_nothing() -> None:
     chain = a_job(
         [("host-0", (0,)), ("host-1", (0,)), ("host-2", (0,))],
-        an_exchange([[0, 1, 2]], 5.0, Pattern.CHAIN), name="chain",
-    )  # fmt: skip
+        an_exchange([[0, 1, 2]], 5.0, Pattern.CHAIN),
+        name="chain",
+    )
     single = a_job([("host-3", (0, 1))], an_exchange([[0, 1]], 5.0), name="single")
     assert sent_by_hosts(TOPOLOGY, [chain, single]) == [
-        {"host-0": 5.0, "host-1": 10.0, "host-2": 5.0}, {},
-    ]  # fmt: skip
+        {"host-0": 5.0, "host-1": 10.0, "host-2": 5.0},
+        {},
+    ]
 
 
 @examples(25)
@@ -85,9 +89,10 @@ def test_bytes_between_hosts_are_those_measured_and_those_inside_stay(factor: fl
 
 def test_of_several_nodes_the_median_counts_and_jobs_that_were_not_measured_stay() -> None:
     three = a_job(
-        [(f"host-{i}", (0, 1)) for i in range(3)], an_exchange([[0, 1, 2, 3, 4, 5]], RING),
+        [(f"host-{i}", (0, 1)) for i in range(3)],
+        an_exchange([[0, 1, 2, 3, 4, 5]], RING),
         name="three",
-    )  # fmt: skip
+    )
     other = two_hosts("other")
     measured = {"host-0": 1.1 * RING, "host-1": 1.2 * RING, "host-2": 40 * RING}
     found, notes, used = with_bytes(

@@ -24,9 +24,11 @@ def a_group(*stages: Sequence[float]) -> Floats:
 
 
 def shared(
-    stage_s: Sequence[Sequence[float]], gpus: Sequence[int], capacity_gpus: int,
+    stage_s: Sequence[Sequence[float]],
+    gpus: Sequence[int],
+    capacity_gpus: int,
     urgency: Sequence[float] | None = None,
-) -> Sharing:  # fmt: skip
+) -> Sharing:
     order = np.arange(len(gpus)) if urgency is None else np.array(urgency)
     return grouped(
         np.array(stage_s, dtype=np.float64), np.array(gpus), order.astype(np.float64), capacity_gpus
@@ -179,9 +181,12 @@ def test_stages_are_compute_and_communication() -> None:
 
 def test_multipliers_are_against_the_iteration_alone_where_it_is_given() -> None:
     found = grouped(
-        np.array([[4.0, 2.0], [4.0, 2.0]]), np.array([1, 1]), np.zeros(2), 1,
+        np.array([[4.0, 2.0], [4.0, 2.0]]),
+        np.array([1, 1]),
+        np.zeros(2),
+        1,
         alone_s=np.array([5.0, 5.0]),
-    )  # fmt: skip
+    )
     assert found.multiplier == pytest.approx([8 / 5, 8 / 5])
 
 

@@ -18,27 +18,35 @@ BOTH = np.array([0, 1])
 
 
 def _by_hand(
-    *bundles: Sequence[float], paths: Sequence[Sequence[int]] = ((0,), (1,)),
-    fixed: Mapping[int, Mapping[int, float]] | None = None, speed: Sequence[float] = (1.0, 1.0),
-) -> Contention:  # fmt: skip
+    *bundles: Sequence[float],
+    paths: Sequence[Sequence[int]] = ((0,), (1,)),
+    fixed: Mapping[int, Mapping[int, float]] | None = None,
+    speed: Sequence[float] = (1.0, 1.0),
+) -> Contention:
     """Return one job for each row of bundles (bytes), of which each may take any path; T is 10 s."""
     jobs = len(bundles)
     taken = [(fixed or {}).get(job, {}) for job in range(jobs)]
     sent = np.array([b for row in bundles for b in row], dtype=np.float64)
     return Contention(
-        jobs=tuple(f"job-{i}" for i in range(jobs)), work_flop=np.ones(jobs),
-        compute_s=np.full(jobs, 10.0), start_s=np.zeros(jobs), gpus=np.ones(jobs, dtype=np.int64),
+        jobs=tuple(f"job-{i}" for i in range(jobs)),
+        work_flop=np.ones(jobs),
+        compute_s=np.full(jobs, 10.0),
+        start_s=np.zeros(jobs),
+        gpus=np.ones(jobs, dtype=np.int64),
         fixed_start=np.cumsum([0, *map(len, taken)]),
         fixed_link=np.array([e for row in taken for e in row], dtype=np.int64),
         fixed_bytes=np.array([b for row in taken for b in row.values()], dtype=np.float64),
-        fixed_delay_s=np.zeros(jobs), bundle_start=np.cumsum([0, *map(len, bundles)]),
-        bundle_bytes=sent, bundle_messages=np.ones(len(sent), dtype=np.int64),
+        fixed_delay_s=np.zeros(jobs),
+        bundle_start=np.cumsum([0, *map(len, bundles)]),
+        bundle_bytes=sent,
+        bundle_messages=np.ones(len(sent), dtype=np.int64),
         candidate_start=np.arange(len(sent) + 1) * len(paths),
         candidate=np.tile(np.arange(len(paths)), len(sent)),
         path_start=np.cumsum([0, *map(len, paths)]),
         path_link=np.array([e for path in paths for e in path], dtype=np.int64),
-        path_delay_s=np.zeros(len(paths)), link_bytes_per_s=np.array(speed, dtype=np.float64),
-    )  # fmt: skip
+        path_delay_s=np.zeros(len(paths)),
+        link_bytes_per_s=np.array(speed, dtype=np.float64),
+    )
 
 
 def test_jobs_choose_in_order_and_each_takes_the_emptiest_path() -> None:

@@ -25,7 +25,7 @@ from tessera.solvers.network.swaps import (
     compact,
     releveled,
     swapped,
-)  # fmt: skip
+)
 from tessera.solvers.network.trials import among, possible_groups, tried
 from tests.support.contentions import a_contention
 from tests.support.demands import a_contention as fixed_contention
@@ -63,9 +63,12 @@ def _shares(demand: Demand, level: Ints) -> Floats:
 
 def test_jobs_form_a_group_only_through_links_that_they_can_fill() -> None:
     demand = a_demand(
-        FluidJob(busy_s={0: 1}), FluidJob(busy_s={1: 1, 2: 0.4}), FluidJob(busy_s={0: 2, 3: 1}),
-        FluidJob(busy_s={2: 0.5, 4: 1}), FluidJob(),
-    )  # fmt: skip
+        FluidJob(busy_s={0: 1}),
+        FluidJob(busy_s={1: 1, 2: 0.4}),
+        FluidJob(busy_s={0: 2, 3: 1}),
+        FluidJob(busy_s={2: 0.5, 4: 1}),
+        FluidJob(),
+    )
     assert [group.tolist() for group in meetings(demand)] == [[0, 2]]
 
 
@@ -331,13 +334,25 @@ def _slow_or_fast() -> Contention:
     """Return three jobs that may all take a very slow link or a very fast one."""
     step, ones = np.arange(4), np.ones(3)
     return Contention(
-        jobs=("a", "b", "c"), work_flop=ones, compute_s=1e-6 * ones, start_s=np.zeros(3),
-        gpus=np.ones(3, np.int64), fixed_start=0 * step, fixed_link=step[:0],
-        fixed_bytes=np.zeros(0), fixed_delay_s=np.zeros(3), bundle_start=step, bundle_bytes=ones,
-        bundle_messages=step[:3], candidate_start=2 * step,
-        candidate=np.array([0, 1] * 3), path_start=step[:3], path_link=step[:2],
-        path_delay_s=np.zeros(2), link_bytes_per_s=np.array([1e-4, 1e6]),
-    )  # fmt: skip
+        jobs=("a", "b", "c"),
+        work_flop=ones,
+        compute_s=1e-6 * ones,
+        start_s=np.zeros(3),
+        gpus=np.ones(3, np.int64),
+        fixed_start=0 * step,
+        fixed_link=step[:0],
+        fixed_bytes=np.zeros(0),
+        fixed_delay_s=np.zeros(3),
+        bundle_start=step,
+        bundle_bytes=ones,
+        bundle_messages=step[:3],
+        candidate_start=2 * step,
+        candidate=np.array([0, 1] * 3),
+        path_start=step[:3],
+        path_link=step[:2],
+        path_delay_s=np.zeros(2),
+        link_bytes_per_s=np.array([1e-4, 1e6]),
+    )
 
 
 def test_orders_too_many_to_try_all_are_climbed() -> None:

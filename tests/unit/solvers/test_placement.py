@@ -45,9 +45,12 @@ def a_solution(problem: Problem, gpus: dict[int, int], gpu_type: int = 0) -> Sol
         )
     objective = int(problem.value[choice[choice >= 0]].sum())
     return Solution(
-        status=SolveStatus.OPTIMAL, choice=choice, objective=objective,
-        bound=float(np.maximum(problem.value, 0).sum()), solver="test",
-    )  # fmt: skip
+        status=SolveStatus.OPTIMAL,
+        choice=choice,
+        objective=objective,
+        bound=float(np.maximum(problem.value, 0).sum()),
+        solver="test",
+    )
 
 
 def estimates_of(*gpus: int, gpu_type: int = 0, workload: int = 0) -> list[dict[str, Any]]:
@@ -79,9 +82,11 @@ def waiting(
 ) -> Snapshot:
     """Return queued jobs that can run at these numbers of GPUs."""
     return a_snapshot(
-        nodes=nodes, jobs=[a_job(f"j{i}") for i in range(4)], estimates=estimates_of(*sizes),
+        nodes=nodes,
+        jobs=[a_job(f"j{i}") for i in range(4)],
+        estimates=estimates_of(*sizes),
         gangs=gangs,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("gpus", "nodes"), [(24, 3), (40, 5), (48, 6)])
@@ -168,10 +173,12 @@ def test_gpus_being_given_back_are_given_out() -> None:
 
 def test_reserved_gpus_belong_to_a_job_that_keeps_its_place() -> None:
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)), hold=Hold.RESERVED,
+        nodes=some_nodes((0, 2, 4)),
+        hold=Hold.RESERVED,
         jobs=[a_job("old", state=JobState.STARTING, cell=(0, 4, 1)), a_job("new")],
-        estimates=estimates_of(4), gangs={0: gang((0, (0, 1, 2, 3)))},
-    )  # fmt: skip
+        estimates=estimates_of(4),
+        gangs={0: gang((0, (0, 1, 2, 3)))},
+    )
     outcome, _ = placed(snapshot, {0: 4, 1: 4})
     assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[1].members == ((1, (0, 1, 2, 3)),)
@@ -204,40 +211,56 @@ def test_a_wholly_free_node_is_broken_last() -> None:
 def test_a_growing_gang_keeps_its_nodes_and_their_rack() -> None:
     nodes = [a_node(str(i), rack=f"r{i // 4}") for i in range(8)]
     snapshot = a_snapshot(
-        nodes=nodes, jobs=[a_running_job("j", 8)], estimates=estimates_of(8, 16),
+        nodes=nodes,
+        jobs=[a_running_job("j", 8)],
+        estimates=estimates_of(8, 16),
         gangs={0: gang((6, EIGHT))},
-    )  # fmt: skip
+    )
     outcome, _ = placed(snapshot, {0: 16})
     assert [node for node, _ in outcome.placement.gangs[0].members] == [4, 6]
 
 
 def test_a_resized_job_stays_on_its_node() -> None:
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 3, 8)), jobs=[a_running_job("j", 4)], estimates=estimates_of(2, 4, 8),
+        nodes=some_nodes((0, 3, 8)),
+        jobs=[a_running_job("j", 4)],
+        estimates=estimates_of(2, 4, 8),
         gangs={0: gang((2, (4, 5, 6, 7)))},
-    )  # fmt: skip
+    )
     assert placed(snapshot, {0: 8})[0].placement.gangs[0].members == ((2, EIGHT),)
     assert placed(snapshot, {0: 2})[0].placement.gangs[0].members == ((2, (4, 5)),)
 
 
 def fragmented(
-    *, movable: bool = True, restart_s: float = 36.0, sizes: tuple[int, ...] = (4,),
-    guaranteed: bool = False, slow_apart: bool = True,
-) -> Snapshot:  # fmt: skip
+    *,
+    movable: bool = True,
+    restart_s: float = 36.0,
+    sizes: tuple[int, ...] = (4,),
+    guaranteed: bool = False,
+    slow_apart: bool = True,
+) -> Snapshot:
     """Two nodes of four GPUs, half of each taken by a job of two; a third job wants four together."""
     estimates = [*estimates_of(*sizes), *estimates_of(2, workload=1)]
     if slow_apart and 4 in sizes:
         estimates += [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
     jobs = [
-        a_running_job(f"small{i}", 2, 1, movable=movable, restart_s=restart_s,
-                      guaranteed=guaranteed, requested_gpus=2)
+        a_running_job(
+            f"small{i}",
+            2,
+            1,
+            movable=movable,
+            restart_s=restart_s,
+            guaranteed=guaranteed,
+            requested_gpus=2,
+        )
         for i in range(2)
-    ]  # fmt: skip
+    ]
     return a_snapshot(
-        nodes=some_nodes((0, 2, 4)), estimates=estimates,
+        nodes=some_nodes((0, 2, 4)),
+        estimates=estimates,
         jobs=[*jobs, a_job("big", requested_gpus=4)],
         gangs={0: gang((0, (0, 1))), 1: gang((1, (0, 1)))},
-    )  # fmt: skip
+    )
 
 
 def test_a_small_job_moves_where_that_gains_more_than_it_costs() -> None:
@@ -302,10 +325,14 @@ def test_a_job_that_cannot_grow_stays_though_a_new_one_had_been_given_its_gpus()
             a_running_job("grows", 2, movable=False),
             a_job("new", 2),
         ],
-        estimates=[*estimates_of(2, 4), *estimates_of(1, workload=1), *estimates_of(2, workload=2),
-                   *(an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4))],
+        estimates=[
+            *estimates_of(2, 4),
+            *estimates_of(1, workload=1),
+            *estimates_of(2, workload=2),
+            *(an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)),
+        ],
         gangs={0: gang((0, (2,))), 1: gang((1, (0,))), 2: gang((0, (0, 1)))},
-    )  # fmt: skip
+    )
     outcome, _ = placed(snapshot, {0: 1, 1: 1, 2: 4, 3: 2})
     assert outcome.placement.gangs[2] == gang((0, (0, 1)))
     assert outcome.placement.gangs[3] == gang((1, (2, 3)))
@@ -351,9 +378,10 @@ def a_promise_at_risk() -> Snapshot:
     estimates += [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
     return a_snapshot(
         nodes=[a_node("lost", gpus=4, schedulable=False), a_node("b", gpus=4), a_node("c", gpus=4)],
-        jobs=running, estimates=estimates,
+        jobs=running,
+        estimates=estimates,
         gangs={0: gang((0, (0, 1, 2, 3))), 1: gang((1, (0, 1))), 2: gang((2, (0, 1)))},
-    )  # fmt: skip
+    )
 
 
 def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() -> None:
@@ -372,10 +400,13 @@ def test_a_promised_job_that_cannot_be_resized_stays_as_it_is() -> None:
             a_running_job("left", 1, 1, guaranteed=True, movable=False),
             a_running_job("right", 1, 1, guaranteed=True, movable=False),
         ],
-        estimates=[*estimates_of(2, 4), *estimates_of(1, workload=1),
-                   *(an_estimate(0, 0, 4, n, iter_time_s=np.inf) for n in (2, 4))],
+        estimates=[
+            *estimates_of(2, 4),
+            *estimates_of(1, workload=1),
+            *(an_estimate(0, 0, 4, n, iter_time_s=np.inf) for n in (2, 4)),
+        ],
         gangs={0: gang((0, (0, 1))), 1: gang((0, (2,))), 2: gang((1, (0,)))},
-    )  # fmt: skip
+    )
     outcome, _ = placed(snapshot, {0: 4, 1: 1, 2: 1})
     assert outcome.placement.gangs[0] == gang((0, (0, 1)))
     assert set(outcome.unplaced) == {0}
@@ -391,10 +422,14 @@ def test_promised_jobs_shrink_before_one_of_them_goes_without() -> None:
             a_running_job("large", 6, 0, guaranteed=True),
             a_running_job("small", 3, 1, guaranteed=True),
         ],
-        estimates=[*estimates_of(2, 6), *estimates_of(3, workload=1), *apart,
-                   *(an_estimate(0, 0, 6, nodes, iter_time_s=np.inf) for nodes in (2, 3, 6))],
+        estimates=[
+            *estimates_of(2, 6),
+            *estimates_of(3, workload=1),
+            *apart,
+            *(an_estimate(0, 0, 6, nodes, iter_time_s=np.inf) for nodes in (2, 3, 6)),
+        ],
         gangs={0: gang((0, (0, 1, 2, 3, 4, 5))), 1: gang((0, (8, 9, 10)))},
-    )  # fmt: skip
+    )
     outcome, _ = placed(snapshot, {0: 6, 1: 3})
     assert outcome.placement.gangs[0].gpus == 2
     assert outcome.placement.gangs[1].gpus == 3
@@ -409,10 +444,11 @@ def test_jobs_that_were_not_chosen_are_not_placed() -> None:
 def a_degraded_job(*, movable: bool = True, restart_s: float = 36.0) -> Snapshot:
     """A job of four on two halves although a whole node is free."""
     return a_snapshot(
-        nodes=some_nodes((0, 3, 4)), estimates=estimates_of(4),
+        nodes=some_nodes((0, 3, 4)),
+        estimates=estimates_of(4),
         jobs=[a_running_job("j", 4, requested_gpus=4, movable=movable, restart_s=restart_s)],
         gangs={0: gang((0, (0, 1)), (1, (0, 1)))},
-    )  # fmt: skip
+    )
 
 
 def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:

@@ -88,6 +88,10 @@ def test_the_best_layout_is_whole_nodes_and_a_remainder(
 
 
 def test_worse_layouts_are_equal_powers_of_two_larger_first() -> None:
-    assert layouts(24, (16,))[1:] == [Layout(3, 8, 0), Layout(6, 4, 0), Layout(12, 2, 0),
-                                      Layout(24, 1, 0)]  # fmt: skip
+    assert layouts(24, (16,))[1:] == [
+        Layout(3, 8, 0),
+        Layout(6, 4, 0),
+        Layout(12, 2, 0),
+        Layout(24, 1, 0),
+    ]
     assert layouts(6, (8,))[1:] == [Layout(3, 2, 0), Layout(6, 1, 0)]

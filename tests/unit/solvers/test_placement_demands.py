@@ -32,10 +32,14 @@ def a_round(
 ) -> tuple[Snapshot, Problem]:
     """Return a round; job j runs workload j, whose one Cell ``needs`` (GPUs, cores, bytes)."""
     snapshot = a_snapshot(
-        nodes=nodes, jobs=[job | {"workload": j} for j, job in enumerate(jobs)], gangs=gangs,
-        estimates=[an_estimate(j, gpus=gpus, iter_time_s=1.0 / gpus)
-                   for j, (gpus, _, _) in enumerate(needs)],
-    )  # fmt: skip
+        nodes=nodes,
+        jobs=[job | {"workload": j} for j, job in enumerate(jobs)],
+        gangs=gangs,
+        estimates=[
+            an_estimate(j, gpus=gpus, iter_time_s=1.0 / gpus)
+            for j, (gpus, _, _) in enumerate(needs)
+        ],
+    )
     problem = build_problem(snapshot, Policy())
     assert problem.cells.workload.tolist() == list(range(len(needs)))
     cells = dataclasses.replace(
@@ -50,9 +54,12 @@ def placed(snapshot: Snapshot, problem: Problem) -> Placed:
     """Place the one column of each job; check the outcome."""
     choice = np.arange(len(problem.jobs))
     solution = Solution(
-        status=SolveStatus.OPTIMAL, choice=choice, objective=int(problem.value.sum()),
-        bound=float(np.maximum(problem.value, 0).sum()), solver="test",
-    )  # fmt: skip
+        status=SolveStatus.OPTIMAL,
+        choice=choice,
+        objective=int(problem.value.sum()),
+        bound=float(np.maximum(problem.value, 0).sum()),
+        solver="test",
+    )
     outcome = place(snapshot, problem, solution, deadline_expired=never)
     assert violations(problem, outcome.solution) == []
     found = placement_violations(snapshot, problem, outcome.solution, outcome.placement)

@@ -44,8 +44,10 @@ def test_arena_halves_the_job_that_loses_least_for_a_new_one() -> None:
     cells = [rates(0, 0, LINEAR), rates(1, 0, FLAT), rates(2, 0, {2: 20.0})]
 
     assert decided(Arena(), a_round(jobs, cells)) == {
-        "steep": (0, 4), "flat": (0, 2), "new": (0, 2),
-    }  # fmt: skip
+        "steep": (0, 4),
+        "flat": (0, 2),
+        "new": (0, 2),
+    }
 
 
 def test_arena_moves_a_job_to_an_idle_type_rather_than_halving_it() -> None:
@@ -76,9 +78,11 @@ def test_arena_takes_the_cheaper_of_two_ways_to_free_as_many_gpus(
         a_job("new", 2, requested_gpus=4),
     ]
     cells = [
-        rates(0, 0, {4: 60.0, 8: 80.0}), rates(1, 0, {4: 40.0}), rates(1, 1, {4: moved_rate}),
+        rates(0, 0, {4: 60.0, 8: 80.0}),
+        rates(1, 0, {4: 40.0}),
+        rates(1, 1, {4: moved_rate}),
         rates(2, 0, {4: 40.0}),
-    ]  # fmt: skip
+    ]
 
     found = decided(Arena(), a_round(jobs, cells, nodes=((0, 1, 12), (1, 1, 4))))
 
@@ -92,8 +96,11 @@ def test_arena_launches_on_a_slower_type_where_that_costs_others_less() -> None:
         a_job("new", 2, requested_gpus=4),
     ]
     cells = [
-        rates(0, 0, LINEAR), rates(1, 1, LINEAR), rates(2, 0, {4: 40.0}), rates(2, 1, {4: 30.0}),
-    ]  # fmt: skip
+        rates(0, 0, LINEAR),
+        rates(1, 1, LINEAR),
+        rates(2, 0, {4: 40.0}),
+        rates(2, 1, {4: 30.0}),
+    ]
 
     found = decided(Arena(), a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8))))
 

@@ -67,9 +67,15 @@ def test_morphling_raises_a_guaranteed_job_to_its_minimum_or_stops_it() -> None:
     def a_case(*, baseline_guaranteed: bool) -> dict[str, tuple[int, int] | None]:
         jobs = [
             a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=4, guaranteed=True),
-            a_job("baseline", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2,
-                  guaranteed=baseline_guaranteed),
-        ]  # fmt: skip
+            a_job(
+                "baseline",
+                1,
+                state=RUNNING,
+                cell=(0, 2, 1),
+                requested_gpus=2,
+                guaranteed=baseline_guaranteed,
+            ),
+        ]
         cells = [rates(0, 0, {2: 20.0, 4: 40.0}), rates(1, 0, {2: 20.0})]
         return decided(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
 

@@ -45,10 +45,11 @@ def test_a_running_job_is_offered_the_cell_that_it_runs_on_and_not_a_faster_plan
     snapshot = cluster([running("r", on=(A100, 4))], {A100: {4: 3.0}})
     faster = an_estimate(0, A100, 4, degree=2, iter_time_s=BATCH / 9.0)
     both = a_snapshot(
-        nodes=[a_node("n0", A100, 8)], jobs=[running("r", on=(A100, 4)), waiting("w", gpus=4)],
+        nodes=[a_node("n0", A100, 8)],
+        jobs=[running("r", on=(A100, 4)), waiting("w", gpus=4)],
         estimates=[*rates(0, {A100: {4: 3.0}}), faster],
         gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
-    )  # fmt: skip
+    )
     assert options_of(seen(snapshot, Policy())).rate.tolist() == [3.0]
     assert options_of(seen(both, Policy())).rate.tolist() == [3.0, 9.0]
 
@@ -62,15 +63,22 @@ def test_fcfs_lets_the_first_job_that_does_not_fit_block_those_behind_it() -> No
 
 
 def test_fcfs_blocks_only_the_types_that_the_blocked_job_could_use() -> None:
-    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8, requested_type=A100),
-            waiting("other", gpus=4, requested_type=V100), waiting("any", gpus=1)]  # fmt: skip
+    jobs = [
+        running("r", on=(A100, 4)),
+        waiting("big", gpus=8, requested_type=A100),
+        waiting("other", gpus=4, requested_type=V100),
+        waiting("any", gpus=1),
+    ]
     snapshot = cluster(jobs, {A100: LINEAR, V100: {1: 0.5, 4: 2.0}}, v100=8)
     assert chosen(Fcfs(), snapshot) == [(A100, 4), None, (V100, 4), (V100, 1)]
 
 
 def test_fcfs_blocks_every_type_for_a_job_that_takes_any_and_finds_none() -> None:
-    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8),
-            waiting("other", gpus=4, requested_type=V100)]  # fmt: skip
+    jobs = [
+        running("r", on=(A100, 4)),
+        waiting("big", gpus=8),
+        waiting("other", gpus=4, requested_type=V100),
+    ]
     speeds = {A100: LINEAR, V100: {4: 2.0, 8: 4.0}}
     snapshot = cluster([*jobs[:1], running("s", on=(V100, 4)), *jobs[1:]], speeds, v100=8)
     assert chosen(Fcfs(), snapshot) == [(A100, 4), (V100, 4), None, None]
@@ -91,14 +99,18 @@ def test_fcfs_gives_a_job_that_takes_any_type_the_fastest_with_room() -> None:
 
 
 def test_srt_suspends_a_long_job_for_a_short_one() -> None:
-    jobs = [running("long", on=(A100, 8), iterations_left=1e6),
-            waiting("short", gpus=8, iterations_left=10.0)]  # fmt: skip
+    jobs = [
+        running("long", on=(A100, 8), iterations_left=1e6),
+        waiting("short", gpus=8, iterations_left=10.0),
+    ]
     assert gpus_of(Srt(), cluster(jobs, {A100: LINEAR})) == [0, 8]
 
 
 def test_srt_compares_remaining_time_and_not_remaining_work() -> None:
-    jobs = [waiting("slow", 0, gpus=8, iterations_left=100.0),
-            waiting("fast", 1, gpus=8, iterations_left=150.0)]  # fmt: skip
+    jobs = [
+        waiting("slow", 0, gpus=8, iterations_left=100.0),
+        waiting("fast", 1, gpus=8, iterations_left=150.0),
+    ]
     snapshot = cluster(jobs, {A100: {8: 1.0}}, {A100: {8: 2.0}})
     assert gpus_of(Srt(), snapshot) == [0, 8]
 
@@ -120,8 +132,12 @@ def test_gandiva_gives_the_waiting_job_its_turn_once_the_slice_is_over(
 
 
 def test_gandiva_takes_turns_by_the_time_waited_and_skips_what_has_no_room() -> None:
-    jobs = [running("r", on=(A100, 4), since_s=100.0), waiting("late", gpus=4, queued_s=900.0),
-            waiting("early", gpus=4, queued_s=500.0), waiting("big", gpus=8, queued_s=950.0)]  # fmt: skip
+    jobs = [
+        running("r", on=(A100, 4), since_s=100.0),
+        waiting("late", gpus=4, queued_s=900.0),
+        waiting("early", gpus=4, queued_s=500.0),
+        waiting("big", gpus=8, queued_s=950.0),
+    ]
     assert gpus_of(Gandiva(), cluster(jobs, {A100: LINEAR})) == [0, 4, 4, 0]
 
 
@@ -192,8 +208,10 @@ def test_gavel_las_serves_who_was_served_least() -> None:
 
 
 def test_gavel_las_shares_by_weight() -> None:
-    jobs = [waiting("light", gpus=8, service_gpu_s=2000.0),
-            waiting("heavy", gpus=8, service_gpu_s=3000.0, weight=4.0)]  # fmt: skip
+    jobs = [
+        waiting("light", gpus=8, service_gpu_s=2000.0),
+        waiting("heavy", gpus=8, service_gpu_s=3000.0, weight=4.0),
+    ]
     assert gpus_of(GavelLas(), cluster(jobs, {A100: {8: 1.0}})) == [0, 8]
 
 
@@ -202,8 +220,10 @@ def test_gavel_las_shares_by_weight() -> None:
 
 def test_elasticflow_gives_the_least_count_that_meets_the_deadline() -> None:
     # 256 samples each iteration, 1 sample/s a GPU, now is 1000 s: 100 iterations are 25,600 GPU-seconds
-    jobs = [waiting("due", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 3),
-            waiting("also due", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 3)]  # fmt: skip
+    jobs = [
+        waiting("due", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 3),
+        waiting("also due", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 3),
+    ]
     assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [4, 4]
 
 
@@ -228,8 +248,10 @@ def test_elasticflow_does_not_admit_a_deadline_that_no_count_meets() -> None:
 
 
 def test_elasticflow_keeps_an_admitted_job_before_a_new_one_with_an_earlier_deadline() -> None:
-    jobs = [running("admitted", on=(A100, 8), iterations_left=100.0, deadline_s=1000.0 + 25_600 / 7),
-            waiting("new", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 7.5)]  # fmt: skip
+    jobs = [
+        running("admitted", on=(A100, 8), iterations_left=100.0, deadline_s=1000.0 + 25_600 / 7),
+        waiting("new", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 7.5),
+    ]
     assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [8, 0]
 
 

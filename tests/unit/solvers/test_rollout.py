@@ -96,8 +96,15 @@ def test_only_what_runs_now_is_bound_to_its_cell() -> None:
 
 def test_plans_leave_what_was_promised_its_gpus_when_it_needs_them() -> None:
     promised = dated("promised", 2400, 1260, 4, admitted=True)
-    leg = {"job": 0, "start_s": NOW_S + 600, "end_s": NOW_S + 1200, "gpu_type": 0, "gpus": 4,
-           "pipeline_degree": 1, "plan": 0}  # fmt: skip
+    leg = {
+        "job": 0,
+        "start_s": NOW_S + 600,
+        "end_s": NOW_S + 1200,
+        "gpu_type": 0,
+        "gpus": 4,
+        "pipeline_degree": 1,
+        "plan": 0,
+    }
 
     def beside(work_s: float) -> Admission:
         jobs = cluster(promised, dated("new", work_s, 800, 4))

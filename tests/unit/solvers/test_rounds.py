@@ -120,8 +120,12 @@ def test_a_second_round_on_the_outcome_of_the_first_keeps_everything() -> None:
     gangs = {}
     for d in first.decisions:
         if d.gang is not None:
-            jobs[d.job] |= {"state": 3, "current_type": d.cell.gpu_type, "current_gpus": d.cell.gpus,
-                            "current_degree": d.cell.pipeline_degree}  # fmt: skip
+            jobs[d.job] |= {
+                "state": 3,
+                "current_type": d.cell.gpu_type,
+                "current_gpus": d.cell.gpus,
+                "current_degree": d.cell.pipeline_degree,
+            }
             gangs[d.job] = d.gang
     again = a_snapshot(nodes=some_nodes((0, 4, 4), (1, 2, 8)), jobs=jobs, estimates=[], gangs=gangs)
     again = replace(again, estimates=snapshot.estimates, workloads=snapshot.workloads)

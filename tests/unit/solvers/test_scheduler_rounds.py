@@ -88,8 +88,10 @@ def test_a_round_says_that_the_policy_did_not_choose_a_job() -> None:
     jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8), waiting("small", gpus=4)]
     found = decided(Fcfs(), cluster(jobs, {A100: LINEAR}))
     assert [d.kind for d in found.decisions] == [
-        DecisionKind.KEEP, DecisionKind.WAIT, DecisionKind.WAIT,
-    ]  # fmt: skip
+        DecisionKind.KEEP,
+        DecisionKind.WAIT,
+        DecisionKind.WAIT,
+    ]
     reason = found.decisions[2].reason
     assert reason is not None
     assert reason.code is ReasonCode.NOT_CHOSEN
@@ -118,13 +120,18 @@ def test_a_choice_beyond_capacity_is_refused() -> None:
 
 
 def test_a_job_whose_blocks_are_not_free_waits_rather_than_runs_on_another_count() -> None:
-    jobs = [running("a", 1, on=(A100, 4), movable=False), running("b", 1, on=(A100, 4), movable=False),
-            waiting("w", gpus=8)]  # fmt: skip
+    jobs = [
+        running("a", 1, on=(A100, 4), movable=False),
+        running("b", 1, on=(A100, 4), movable=False),
+        waiting("w", gpus=8),
+    ]
     snapshot = a_snapshot(
-        nodes=some_nodes((A100, 2, 8)), jobs=jobs, batch=BATCH,
+        nodes=some_nodes((A100, 2, 8)),
+        jobs=jobs,
+        batch=BATCH,
         estimates=[*rates(0, {A100: {4: 4.0, 8: 8.0}}), *rates(1, {A100: {4: 4.0}})],
         gangs={j: Gang(members=((j, (0, 1, 2, 3)),)) for j in (0, 1)},
-    )  # fmt: skip
+    )
     spread = an_estimate(0, A100, 8, nodes=2, iter_time_s=math.inf)  # it needs one whole node
     snapshot = replace(
         snapshot,
@@ -153,9 +160,12 @@ def test_a_choice_that_does_not_truly_run_is_dropped_and_said_to_be() -> None:
         return replace(true, estimates=replace(e, iter_time_s=np.full(len(e), 1.0)))
 
     found = plan_round(
-        snapshot, Policy(), Greedy(), FOREVER,
+        snapshot,
+        Policy(),
+        Greedy(),
+        FOREVER,
         scheduler=Scheduler(published=Fcfs(), information=rosy),
-    )  # fmt: skip
+    )
     reason = found.decisions[0].reason
     assert reason is not None
     assert "does not run" in reason.message
@@ -180,17 +190,23 @@ def test_a_choice_is_carried_to_the_plan_that_the_job_runs_on_where_the_policy_s
 def test_the_service_runs_the_scheduler_that_the_options_name() -> None:
     jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8), waiting("small", gpus=4)]
     record = decide_again(
-        cluster(jobs, {A100: LINEAR}), RoundOptions(scheduler="srt"), StoppedClock(),
-        remaining_s=lambda: math.inf, cancelled=lambda: False,
-    )  # fmt: skip
+        cluster(jobs, {A100: LINEAR}),
+        RoundOptions(scheduler="srt"),
+        StoppedClock(),
+        remaining_s=lambda: math.inf,
+        cancelled=lambda: False,
+    )
     assert record.summary.solver == "srt"
     assert record.summary.verified
     assert record.summary.options["scheduler"] == "srt"
     with pytest.raises(InvalidInput, match="unknown 'lottery'"):
         decide_again(
-            cluster(jobs, {A100: LINEAR}), RoundOptions(scheduler="lottery"), StoppedClock(),
-            remaining_s=lambda: math.inf, cancelled=lambda: False,
-        )  # fmt: skip
+            cluster(jobs, {A100: LINEAR}),
+            RoundOptions(scheduler="lottery"),
+            StoppedClock(),
+            remaining_s=lambda: math.inf,
+            cancelled=lambda: False,
+        )
 
 
 # exactness

@@ -28,6 +28,9 @@ def test_an_interrupt_is_still_one_after_any_solver() -> None:
     names = [*registry.names(), *registry.baselines()]
     done = subprocess.run(
         [sys.executable, "-c", SOLVE_AND_INTERRUPT, *names],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.split() == names, done.stderr

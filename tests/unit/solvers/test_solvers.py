@@ -145,9 +145,13 @@ def test_greedy_is_at_least_its_hint() -> None:
 def test_a_hint_that_is_no_answer_is_not_believed(choice: list[int]) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
     liar = Solution(
-        status=SolveStatus.OPTIMAL, choice=np.array(choice), objective=999, bound=999,
-        solver="me", prices=np.zeros(1),
-    )  # fmt: skip
+        status=SolveStatus.OPTIMAL,
+        choice=np.array(choice),
+        objective=999,
+        bound=999,
+        solver="me",
+        prices=np.zeros(1),
+    )
     for name in registry.names():
         assert registry.solver(name).solve(problem, ALWAYS, liar).objective in (99, 110)
 

@@ -45,13 +45,19 @@ IN_ORDER = "max-min then throughput within 5% then jct"
 
 
 def planned(
-    name: str = "portfolio", objective: str = "throughput", scheduler: str = "",
-    snapshot: Snapshot = CROWDED, budget: Budget = FOREVER,
-) -> Outcome:  # fmt: skip
+    name: str = "portfolio",
+    objective: str = "throughput",
+    scheduler: str = "",
+    snapshot: Snapshot = CROWDED,
+    budget: Budget = FOREVER,
+) -> Outcome:
     return plan_round(
-        snapshot, Policy(objective=objective), solver(name), budget,
+        snapshot,
+        Policy(objective=objective),
+        solver(name),
+        budget,
         scheduler=scheduler_of(scheduler),
-    )  # fmt: skip
+    )
 
 
 def decided(**options: Any) -> scheduler_pb2.Round:
@@ -216,9 +222,10 @@ def test_a_replay_of_another_problem_is_not_compared() -> None:
     assert compare_with_recorded_bound(before, again)
 
     for other in (
-        decided(solver="greedy", objective="jct"), decided(scheduler="fcfs"),
+        decided(solver="greedy", objective="jct"),
+        decided(scheduler="fcfs"),
         decided(solver="greedy", run_to_completion=True),
-    ):  # fmt: skip
+    ):
         assert not compare_with_recorded_bound(before, other)
     newer = decided(solver="greedy")
     newer.versions.append("tessera 99")
@@ -231,9 +238,16 @@ def test_a_replay_of_another_problem_is_not_compared() -> None:
 
 def test_the_worst_gap_of_a_run_counts_only_gaps_that_were_proven() -> None:
     proven = RoundRow(
-        at_s=0.0, decide_s=0.0, objective=1.0, gap=0.01, running=0, waiting=0, gpus=0, changed=0,
+        at_s=0.0,
+        decide_s=0.0,
+        objective=1.0,
+        gap=0.01,
+        running=0,
+        waiting=0,
+        gpus=0,
+        changed=0,
         suspended=0,
-    )  # fmt: skip
+    )
     trivial = replace(proven, gap=0.7, bound_is_trivial=True)
 
     assert worst_gap([proven, trivial]) == 0.01

@@ -40,10 +40,12 @@ def at_most_waiting(problem: Problem, most: int) -> Problem:
     """Return the problem in which at most so many jobs with columns wait."""
     jobs, none = np.flatnonzero(np.diff(problem.job_start) > 0), np.zeros(0, np.int64)
     row = RowUse(
-        row=Row(kind=RowKind.CHANGES, subject="waiting", capacity=most), column=none, amount=none,
+        row=Row(kind=RowKind.CHANGES, subject="waiting", capacity=most),
+        column=none,
+        amount=none,
         idle_job=jobs,
         idle_amount=np.ones(len(jobs), np.int64),
-    )  # fmt: skip
+    )
     return with_rows(problem, [row])
 
 
@@ -131,9 +133,11 @@ def test_a_core_counts_only_what_decided_jobs_use_by_waiting() -> None:
 
 
 @given(
-    problem=problems(jobs=4), most=st.integers(0, 3), reach=st.floats(0, 30),
+    problem=problems(jobs=4),
+    most=st.integers(0, 3),
+    reach=st.floats(0, 30),
     prices=st.lists(st.floats(0, 10), min_size=4, max_size=4),
-)  # fmt: skip
+)
 @examples(200)
 def test_a_core_of_rows_that_count_who_waits_loses_nothing_unseen(
     problem: Problem, most: int, reach: float, prices: list[float]

@@ -163,12 +163,19 @@ def test_only_the_last_goal_begins_with_prices_and_rows_of_earlier_goals_cost_no
 def test_prices_reach_a_solver_through_spelled_out_waiting_even_without_an_answer() -> None:
     problem = a_random_problem(4, jobs=3)
     idle = replace(
-        problem, idle_start=np.array([0, 1, 1, 1]), idle_row=np.array([0]), idle_amount=np.array([1])
-    )  # fmt: skip
+        problem,
+        idle_start=np.array([0, 1, 1, 1]),
+        idle_row=np.array([0]),
+        idle_amount=np.array([1]),
+    )
     nothing = Solution(
-        status=SolveStatus.UNKNOWN, choice=np.full(3, -1), objective=0, bound=math.inf, solver="?",
+        status=SolveStatus.UNKNOWN,
+        choice=np.full(3, -1),
+        objective=0,
+        bound=math.inf,
+        solver="?",
         prices=np.array([1.0, 2.0]),
-    )  # fmt: skip
+    )
     listening = Listening()
     SpelledOut(listening).solve(idle, FOREVER, nothing)
     assert listening.hints[0].prices.tolist() == [1.0, 2.0]
@@ -193,8 +200,9 @@ def test_cells_are_remembered_by_what_they_depend_on() -> None:
     assert cells_of(copied)[0] is first
     assert np.array_equal(best, undominated(build_cells(snapshot)))
     slower = replace(
-        snapshot, estimates=replace(snapshot.estimates, iter_time_s=snapshot.estimates.iter_time_s * 2)
-    )  # fmt: skip
+        snapshot,
+        estimates=replace(snapshot.estimates, iter_time_s=snapshot.estimates.iter_time_s * 2),
+    )
     away = replace(
         snapshot, nodes=replace(snapshot.nodes, schedulable=snapshot.nodes.gpu_type == 0)
     )
@@ -214,12 +222,14 @@ def test_the_current_column_of_a_job_is_the_cell_it_runs_on(seed: int) -> None:
     snapshot = instance(60, 120, 3, seed, running=0.9)
     jobs = snapshot.jobs
     gone = replace(  # some run on what no Cell describes
-        snapshot, plans=("", "zero"),
+        snapshot,
+        plans=("", "zero"),
         jobs=replace(
-            jobs, current_plan=np.where(np.arange(60) % 7 == 0, 1, 0),
+            jobs,
+            current_plan=np.where(np.arange(60) % 7 == 0, 1, 0),
             current_degree=np.where(np.arange(60) % 5 == 0, 3, jobs.current_degree),
         ),
-    )  # fmt: skip
+    )
     draft = first_draft(gone, Policy())
     for j in range(60):
         theirs = [
