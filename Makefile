@@ -29,9 +29,10 @@ test: $(DEV) ## all tests, three files at a time; then README.md as a newcomer f
 test-full: $(DEV) ## the same with nine times the examples of each law, for a night
 	HYPOTHESIS_PROFILE=full $(MAKE) test
 
-verify: $(DEV) ## what must hold beside the tests: format, lint, types, layers, stubs, the wire, bench smoke
+verify: $(DEV) ## what else must hold: format, lint, style, types, layers, stubs, the wire, bench smoke
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python scripts/style.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/protos.py --check

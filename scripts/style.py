@@ -1,0 +1,190 @@
+"""Count what CONTRIBUTING's section "Language" asks for, and fail where a count is over its limit.
+
+Each measure has a limit, which is what we have reached and may only fall, and a goal.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+ROOMS: Final = ("formulation", "solvers", "estimator", "db", "service", "simulator", "benchmarks")
+"""The product: tests have sentences for names."""
+COLUMNS: Final = 100
+"""Columns of a line of Markdown outside of tables and code."""
+THINGS: Final = 3
+"""A class name may stand for fewer different things than this."""
+
+PARTICIPLE: Final = re.compile(
+    r"(?!(?:seed|need|speed|feed|embed|shed|bed)$)[a-z]+ed|held|told|known|found|seen|met|given|taken|kept|made"
+    r"|done|sent|put|shown|said|bound|drawn|written|left|lost|built|spent|paid|chosen|begun|sought|meant|read"
+)
+QUESTION: Final = re.compile(r"(?:what|how|who|whom|whose|which|where|when|why)\b", re.IGNORECASE)
+BANNED: Final = re.compile(
+    r"\b(?:besides?|anew|so many|so long|told|hears?|come(?:s)? to|came to|is none|are none|for want of"
+    r"|by itself|by themselves|whom|stands? in)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A count or share with what it may be now and what it shall become."""
+
+    name: str
+    value: float
+    limit: float
+    goal: float
+
+    def row(self) -> str:
+        """Return a line of the table."""
+        mark = "  over its limit" if self.value > self.limit else ""
+        return f"{self.name:<58}{self.value:>9.4g}{self.limit:>9.4g}{self.goal:>9.4g}{mark}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A module of the product: its path, its text and its syntax tree."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+
+def load_modules() -> list[Module]:
+    """Return the product's modules, without those that nobody wrote."""
+    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    texts = [(path, path.read_text(encoding="utf-8")) for path in paths]
+    return [Module(path=path, text=text, tree=ast.parse(text)) for path, text in texts]
+
+
+def public_functions(modules: Iterable[Module]) -> list[str]:
+    """Return the names of all public functions of modules."""
+    return [
+        node.name
+        for module in modules
+        for node in module.tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith("_")
+    ]
+
+
+def class_docstrings(modules: Iterable[Module]) -> list[str]:
+    """Return the docstrings of all classes."""
+    classes = [
+        node
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    return [text for node in classes if (text := ast.get_docstring(node))]
+
+
+def repeated_class_names(modules: Iterable[Module]) -> list[str]:
+    """Return the names that classes of ``THINGS`` or more modules have."""
+    homes: dict[str, set[Path]] = defaultdict(set)
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(module.path)
+    return sorted(name for name, paths in homes.items() if len(paths) >= THINGS)
+
+
+def texts_of(modules: Iterable[Module]) -> Iterator[tuple[Path, str]]:
+    """Yield every string of the product, docstrings and messages, with its module."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield module.path, node.value
+
+
+def documents() -> list[Path]:
+    """Return the Markdown files that we write."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("proto/*.md")]
+    found += [path for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*.md")]
+    return sorted(path for path in found if path.name != "CHANGELOG.md")
+
+
+def prose_of(text: str) -> Iterator[str]:
+    """Yield the lines of a Markdown text outside of tables and code."""
+    fenced = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.startswith(("    ", "|")):
+            yield line
+
+
+def banned_words(modules: Iterable[Module]) -> Counter[str]:
+    """Return how often each file has a banned word: in strings, in Markdown and in protos."""
+    found: Counter[str] = Counter()
+    protos = [(path, path.read_text(encoding="utf-8")) for path in ROOT.glob("proto/**/*.proto")]
+    prose = [(path, "\n".join(prose_of(path.read_text(encoding="utf-8")))) for path in documents()]
+    for path, text in (*texts_of(modules), *protos, *prose):
+        if path.name not in ("CONTRIBUTING.md", "glossary.md"):  # they name what is banned
+            found[str(path.relative_to(ROOT))] += len(BANNED.findall(text))
+    return +found
+
+
+def share(part: int, whole: int) -> float:
+    """Return a part of a whole in percent."""
+    return 100.0 * part / max(whole, 1)
+
+
+def measures() -> list[Measure]:
+    """Return all measures of the tree."""
+    modules = load_modules()
+    names, classes = public_functions(modules), class_docstrings(modules)
+    participles = sum(PARTICIPLE.fullmatch(name) is not None for name in names)
+    questions = sum(QUESTION.match(text) is not None for text in classes)
+    wide = sum(
+        len(line) > COLUMNS
+        for path in documents()
+        for line in prose_of(path.read_text(encoding="utf-8"))
+    )
+    rooms = [
+        path.stat().st_size
+        for path in documents()
+        if path.parent != ROOT and path.parent.name != "docs"
+    ]
+    skips = sum(module.text.count("# fmt: skip") for module in modules)
+    one_word = sum("_" not in name for name in names)
+    rows = (
+        # what is measured, its value, its limit, its goal
+        ("public functions named by a participle, %", share(participles, len(names)), 10.2, 1),
+        ("public functions named by one word, %", share(one_word, len(names)), 46.3, 30),
+        (
+            "class docstrings that open with a question word, %",
+            share(questions, len(classes)),
+            25.1,
+            2,
+        ),
+        ("banned words in strings, Markdown and protos", banned_words(modules).total(), 604, 0),
+        ("class names used for three things or more", len(repeated_class_names(modules)), 29, 15),
+        ("lines that the formatter may not lay out", skips, 0, 20),
+        ("lines of Markdown over 100 columns", wide, 1, 0),
+        ("README, kB", (ROOT / "README.md").stat().st_size / 1000, 33.0, 8),
+        ("largest README of a room, kB", max(rooms) / 1000, 46.1, 6),
+    )
+    return [
+        Measure(name=name, value=value, limit=limit, goal=goal) for name, value, limit, goal in rows
+    ]
+
+
+def main() -> int:
+    """Print the table; return 1 where a measure is over its limit."""
+    table = measures()
+    sys.stdout.write(f"{'measure':<58}{'now':>9}{'limit':>9}{'goal':>9}\n")
+    sys.stdout.write("\n".join(measure.row() for measure in table) + "\n")
+    return int(any(measure.value > measure.limit for measure in table))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
