@@ -30,15 +30,15 @@ TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
 pytestmark = pytest.mark.slow
 
 
-def run(address: str, *arguments: str) -> str:
+def run(address: str, command: str) -> str:
     """Run a client's command against the server, in this process, and return its stdout."""
-    done = CliRunner().invoke(app, arguments, env={"TESSERA_SERVER": address})
+    done = CliRunner().invoke(app, command.split(), env={"TESSERA_SERVER": address})
     assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
     return done.stdout
 
 
-def read(address: str, *arguments: str) -> Any:
-    return json.loads(run(address, *arguments, "-o", "json"))
+def read(address: str, command: str) -> Any:
+    return json.loads(run(address, f"{command} -o json"))
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def a_file(home: Path, name: str, nodes: int, gpu_type: str = "a40") -> str:
 
 def nodes_of(address: str, cluster: str = "default") -> dict[str, str]:
     """Return the states of a cluster's nodes."""
-    nodes = read(address, "nodes", "-c", cluster)["nodes"]
+    nodes = read(address, f"nodes -c {cluster}")["nodes"]
     return {node["name"].rpartition("/")[2]: node["state"] for node in nodes}
 
 
@@ -110,59 +110,23 @@ def home() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_one_command_runs_a_job_from_submission_to_success(home: Path) -> None:
-    with up(home, "--agents", "2", "--clock-factor", "2000") as (address, _):
-        run(
-            address,
-            "submit",
-            "j",
-            "--model",
-            "bert",
-            "--params",
-            "1.3B",
-            "--batch",
-            "256",
-            "--iterations",
-            "9000",
-            "--gpus",
-            "8",
-            "--restart",
-            "0",
-        )
-        decided = read(address, "round", "--seed", "1")
+def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home: Path) -> None:
+    bert = "--model bert --params 1.3B --batch 256 --restart 0"
+    with up(home, "--agents", "2", "--clock-factor", "2000") as (address, process):
+        run(address, f"submit j {bert} --iterations 9000 --gpus 8")
+        decided = read(address, "round --seed 1")
         assert (decided["running"], decided["verified"]) == (1, True)
-        seen = [
-            json.loads(text)
-            for text in run(address, "job", "j", "--watch", "-o", "json").splitlines()
-        ]
+        watched = run(address, "job j --watch -o json").splitlines()
+        seen = [json.loads(text) for text in watched]
         states = [job["state"] for job in seen]
         assert "RUNNING" in states
         assert states[-1] == "SUCCEEDED"
         assert seen[-1]["iterations_done"] == 9000.0
-        assert "SUCCEEDED" in run(address, "jobs", "--all")
+        assert "SUCCEEDED" in run(address, "jobs --all")
         assert [node["free_gpus"] for node in read(address, "nodes")["nodes"]] == [4, 4, 4, 4, 16]
-        assert read(address, "replay", "1")["same_decisions"]
+        assert read(address, "replay 1")["same_decisions"]
 
-
-def test_an_interrupt_ends_every_process_and_the_gangs_that_run(home: Path) -> None:
-    with up(home, "--agents", "2") as (address, process):
-        run(
-            address,
-            "submit",
-            "long",
-            "--model",
-            "bert",
-            "--params",
-            "1.3B",
-            "--batch",
-            "256",
-            "--iterations",
-            "1000000",
-            "--gpus",
-            "4",
-            "--restart",
-            "0",
-        )
+        run(address, f"submit long {bert} --iterations 1000000000 --gpus 4")
         run(address, "round")
         with connect(address) as client:
             request = jobs_pb2.WatchJobRequest(name="clusters/default/jobs/long")
@@ -176,39 +140,6 @@ def test_an_interrupt_ends_every_process_and_the_gangs_that_run(home: Path) -> N
     assert len(children) >= 5  # PostgreSQL, a server, two agents, at least one member of the gang
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert alive == []
-
-
-def test_jobs_outlive_up_and_a_cluster_file_names_the_nodes(home: Path) -> None:
-    file = home / "cluster.yaml"
-    file.write_text(
-        "name: lab\ngpu_types: {a40: 48GiB}\nnodes: [{name: 'n{}', count: 3, gpu_type: a40, gpus: 2}]\n"
-    )
-    options = ("-f", str(file), "--samples", "--agents", "8")
-    with up(home, *options) as (address, _):
-        run(
-            address,
-            "submit",
-            "kept",
-            "-c",
-            "lab",
-            "--model",
-            "bert",
-            "--params",
-            "760M",
-            "--batch",
-            "128",
-            "--iterations",
-            "1000000",
-            "--gpus",
-            "2",
-        )
-        nodes = read(address, "nodes", "-c", "lab")["nodes"]
-        assert [(n["name"], n["state"]) for n in nodes] == [
-            (f"clusters/lab/nodes/n{i}", "READY") for i in range(3)
-        ]
-    with up(home, *options) as (address, _):
-        (job,) = read(address, "jobs", "-c", "lab")["jobs"]
-        assert (job["name"], job["state"]) == ("clusters/lab/jobs/kept", "QUEUED")
 
 
 def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) -> None:
@@ -255,28 +186,17 @@ def test_a_port_that_another_program_has_is_told_apart(home: Path) -> None:
 
 
 def test_up_goes_on_with_the_cluster_that_its_data_directory_was_made_with(home: Path) -> None:
-    lab, other = a_file(home, "lab.yaml", 2), a_file(home, "other.yaml", 2, gpu_type="a10")
-    with up(home, "-f", lab, "--clock-factor", "60") as (address, _):
+    lab, other = a_file(home, "lab.yaml", 3), a_file(home, "other.yaml", 2, gpu_type="a10")
+    with up(home, "-f", lab, "--clock-factor", "60", "--samples", "--agents", "8") as (address, _):
         run(
             address,
-            "submit",
-            "kept",
-            "--model",
-            "bert",
-            "--params",
-            "760M",
-            "--batch",
-            "128",
-            "--iterations",
-            "1000000",
-            "--gpus",
-            "2",
+            "submit kept --model bert --params 760M --batch 128 --iterations 1000000 --gpus 2",
         )
+        assert nodes_of(address) == {"n0": "READY", "n1": "READY", "n2": "READY"}
     with up(home) as (address, _):
-        assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
-        assert [job["name"] for job in read(address, "jobs")["jobs"]] == [
-            "clusters/default/jobs/kept"
-        ]
+        assert nodes_of(address) == {"n0": "READY", "n1": "READY", "n2": "READY"}
+        (job,) = read(address, "jobs")["jobs"]
+        assert (job["name"], job["state"]) == ("clusters/default/jobs/kept", "QUEUED")
     said = (home / "messages").read_text()
     assert f"going on with cluster default of {lab}" in said
     assert "clock factor is" not in said
@@ -286,17 +206,18 @@ def test_up_goes_on_with_the_cluster_that_its_data_directory_was_made_with(home:
     assert "leave out --file" in wrong
     assert "--data-dir" in wrong
     assert "--reset" in wrong
-    a_file(home, "lab.yaml", 3)
+    a_file(home, "lab.yaml", 4)
     with up(home, "-f", lab) as (address, _):
-        assert len(nodes_of(address)) == 3
+        assert len(nodes_of(address)) == 4
 
 
 def test_each_cluster_file_has_a_data_directory_of_its_own_unless_one_is_named(home: Path) -> None:
     lab = a_file(home, "lab.yaml", 2)
     with up(home, "--clock-factor", "60", directory=()) as (address, _):
         assert len(nodes_of(address)) == 5
+    Path(lab).write_text(f"name: lab\n{Path(lab).read_text()}")
     with up(home, "--file", lab, directory=()) as (address, _):
-        assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
+        assert nodes_of(address, "lab") == {"n0": "READY", "n1": "READY"}
     folders = {p.parent.relative_to(home / "home") for p in (home / "home").rglob("up.json")}
     assert len(folders) == 2
     assert Path() in folders
@@ -315,25 +236,14 @@ def test_reset_deletes_only_what_up_has_made_and_starts_afresh(home: Path) -> No
     with up(home, "-f", lab, directory=where) as (address, _):
         run(
             address,
-            "submit",
-            "gone",
-            "--model",
-            "bert",
-            "--params",
-            "760M",
-            "--batch",
-            "128",
-            "--iterations",
-            "1000000",
-            "--gpus",
-            "2",
+            "submit gone --model bert --params 760M --batch 128 --iterations 1000000 --gpus 2",
         )
         assert "is used by another" in refused(home, *where, "--reset", "--yes", code=1)
     (place / "mine.txt").write_text("kept")
     assert "add --yes" in refused(home, *where, "--reset", code=2)
     other = a_file(home, "other.yaml", 3, gpu_type="a10")
     with up(home, "-f", other, "--reset", "--yes", directory=where) as (address, _):
-        assert read(address, "jobs", "--all")["jobs"] == []
+        assert read(address, "jobs --all")["jobs"] == []
         assert len(nodes_of(address)) == 3
     assert (place / "mine.txt").read_text() == "kept"
     assert (foreign / "thesis.tex").read_text() == "all of it"
