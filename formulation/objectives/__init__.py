@@ -1,7 +1,8 @@
-"""Objectives as pure functions of a draft, and how the stages of a policy become goals.
+"""Objectives as pure functions of a draft, and the translation of a policy's stages into goals.
 
-``LINEAR_VALUES`` has what is summed, ``LEVELS_OF`` what compares the worst-off jobs, ``NEEDS`` the rules
-that drop the columns for which an objective lacks data, each with a reason.
+``LINEAR_VALUES`` has the objectives that are sums, ``LEVELS_OF`` those that compare the worst-off
+jobs. ``NEEDS`` has the rules that drop columns for which an objective lacks data, each with a
+reason.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tessera.formulation.problem import VALUE_SCALE, bounded_worth, scaled
 
 LINEAR_VALUES: Final[dict[str, Callable[[Draft], Valued]]] = {
     "throughput": throughput,
-    "deadline": throughput,  # deadlines are promises, kept by rows; among what keeps them, throughput decides
+    "deadline": throughput,  # deadlines are promises, kept by rows; throughput decides among what keeps them
     "jct": completion_time,
     "balanced": balanced,
     "cost": cost,
@@ -40,7 +41,7 @@ NEEDS: Final[dict[str, Callable[[Draft], Draft]]] = {"cost": priced_and_fast_eno
 
 
 def with_needs(draft: Draft) -> Draft:
-    """Return the draft without the columns that its objectives cannot judge, or are not to judge."""
+    """Return the draft without columns that its objectives cannot or must not use."""
     draft = jobs_without_weight_wait(draft)
     for stage in draft.policy.stages:
         for term in stage.terms:
@@ -50,10 +51,10 @@ def with_needs(draft: Draft) -> Draft:
 
 
 def goals_of(draft: Draft) -> tuple[Goal, ...]:
-    """Return what the policy's stages mean for ``draft``, in order; the last is a sum.
+    """Return the goals of the policy's stages for ``draft``, in order. The last is a sum.
 
-    Cost alone is least where nothing runs: unless an earlier sum says what is to run, the greatest
-    weight of running jobs comes before it (Eq. 12).
+    Cost alone is least if nothing runs. Unless an earlier sum determines which jobs run, a goal for
+    the greatest weight of running jobs therefore comes before it (Eq. 12).
     """
     found: list[Goal] = []
     rewarded = False  # an earlier sum rewards running

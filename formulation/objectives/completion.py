@@ -1,4 +1,7 @@
-"""Finishing early: mean completion time as a sum, makespan as levels, and the time to finish under both."""
+"""Objectives for finishing early: mean completion time as a sum, and makespan as levels.
+
+Both use the time to finish.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,17 @@ from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Floats
 
 JCT_SCALE: Final = 100.0 * VALUE_SCALE
-"""Of a job with months to go a horizon does a thousandth: that too must keep four digits."""
+"""Solver integers in one unit. In a horizon, a job with months to go does only a thousandth.
+
+That value must keep four digits, too.
+"""
 
 
 def completion_time(draft: Draft) -> Valued:
-    """Return how much of each job's weight a restart horizon on each column would finish (Eq. 10).
+    """Return the share of each job's weight that a column finishes in a restart horizon (Eq. 10).
 
-    Greatest weight over remaining time first is Smith's rule for the weighted mean completion time. A
-    job with less than a round to go is worth what it would be with a round to go.
+    Taking the greatest weight over remaining time first is Smith's rule for the weighted mean
+    completion time. A job with less than a round to go has the value of one with a round to go.
     """
     return _valued(draft, 1.0, "jobs finished in a horizon", JCT_SCALE)
 
@@ -29,9 +35,10 @@ def completion_time(draft: Draft) -> Valued:
 def balanced(draft: Draft) -> Valued:
     """Return the geometric mean of throughput and completion time on each column (Eq. 10a).
 
-    Where GPUs are shared by jobs whose speed-up is n^p, mean completion time is least with weights near
-    rank^p, the longest job having rank 1 (heSRPT: Berg, Vesilo, Harchol-Balter, Performance Evaluation
-    2020); of heavy-tailed lengths that falls more slowly than Smith's 1 / T, about as its root.
+    If jobs with speed-up n^p share GPUs, the mean completion time is least with weights near
+    rank^p, where the longest job has rank 1 (heSRPT: Berg, Vesilo, Harchol-Balter, Performance
+    Evaluation 2020). For heavy-tailed lengths, this weight falls more slowly than Smith's 1 / T,
+    about as its root.
     """
     return _valued(draft, 0.5, "sqrt(throughput x jobs finished in a horizon)", 10 * VALUE_SCALE)
 
@@ -52,15 +59,19 @@ def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> Valued:
 
 
 def restart_paid_s(draft: Draft) -> Floats:
-    """Return the seconds that each column loses to a restart, float64[columns]; 0: it runs already."""
+    """Return the seconds that each column loses to a restart, float64[columns].
+
+    It is 0 for a column that runs already.
+    """
     return np.where(draft.starts, draft.snapshot.jobs.restart_s[draft.job], 0.0)
 
 
 def time_to_finish_s(draft: Draft, later: Floats) -> tuple[Floats, Floats]:
-    """Return the seconds until each job ends, by column and for those that wait (Eq. 15).
+    """Return the seconds until each job ends, by column and for waiting jobs (Eq. 15).
 
-    ``later`` is float64[jobs], the samples/s that a job is taken to get after this round, for the price of
-    a restart. A column is kept to the end where that is sooner. No column is worse than waiting.
+    ``later`` is float64[jobs]: the assumed rate of a job after this round in samples/s, at the
+    price of a restart. A column is kept to the end if that is sooner. No column is worse than
+    waiting.
     """
     jobs, job, round_s = draft.snapshot.jobs, draft.job, draft.policy.round_s
     work, paid = work_left(draft.snapshot), restart_paid_s(draft)

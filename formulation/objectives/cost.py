@@ -1,4 +1,4 @@
-"""Cost: dollars or watts of what runs, and what it needs to know (Eqs. 11 and 12)."""
+"""The objective cost: dollars or watts of running jobs, and the data it needs (Eqs. 11 and 12)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORGIVEN: Final = 1e-9
 
 
 def price_of_gpu(draft: Draft) -> Floats:
-    """Return dollars/h or kW of one GPU of each type, float64[types]; 0: not known."""
+    """Return dollars/h or kW of one GPU of each type, float64[types]. 0: it is not known."""
     types = draft.snapshot.gpu_types
     if draft.policy.cost_of == "watts":
         return np.array([t.watts / 1000 for t in types])
@@ -27,7 +27,10 @@ def price_of_gpu(draft: Draft) -> Floats:
 
 
 def cost(draft: Draft) -> Valued:
-    """Return what each column's GPUs cost, as a loss; a start costs its restart share on top (Eq. 11)."""
+    """Return the cost of each column's GPUs as a loss (Eq. 11).
+
+    A start also costs its restart share.
+    """
     spent = draft.gpus * price_of_gpu(draft)[draft.gpu_type]
     return Valued(
         gross=-spent,
@@ -37,7 +40,7 @@ def cost(draft: Draft) -> Valued:
 
 
 def jobs_running(draft: Draft) -> Linear:
-    """Return the goal that the greatest weight of jobs runs, on whatever column (Eq. 12)."""
+    """Return the goal that jobs of the greatest total weight run, on any columns (Eq. 12)."""
     scale, none = float(VALUE_SCALE), np.zeros(len(draft.job))
     worth, _ = bounded_worth(draft.weight[draft.job], none, scale, draft.job_start)
     return Linear(
@@ -50,11 +53,11 @@ def jobs_running(draft: Draft) -> Linear:
 
 
 def priced_and_fast_enough(draft: Draft) -> Draft:
-    """Drop columns of types without a price and columns below the rate floor.
+    """Drop columns of types without a GPU cost, and columns below the rate floor.
 
-    The floor is a share of the rate at the requested GPUs, or of the best rate that is left to the job
-    if a pin, a bound or an avoided node keeps it from that. The current column of a job that is owed its
-    run stays.
+    The floor is a share of the rate at the requested GPUs. If a pin, a bound or an avoided node
+    excludes that rate, it is a share of the best rate that is left to the job. The current column
+    of a job that must keep running stays.
     """
     unpriced = price_of_gpu(draft)[draft.gpu_type] == 0
     best = jobwise(np.maximum, draft.rate, draft.job_start)

@@ -1,4 +1,4 @@
-"""Fairness between jobs, as levels: finish-time fairness (Themis) and least attained service (Gavel)."""
+"""Fairness objectives as levels: finish-time fairness (Themis), least attained service (Gavel)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 
 def finish_time_fairness(draft: Draft) -> Levels:
-    """Return rho: a job's finish time as it shares, over its finish time on its fair share alone (Eq. 16).
+    """Return rho: a job's finish time when it shares, over that on its fair share alone (Eq. 16).
 
-    Themis (NSDI'20), section 3. A job that waits is taken to get its fair share from the next round on.
+    Source: Themis (NSDI'20), section 3. A waiting job is assumed to get its fair share from the
+    next round on.
     """
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     fair = fair_rate(draft)
@@ -33,10 +34,10 @@ def finish_time_fairness(draft: Draft) -> Levels:
 
 
 def max_min(draft: Draft) -> Levels:
-    """Return the service of each job so far and in this round over its weight, sign turned (Eq. 17).
+    """Return minus each job's service, including this round, over its weight (Eq. 17).
 
-    Gavel (OSDI'20), section 4.1. Service is in GPU-seconds. A round on a column counts the seconds that one
-    effective GPU would need for the same work.
+    Source: Gavel (OSDI'20), section 4.1. Service is in GPU-seconds. A round on a column counts as
+    the seconds that one effective GPU would need for the same work.
     """
     jobs, job = draft.snapshot.jobs, draft.job
     runs_s = np.maximum(0.0, draft.policy.round_s - restart_paid_s(draft))
@@ -50,7 +51,10 @@ def max_min(draft: Draft) -> Levels:
 
 
 def fair_share(draft: Draft) -> Floats:
-    """Return each job's share of every type's GPUs: its weight among jobs that may run, float64[jobs]."""
+    """Return each job's share of every type's GPUs, float64[jobs].
+
+    It is the job's weight relative to the total of the jobs that may run.
+    """
     shares = draft.snapshot.jobs.among(SCHEDULABLE) & ~np.isnan(draft.unit_rate)
     weight = np.where(shares, draft.weight, 0.0)
     weight /= max(weight.max(initial=0.0), np.finfo(np.float64).tiny)  # the sum stays finite
@@ -61,12 +65,12 @@ def fair_share(draft: Draft) -> Floats:
 def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     """Return f_j, samples/s of each job alone on its fair share, float64[jobs] (Eq. 14).
 
-    ``share``: what is fair, float64[jobs]; None: ``fair_share``.
+    ``share`` is the fair share, float64[jobs]. If it is None, ``fair_share`` is used.
 
-    Only Cells within the job's pin and its bounds on GPUs count. Jobs with the same Cells to choose from
-    share one function of the share, which is computed at its corners. Where nothing is to be had (no Cell,
-    no share) it is the least positive number that divides safely: such jobs have no columns, or count
-    nowhere.
+    Only Cells within the job's pin and its bounds on GPUs count. Jobs with the same choice of Cells
+    share one function of the share, which is computed at its corners. If nothing can be had (no
+    Cell, or no share), the rate is the least positive number that is safe to divide by. Such jobs
+    have no columns, or are not counted.
     """
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     share = fair_share(draft) if share is None else share
@@ -74,6 +78,7 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
     useful = undominated(draft.cells)
     fair = np.zeros(len(jobs))
+    # Group jobs by the Cells that they may choose from.
     choices = np.stack([jobs.workload, pin, jobs.min_gpus, jobs.max_gpus])
     distinct, which = np.unique(choices, axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
@@ -94,9 +99,12 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
 def _cells_of(
     draft: Draft, workload: int, pin: int, min_gpus: int, max_gpus: int, useful: Bools
 ) -> Ints:
-    """Return the undominated Cells of ``workload`` on the type ``pin`` (-1: any) and within the bounds."""
+    """Return the undominated Cells of ``workload`` within its pin and its bounds.
+
+    ``pin`` is a type, or -1 for any type.
+    """
     table = draft.cells
-    if min_gpus > 1:  # of larger Cells, those beaten by a smaller one are needed too
+    if min_gpus > 1:  # larger Cells that a smaller one dominates are needed too
         found = undominated_from(table, workload, min_gpus)
     else:
         first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
@@ -110,14 +118,16 @@ def _cells_of(
 
 
 def _corners(draft: Draft, cells: Ints, capacity: Ints) -> tuple[Floats, Floats]:
-    """Return where the dual of (14) bends, and the sum over types that multiplies the share there.
+    """Return the points at which the dual of (14) bends, and the factor of the share at each.
 
-    By type it is the upper envelope of the lines (r_c - l) / n_c and of 0, times the type's GPUs.
+    The factor is a sum over types. For each type, it is the upper envelope of the lines (r_c - l) /
+    n_c and of 0, times the type's GPUs.
     """
     rate, gpus = draft.cells.rate[cells], draft.cells.gpus[cells]
     kind = draft.cells.gpu_type[cells]
     some = np.unique(kind)
     groups = [(rate[kind == t], gpus[kind == t], float(capacity[t])) for t in some.tolist()]
+    # The corners are 0, where a line reaches 0, and where two lines of a type cross.
     found = [np.zeros(1), rate]
     for r, n, _ in groups:
         one, other = np.triu_indices(len(r), 1)  # by rising gpus, each count once

@@ -1,4 +1,4 @@
-"""Jobs without weight, and the promises that hold all the same."""
+"""Jobs of weight 0, and promises that hold even for them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tessera.formulation.tables import Bools
 
 
 def owed(draft: Draft) -> Bools:
-    """Return which jobs are owed their run whatever the objective says of them, bool[jobs].
+    """Return whether each job must keep running, whatever the objective, bool[jobs].
 
-    Launched ones that are guaranteed, all launched ones where jobs run to completion, and those
-    whose deadline was admitted; none whose promise cannot be kept.
+    These are launched guaranteed jobs, all launched jobs under run to completion, and jobs whose
+    deadline was admitted. Jobs whose promise cannot be kept are excluded.
     """
     jobs, policy = draft.snapshot.jobs, draft.policy
     launched = jobs.among(ACTIVE)
@@ -25,7 +25,10 @@ def owed(draft: Draft) -> Bools:
 
 
 def jobs_without_weight_wait(draft: Draft) -> Draft:
-    """Leave jobs of weight 0 without columns, so that they displace nobody, but for those owed their run."""
+    """Drop the columns of jobs of weight 0, so that they displace no other job.
+
+    Jobs with a promise to run keep theirs.
+    """
     out = draft.weight == 0
     if not out.any():
         return draft

@@ -10,9 +10,9 @@ from tessera.formulation.problem import VALUE_SCALE
 
 
 def throughput(draft: Draft) -> Valued:
-    """Return w_j r_c / u_j of each column, its effective GPUs; the restart price is the share s_j of it.
+    """Return w_j r_c / u_j of each column, its effective GPUs. A restart costs the share s_j of it.
 
-    Arena sums raw samples/s, which favours small models; ``policy.raw_throughput`` does as well.
+    Arena sums raw samples/s, which favors small models; ``policy.raw_throughput`` does as well.
     """
     raw = draft.policy.raw_throughput
     unit_of = np.ones(len(draft.unit_rate)) if raw else draft.unit_rate
@@ -22,6 +22,6 @@ def throughput(draft: Draft) -> Valued:
         gross=gross,
         price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
         unit="samples/s" if raw else "effective GPUs",
-        # raw samples/s are a thousand times larger than normalised rates
+        # Raw samples/s are a thousand times larger than normalized rates.
         scale=float(VALUE_SCALE / 1000 if raw else VALUE_SCALE),
     )

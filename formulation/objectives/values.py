@@ -1,4 +1,4 @@
-"""What an objective says of each column: a worth that is summed, or a level that is compared."""
+"""The assessment of columns by an objective: values that are summed, or levels to compare."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tessera.formulation.tables import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Valued:
-    """Worth of each column in ``unit``, float64[columns].
+    """Value of each column in ``unit``, float64[columns].
 
-    ``gross`` is what the column is worth once it runs, ``price`` what its start, move or resize takes off
-    (0 for what runs already). ``scale`` is how many solver integers make one unit.
+    ``gross`` is the value of the column once it runs. ``price`` is the cost of its start, move or
+    resize (0 if it runs already). ``scale`` is the number of solver integers in one unit.
     """
 
     gross: Floats
@@ -29,7 +29,10 @@ class Valued:
 def compared(
     draft: Draft, *, name: str, unit: str, level: Floats, waiting: Floats, sign: int = 1
 ) -> Levels:
-    """Return the levels where jobs without weight or any Cell, and profiling tasks, count nowhere: -inf."""
+    """Return the levels, with -inf for jobs that do not count.
+
+    These are jobs without weight or without any Cell, and profiling tasks.
+    """
     counts = (draft.weight > 0) & ~np.isnan(draft.unit_rate) & ~draft.snapshot.profiling()
     return Levels(
         name=name,

@@ -1,8 +1,8 @@
-"""Promises and limits, one rule a function: what jobs are owed and what a round may not do.
+"""Promises and limits of a round, one rule for each function.
 
-A rule is ``Draft -> Draft``. Rules that drop columns come before those that mark launched jobs, then come
-rows, then the rules that mark waiting jobs, which pack them into what all rows leave: each sees what those
-before it left.
+A rule is ``Draft -> Draft``. Each rule sees what those before it left. Rules that drop columns come
+before those that mark launched jobs. Then come rows, and then the rules that mark waiting jobs,
+which pack them into what all rows leave.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ PHYSICAL: Final[tuple[Rule, ...]] = (
     avoided_nodes,
     pools_have_enough,
 )
-"""What no policy can do otherwise: where a job may run at all, and what there is beside GPUs."""
+"""Rules that hold under every policy: where a job may run, and capacities other than GPUs."""
 
 PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, failed_jobs_wait, profiling_waits)
-"""The same where a published policy decides."""
+"""The rules that apply if a published scheduler decides."""
 
 PROMISES: Final[tuple[Rule, ...]] = (
-    failed_jobs_wait,  # of this round only: a schedule of later rounds may still hold such jobs
+    failed_jobs_wait,  # only this round: later slots of a schedule may still hold such jobs
     guaranteed_jobs_are_as_fast_as_requested,
     jobs_run_their_minimum_time,
     launched_jobs_run,
     guaranteed_jobs_stay_within_quota,
     tenants_borrow_within_limits,
     unlent_quota_is_kept,
-    deadlines_are_kept,  # sees the quotas; those after it see what it promised
+    deadlines_are_kept,  # sees the quotas; later rules see its promises
     changes_are_capped,
-    # These mark waiting jobs that fit beside all that was said before, so nothing may come after them that
-    # could take the room away: other columns' loss, other jobs' marks, other rows.
+    # These mark waiting jobs that fit next to everything before them. No rule may come after them
+    # that could take the room away by dropping columns, marking jobs or adding rows.
     guaranteed_jobs_within_quota_start,
     queues_launch_in_order,
     long_waits_are_reserved,
 )
-"""What jobs are owed and what a round may not do; published policies have rules of their own instead."""
+"""Promises and limits of a round. Published schedulers have their own rules instead."""

@@ -1,4 +1,4 @@
-"""Jobs that failed wait before they are tried again, longer after each failure in a row."""
+"""The back-off of failed jobs, which grows after each consecutive failure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from tessera.formulation.moments import rfc3339
 from tessera.formulation.reasons import Reason, ReasonCode
 
 FIRST_S: Final = 30.0
-"""Seconds of back-off after the first failure; each further failure in a row doubles them."""
+"""Seconds of back-off after the first failure. Each further consecutive failure doubles them."""
 
 MAX_S: Final = 1800.0
 """The longest back-off, in seconds."""
 
 RAN_WELL_S: Final = 600.0
-"""A job that ran for this many seconds starts to count its failures again, from one."""
+"""Seconds of running after which a job's failures are counted again from one."""
 
 MAX_ERROR_CHARS: Final = 200
-"""Characters of the last error that a reason repeats."""
+"""Largest number of characters of the last error that a reason repeats."""
 
 
 def back_off_s(failures: int) -> float:
-    """Return the seconds that a job waits after ``failures`` failures in a row (at least 1)."""
+    """Return the seconds that a job waits after ``failures`` (at least 1) consecutive failures."""
     return min(MAX_S, FIRST_S * 2.0 ** min(failures - 1, 32))
 
 
 def failed_jobs_wait(draft: Draft) -> Draft:
-    """Leave a job without columns until its back-off is over, so that its GPUs go to others.
+    """Leave a job without columns until its back-off ends, so that other jobs get its GPUs.
 
-    A deadline that was promised to it is kept, if there is a schedule that starts the job later.
+    A deadline that was promised to it is kept if there is a schedule that starts the job later.
     """
     jobs = draft.snapshot.jobs
     waits = np.flatnonzero((jobs.retry_s > draft.snapshot.now_s) & draft.has_columns).tolist()
@@ -41,9 +41,10 @@ def failed_jobs_wait(draft: Draft) -> Draft:
 
 
 def backs_off(failures: int, retry_s: float, error: str = "") -> Reason:
-    """Return the reason of a job that failed ``failures`` times in a row and is tried again at ``retry_s``.
+    """Return the reason of a job that failed and is tried again at ``retry_s``.
 
-    ``error`` is its last error; "" leaves it out.
+    ``failures`` is the number of consecutive failures. ``error`` is the last error; "" leaves it
+    out.
     """
     times, retry = "once" if failures == 1 else f"{failures} times in a row", rfc3339(retry_s)
     short = error if len(error) <= MAX_ERROR_CHARS else f"{error[:MAX_ERROR_CHARS]}..."

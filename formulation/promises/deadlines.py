@@ -26,12 +26,12 @@ _NOW_S: Final = 1e-3
 
 
 def deadlines_are_kept(draft: Draft) -> Draft:
-    """Leave jobs with deadlines only the columns that keep them, as the policy's mode has it.
+    """Leave jobs with deadlines only the columns that keep them, according to the policy's mode.
 
-    ``ignore``: all columns. ``myopic``: Eq. (20). ``keep``, ``look-ahead`` and ``planned``: Eq. (29), by the
-    certificates of an admission that was decided before; ``keep`` and ``planned`` refuse nobody. Jobs whose
-    promises are waived, and those that ran before without one, go on as best they can: a deadline kills
-    nobody who runs.
+    ``ignore`` keeps all columns. ``myopic`` applies Eq. (20). ``keep``, ``look-ahead`` and
+    ``planned`` apply Eq. (29) with the certificates of an admission that was decided before.
+    ``keep`` and ``planned`` refuse no job. Jobs whose promises are waived, and those that ran
+    before without one, continue as well as they can: a deadline never stops a running job.
     """
     mode = draft.policy.deadline_mode
     if mode == "ignore" or not np.isfinite(draft.snapshot.jobs.deadline_s).any():
@@ -47,7 +47,7 @@ def fast_enough_from_now_on(draft: Draft) -> Draft:
         W_j <= r_c (D_j - now - restart_j)    where c starts, moves or resizes j
         W_j <= r_c (D_j - now - what is left of its last restart)    for what it runs on
 
-    A job that runs by it is admitted, and must run from then on. Waiting jobs that no column
+    A job that runs by this rule is admitted, and must run from then on. Waiting jobs that no column
     serves are dropped early (Crius section 8.5).
     """
     jobs = draft.snapshot.jobs
@@ -67,7 +67,7 @@ def fast_enough_from_now_on(draft: Draft) -> Draft:
     return replace(
         draft,
         must_run=must_run,
-        witness=np.where(must_run, draft.current, -1),  # as it is, all that was promised fits
+        witness=np.where(must_run, draft.current, -1),  # unchanged, everything promised fits
         least_rate=np.maximum(draft.least_rate, least * (1 - ROUNDING)),
         movable=draft.movable & can_move,
         admits=draft.admits | frozenset(np.flatnonzero(held).tolist()),
@@ -78,10 +78,10 @@ def fast_enough_from_now_on(draft: Draft) -> Draft:
 def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     """Leave admitted jobs only the columns after which their certificates still hold (Eq. 29).
 
-    Refused jobs that wait have no columns, for a reason with the earliest deadline that would be met; if not
-    even the empty cluster would meet it, they are dropped. Where an admission does not bind, jobs beside
-    the plan keep their columns until then. Jobs that keep what they are given once
-    may start on GPUs alone that no certificate needs at any time (``spare_gpus``).
+    Refused waiting jobs get no columns, with a reason that has the earliest deadline that would be
+    met. If not even the empty cluster would meet the deadline, they are dropped. If an admission
+    does not bind, jobs that it does not plan keep their columns. Jobs that will keep their GPUs may
+    start only on those that no certificate ever needs (``spare_gpus``).
     """
     jobs = draft.snapshot.jobs
     dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
@@ -115,12 +115,13 @@ class _Need:
 
 
 def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
-    """Return what ``job`` may run until the next slot; None: whatever it likes, or nothing.
+    """Return the columns that ``job`` may run until the next slot, or None if it is not limited.
 
-    Any column with which it trains ``least_work`` until then, its restart paid; and the certificate's own,
-    at its own rate, which has the restart paid beyond that moment. Placement knows one least rate for all
-    columns of a job: where the certificate's is below what others need, the others are dropped. Where nothing
-    is promised, what the plan has now and nothing else.
+    The job may run any column with which it trains ``least_work`` until then, restart included. It
+    may also run the certificate's own column at its own rate, because that has the restart paid
+    later. Placement knows one least rate for all columns of a job. If the certificate's rate is
+    below what others need, the others are therefore dropped. If nothing is promised, only the
+    column that the plan has now is left.
     """
     work = float(admission.least_work[job])
     columns = draft.columns_of(job)
@@ -135,15 +136,17 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
     stay_rate, lag_s = staying(draft, np.array([job]))
     own = _certified(draft, admission, job) - columns.start
     if own >= 0 and not (admission.binding or snapshot.jobs.admitted[job]):
-        # free to grow, it would be moved by this round's objective and again by the next round's plan
+        # If it could grow, this round's objective would move it, and the next round's plan again.
         keep = np.arange(len(columns)) == own
         return _Need(columns=columns, keep=keep, least_rate=0.0, movable=True)
+    # The rate that a column needs if the job has to restart for it.
     other = work / after_s if after_s > 0 else math.inf
     keep = rate >= other * (1 - ROUNDING)
     if current >= 0:
         stays = float(stay_rate[job]) * (length_s - float(lag_s[job])) >= work * (1 - ROUNDING)
         keep[current] = stays or own == current
     least = other if math.isfinite(other) else 0.0
+    # The certificate's own column is always kept, at its own rate.
     if own >= 0 and own != current:
         if rate[own] < other:
             kept_current = current >= 0 and bool(keep[current])
@@ -152,18 +155,18 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
                 keep[current] = kept_current
             least = float(rate[own])
         keep[own] = True
-    if not keep.any():  # behind its certificate: as near to it as can be
+    if not keep.any():  # behind its certificate: stay as close as possible
         return _Need(columns=columns, keep=~keep, least_rate=0.0, movable=True)
     moves = current < 0 or bool(rate[current] >= other * (1 - ROUNDING))
     if not moves and admission.bare_work is not None and keep[current] and after_s > 0:
         bare = max(0.0, float(admission.bare_work[job])) / after_s
-        if rate[current] >= bare * (1 - ROUNDING):  # a move may spend what it has in reserve
+        if rate[current] >= bare * (1 - ROUNDING):  # a move may spend the reserve
             moves, least = True, min(least, bare)
     return _Need(columns=columns, keep=keep, least_rate=least * (1 - ROUNDING), movable=moves)
 
 
 def _certified(draft: Draft, admission: Admission, job: int) -> int:
-    """Return the column that the certificate has ``job`` run now; -1: none."""
+    """Return the column that the certificate has for ``job`` now; -1: it has none."""
     legs, cells = admission.legs, draft.cells
     begun = legs.start_s <= draft.snapshot.now_s + _NOW_S
     for leg in legs.keys(np.flatnonzero((legs.job == job) & begun)):
@@ -174,7 +177,7 @@ def _certified(draft: Draft, admission: Admission, job: int) -> int:
 
 
 def _witnessed(draft: Draft, admission: Admission, jobs: list[int]) -> Draft:
-    """Return the draft with the answer that the certificates of ``jobs`` have for this round."""
+    """Return the draft with the present columns from the certificates of ``jobs`` as witness."""
     witness = np.full(len(draft.current), -1, dtype=np.int64)
     for column, _ in reserved(draft, ~_members(draft, jobs)):
         witness[int(draft.job[column])] = column
@@ -184,7 +187,7 @@ def _witnessed(draft: Draft, admission: Admission, jobs: list[int]) -> Draft:
 
 
 def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
-    """Explain an admitted job that need not run yet."""
+    """Explain an admitted job that need not run yet. Return None if it starts now."""
     mine = admission.legs.start_s[admission.legs.job == job]
     if not len(mine) or mine.min() <= draft.snapshot.now_s + _NOW_S:
         return None
@@ -200,7 +203,10 @@ def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
 
 
 def _refused(draft: Draft, admission: Admission, out: Bools) -> Draft:
-    """Leave the jobs ``out`` (bool[jobs]) no columns: too late anyhow, or not beside what is promised."""
+    """Drop the columns of the jobs ``out`` (bool[jobs]).
+
+    They are too late in any case, or cannot be served together with what is promised.
+    """
     late = out & (_finish_s(draft) > draft.snapshot.jobs.deadline_s * (1 + 1e-15))
     refused = out & ~late & admission.binding
     reasons = {
@@ -226,7 +232,10 @@ def _beside_promises(draft: Draft, earliest_s: float, job: int) -> Reason:
 
 
 def _dropped(draft: Draft, late: Bools) -> Draft:
-    """Leave the jobs ``late`` (bool[jobs]) no columns; for good, unless nodes that are away may return."""
+    """Drop the columns of the jobs ``late`` (bool[jobs]).
+
+    Queued jobs are rejected for good, unless nodes that are away may return.
+    """
     finish_s, jobs = _finish_s(draft), draft.snapshot.jobs
     found = np.flatnonzero(late).tolist()
     queued = jobs.state == STATE_CODE[JobState.QUEUED]
@@ -250,7 +259,7 @@ def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
 
 
 def in_time(draft: Draft) -> Bools:
-    """Return, bool[columns], which would finish their job by its deadline (Eq. 20)."""
+    """Return whether each column would finish its job by its deadline, bool[columns] (Eq. 20)."""
     jobs = draft.snapshot.jobs
     left_s = (jobs.deadline_s - draft.snapshot.now_s)[draft.job]
     rate, pause_s = _rate_and_pause(draft)
@@ -262,7 +271,10 @@ def in_time(draft: Draft) -> Bools:
 
 
 def _finish_s(draft: Draft) -> Floats:
-    """Return when each job would finish on its quickest column, started now; inf: it has none."""
+    """Return the time at which each job would end if it started now on its quickest column.
+
+    It is inf if the job has no column.
+    """
     rate, pause_s = _rate_and_pause(draft)
     found = np.full(len(draft.current), np.inf)
     with np.errstate(divide="ignore"):
@@ -292,7 +304,7 @@ def _current_rate(draft: Draft) -> Floats:
 
 
 def _new(draft: Draft) -> Bools:
-    """Return which jobs have never run, bool[jobs]."""
+    """Return whether each job has never run, bool[jobs]."""
     never: Bools = ~launched(draft.snapshot) & (draft.snapshot.jobs.generation == 0)
     return never
 
@@ -304,18 +316,20 @@ def _members(draft: Draft, jobs: list[int]) -> Bools:
 
 
 def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Draft:
-    """Bound what is given to jobs that will not give it back by what no certificate needs (Eq. 30).
+    """Limit GPUs that new jobs would keep to those that no certificate needs (Eq. 30).
 
         sum over j that would keep GPUs of t, and have no claim to any:  kept_jc x_c  <=  spare_t
 
-    Steady jobs (guaranteed; all, where jobs run to completion) keep what their smallest column on the type
-    has. Under a minimum run time longer than a round all others keep what they start on.
+    Steady jobs (guaranteed, or all under run to completion) keep the GPUs of their smallest column
+    on the type. If the minimum run time is longer than a round, all other jobs keep what they start
+    on.
     """
     legs, jobs, policy = admission.legs, draft.snapshot.jobs, draft.policy
     if not len(legs):
         return draft
     steady = jobs.guaranteed | policy.run_to_completion
     lasting = steady | (policy.min_run_s > policy.round_s)
+    # A job that has a claim to GPUs of a type may keep them.
     claims = {(int(j), int(t)) for j, t in zip(legs.job, legs.gpu_type, strict=True)}
     running = np.flatnonzero(draft.must_run & launched(draft.snapshot))
     claims |= {(int(j), int(jobs.current_type[j])) for j in running}

@@ -1,4 +1,4 @@
-"""Guaranteed jobs are at least as fast as what they asked for (Morphling section 5.1)."""
+"""The guarantee that a job is at least as fast as on its request (Morphling section 5.1)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.formulation.values import Hold
 
 ROUNDING: Final = 1e-9
-"""Rates and times that differ by no more than this share are the same."""
+"""Relative difference up to which rates and times are the same."""
 
 
 def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
-    """Drop the columns of guaranteed jobs that are slower than the request, here and in placement (Eq. 32).
+    """Drop columns and shapes of guaranteed jobs that are slower than the request (Eq. 32).
 
         x_c = 0  where r_c < F_j,    and no shape of a chosen c slower than F_j
 
-    A launched job whose columns are all slower now, because estimates or nodes have changed, keeps those no
-    slower than what it runs on; where some column reaches F_j it must take such a one. A launched job that
-    was placed on a slower shape is owed what it has. Source: Morphling sections 5.1 and 5.2.
+    All columns of a launched job may have become slower, because estimates or nodes have changed.
+    Such a job keeps those no slower than its current column. If some column reaches F_j, it must
+    take one of these. A launched job that was placed on a slower shape is only guaranteed that
+    shape's rate. Source: Morphling sections 5.1 and 5.2.
     """
     owed = owed_a_rate(draft)
     if not owed.any():
@@ -51,18 +52,18 @@ def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
 
 
 def owed_a_rate(draft: Draft) -> Bools:
-    """Return which jobs are guaranteed, and not waived, bool[jobs]."""
+    """Return whether each job is guaranteed and not waived, bool[jobs]."""
     return draft.snapshot.jobs.guaranteed & draft.promisable
 
 
 def request_rate(draft: Draft) -> Floats:
-    """Return F_j, samples/s of what was requested, float64[jobs] (Eq. 32); 0: nothing was guaranteed.
+    """Return F_j, samples/s of the request, float64[jobs] (Eq. 32). 0: the job is not guaranteed.
 
         F_j = max { r_c : n_c = requested GPUs, t_c = requested type }
             = min over types t of that, where the type is free: any type honours the request
 
-    Rates are those of the whole cluster, with the nodes that are away: a guarantee does not shrink with them.
-    NaN: no Cell has what was requested.
+    Rates are those of the whole cluster, including nodes that are away: a guarantee does not shrink
+    with them. It is NaN if no Cell matches the request.
     """
     found = np.zeros(len(draft.current))
     cells = _cells_of_all_nodes(draft)
@@ -72,11 +73,14 @@ def request_rate(draft: Draft) -> Floats:
 
 
 def min_demand(draft: Draft) -> Ints:
-    """Return the fewest GPUs of each type that reach the request's rate, int64[jobs, types] (Eq. 33).
+    """Return the fewest GPUs of each type that reach the request's rate, int64[jobs, types].
+
+    This is Eq. 33:
 
         D_jt = min( requested GPUs, min { n_c : t_c = t, r_c >= F_j } )
 
-    Never above the request in any dimension (Morphling section 5.2); 0 for jobs without a guarantee.
+    It is never above the request in any dimension (Morphling section 5.2), and 0 for jobs without a
+    guarantee.
     """
     types = len(draft.snapshot.gpu_types)
     found = np.zeros((len(draft.current), types), dtype=np.int64)
@@ -99,7 +103,10 @@ def _cells_of_all_nodes(draft: Draft) -> Cells:
 
 
 def _requests(draft: Draft) -> Iterator[tuple[Ints, int, int, int]]:
-    """Yield (jobs, workload, requested GPUs, requested type) for each request that guaranteed jobs share."""
+    """Yield (jobs, workload, requested GPUs, requested type) of each distinct request.
+
+    Only the requests of guaranteed jobs count.
+    """
     owed, jobs = np.flatnonzero(owed_a_rate(draft)), draft.snapshot.jobs
     keys = np.stack([jobs.workload[owed], jobs.requested_gpus[owed], jobs.requested_type[owed]])
     unique, which = np.unique(keys, axis=1, return_inverse=True)
@@ -120,7 +127,7 @@ def _rate_of_request(cells: Cells, workload: int, gpus: int, kind: int) -> float
 
 
 def _placed_rate(draft: Draft, job: int) -> float:
-    """Return samples/s of a launched job's current Cell over the nodes that it owns."""
+    """Return samples/s of a launched job's current Cell on the nodes that it owns."""
     nodes = _nodes_owned(draft.snapshot, job)
     cell = int(draft.cell[draft.current[job]])
     return draft.cells.rate_on(cell, nodes) if nodes else float(draft.cells.rate[cell])

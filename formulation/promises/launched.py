@@ -11,13 +11,16 @@ from tessera.formulation.tables import Bools
 
 
 def launched(snapshot: Snapshot) -> Bools:
-    """Return which jobs have GPUs of their own, reserved or held, bool[jobs]."""
+    """Return whether each job has its own GPUs, reserved or held, bool[jobs]."""
     return snapshot.jobs.among(ACTIVE)
 
 
 def launched_jobs_run(draft: Draft) -> Draft:
-    """Mark launched guaranteed jobs (Morphling section 5.1), and all launched ones where jobs run to
-    completion (Arena section 3.5), but for those that were started past a blocked one."""
+    """Mark the launched jobs that must keep running.
+
+    These are guaranteed jobs (Morphling section 5.1), and all launched jobs under run to completion
+    (Arena section 3.5). Jobs that were started past a blocked one are excluded from the latter.
+    """
     jobs = draft.snapshot.jobs
     promised = jobs.guaranteed | (draft.policy.run_to_completion & ~jobs.opportunistic)
     stays = launched(draft.snapshot) & promised & draft.promisable

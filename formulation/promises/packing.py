@@ -1,4 +1,4 @@
-"""An assignment of columns that grows job by job: the proof that marked jobs can run beside one another."""
+"""An assignment of columns that grows job by job, as a proof that marked jobs can run together."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ NOWHERE: Final = np.iinfo(np.int64).max
 """GPUs that a job needs of a type on which it has no column."""
 
 Release = tuple[int, int]
-"""(job, the column that it takes instead; -1: it waits)."""
+"""(job, the column that it takes instead). -1: it waits."""
 
 
 class Packing:
-    """Which column each seated job takes, and what of every row is left.
+    """The column of each seated job, and the free capacity of every row.
 
-    The launched jobs that must run are seated first, on their smallest columns where running jobs may be
-    changed at will, else as they are. ``sound`` says whether they fit together; if not, nothing may be
-    promised to anybody else. The other launched jobs are seated as far as there is room; they yield to jobs
-    of a lower queue number than theirs in ``queue`` (float64[jobs]). So whatever ``take`` accepts can run
-    together: all rows are counted, blocks of GPUs on nodes are not.
+    Launched jobs that must run are seated first. They get their smallest columns if running jobs
+    may change freely, and else keep theirs. ``sound`` says whether they fit together. If they do
+    not, nothing may be promised to any other job.
+
+    The other launched jobs are seated if there is room. They yield to jobs with a lower queue
+    number in ``queue`` (float64[jobs]). All jobs that ``take`` accepts can therefore run together.
+    All rows are counted, but blocks of GPUs on nodes are not.
     """
 
     def __init__(self, draft: Draft, queue: Floats) -> None:
@@ -38,7 +40,7 @@ class Packing:
         self.free: list[int] = [*self._capacity.tolist(), *(use.row.capacity for use in draft.rows)]
         self._queue: list[float] = queue.tolist()
         self._idle: dict[int, dict[int, int]] = {}
-        self._kind: list[int] = draft.gpu_type.tolist()  # these two: of each column
+        self._kind: list[int] = draft.gpu_type.tolist()  # this and the next: of each column
         self._gpus: list[int] = draft.gpus.tolist()
         self._first: list[int] = draft.job_start.tolist()
         self._capped = any(use.row.kind is RowKind.CHANGES for use in draft.rows)
@@ -72,10 +74,11 @@ class Packing:
         return need
 
     def _seat_launched(self) -> bool:
-        """Seat the jobs that must run, then the other launched ones; return whether the former all fit."""
+        """Seat jobs that must run, then other launched jobs. Return whether the former all fit."""
         draft, current = self.draft, self.draft.current
         must = np.flatnonzero(draft.must_run)
         told = draft.witness if draft.witness is not None else np.full(len(current), -1)
+        # Running jobs are seated before waiting ones, and large jobs before small ones.
         for job in must[
             np.lexsort((-self.need[must].min(axis=1, initial=NOWHERE), current[must] < 0))
         ].tolist():
@@ -85,6 +88,7 @@ class Packing:
             if column < 0 or not (self.fits(job, column) or stays == column):
                 return False
             self.seat(job, column)
+        # Other launched jobs are seated by queue, and may yield later.
         soft = np.flatnonzero(launched(draft.snapshot) & ~draft.must_run & (current >= 0))
         for job in soft[np.lexsort((soft, np.array(self._queue)[soft]))].tolist():
             column = self._shrunk(job)
@@ -99,7 +103,10 @@ class Packing:
         return True
 
     def _shrunk(self, job: int) -> int:
-        """Return the smallest column of a running job on its type that fits; the current one under a cap."""
+        """Return the smallest fitting column of a running job on its type.
+
+        If changes are capped, it is the current column.
+        """
         stays = int(self.draft.current[job])
         if self._capped:
             return stays
@@ -109,9 +116,10 @@ class Packing:
         return stays
 
     def _by_size(self, job: int) -> list[int]:
-        """Return the columns of ``job``: the type of which it needs least first, small columns first.
+        """Return the columns of ``job`` by rising need: first by type, then by size.
 
-        Columns of one type lie together by rising GPUs (``Cells``).
+        The type with the smallest need relative to its capacity is first. Columns of one type are
+        adjacent, by rising GPUs (``Cells``).
         """
         share = [
             need / max(1, gpus)
@@ -121,7 +129,7 @@ class Packing:
         return sorted(columns, key=lambda column: share[self._kind[column]])
 
     def use(self, job: int, column: int) -> dict[int, int]:
-        """Return row -> what ``column`` uses more than ``job`` does by waiting."""
+        """Return row -> the use of ``column`` beyond what ``job`` uses by waiting."""
         span = slice(self._start[column], self._start[column + 1])
         found = dict(zip(self._row[span], self._amount[span], strict=True))
         found[self._kind[column]] = self._gpus[column]
@@ -130,11 +138,11 @@ class Packing:
         return found
 
     def fits(self, job: int, column: int) -> bool:
-        """Return whether ``job``, which has no seat, may take ``column`` beside those seated."""
+        """Return whether ``job``, which has no seat, may take ``column`` next to seated jobs."""
         return all(a <= 0 or a <= self.free[row] for row, a in self.use(job, column).items())
 
     def seat(self, job: int, column: int) -> None:
-        """Give ``job`` its column; -1 takes it away."""
+        """Give ``job`` its column. -1 takes its column away."""
         for sign, c in ((1, int(self.column[job])), (-1, column)):
             if c >= 0:
                 for row, amount in self.use(job, c).items():
@@ -142,13 +150,13 @@ class Packing:
         self.column[job] = column
 
     def smallest_fit(self, job: int) -> int:
-        """Return the smallest column of ``job`` that fits; -1: none does."""
+        """Return the smallest column of ``job`` that fits; -1: no column fits."""
         return next((c for c in self._by_size(job) if self.fits(job, c)), -1)
 
     def take(self, job: int) -> bool:
-        """Seat the waiting ``job`` on its smallest column that can be had; return whether one can.
+        """Seat the waiting ``job`` on its smallest possible column. Return whether there is one.
 
-        Launched jobs that need not run are left without a seat for it if their queue's number is higher.
+        Launched jobs with a higher queue number that need not run may lose their seat to it.
         """
         self.draft.check()
         queue = self._queue[job]
@@ -169,7 +177,7 @@ class Packing:
         )
 
     def lacks_gpus(self, job: int) -> bool:
-        """Return whether some column of ``job`` lacks nothing but GPUs."""
+        """Return whether some column of ``job`` lacks only GPUs."""
         return any(self._lacks_gpus(job, column) for column in self._by_size(job))
 
     def _lacks_gpus(self, job: int, column: int) -> bool:
@@ -180,18 +188,22 @@ class Packing:
         )
 
     def _releasable(self, kind: int, queue: float) -> int:
-        """Return GPUs of a type that others can give to a job of this queue, at most."""
+        """Return the most GPUs of a type that other jobs can give to a job of this queue."""
         if self._capped:
             return self._launched[kind]
         return sum(gpus for theirs, gpus in self._yields[kind].items() if theirs > queue)
 
     def _make_room(self, job: int, column: int, queue: float) -> bool:
-        """Seat ``job`` on ``column`` once others have given it GPUs; nothing changes where that fails."""
+        """Seat ``job`` on ``column`` once others have given it GPUs, or change nothing and fail.
+
+        Return whether it was seated.
+        """
         before: list[Release] = []
         for other, instead in self._releases(self._kind[column], queue):
             self.draft.check()
             before.append((other, int(self.column[other])))
             self.seat(other, instead)
+            # Another row is exceeded, e.g. the cap on changes.
             if min(self.free[self._types :], default=0) < 0:
                 break
             if self.fits(job, column):
@@ -199,12 +211,13 @@ class Packing:
                 for gone, was in before:
                     self._forget(gone, was)
                 return True
+        # There was not enough room: undo the releases.
         for other, was in reversed(before):
             self.seat(other, was)
         return False
 
     def _forget(self, job: int, was: int) -> None:
-        """Count what a job that was seated on ``was`` and yielded has given; it may still shrink no more."""
+        """Update the GPUs that a job can still give, after it yielded from its seat on ``was``."""
         if job in self._soft:
             self._yields[self._kind[was]][self._queue[job]] -= self._gpus[was]
             if self.column[job] < 0:
@@ -214,9 +227,9 @@ class Packing:
                 self._yields[self._kind[now]][self._queue[job]] += self._gpus[now]
 
     def _releases(self, kind: int, queue: float) -> Iterator[Release]:
-        """Yield what launched jobs can give of a type: the lowest queue and the latest first.
+        """Yield what launched jobs can give of a type: lowest queue first, then latest start.
 
-        Where few jobs may be changed, those that give most come first, and jobs may also be shrunk.
+        If changes are capped, the jobs that give most come first, and jobs may also be shrunk.
         """
         found: list[tuple[float, float, int, int]] = []
         for job in sorted(self._soft):
@@ -241,7 +254,7 @@ class Packing:
         return next(c for c in self._by_size(job) if self._kind[c] == kind)
 
     def restore(self) -> None:
-        """Put running jobs back on their current columns wherever these still fit."""
+        """Put running jobs back on their current columns if these still fit."""
         moved = (self.column >= 0) & (self.draft.current >= 0) & (self.column != self.draft.current)
         for job in np.flatnonzero(moved).tolist():
             small = int(self.column[job])
@@ -256,7 +269,7 @@ class Packing:
             yields[queue] = yields.get(queue, 0) + self._gpus[column]
 
     def add_row(self, use: RowUse) -> None:
-        """Count one more row from now on; those seated must fit it. It has no idle use."""
+        """Count one more row from now on. Seated jobs must fit it, and it must have no idle use."""
         self.draft = replace(self.draft, rows=(*self.draft.rows, use))
         self.free.append(use.row.capacity)
         self._index_rows()

@@ -1,4 +1,4 @@
-"""Where a job may run at all: its pinned type, its bounds on GPUs, and the nodes that it avoids."""
+"""Restrictions on where a job may run: its pinned type, its bounds on GPUs, and avoided nodes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tessera.formulation.values import Hold
 
 
 def pinned_type(draft: Draft) -> Draft:
-    """Keep of a pinned job only columns on the type that it asks for (Eq. 31).
+    """Keep only columns on the requested type for a pinned job (Eq. 31).
 
-    A pinned job that asks for no type is free to run on any.
+    A pinned job that requests no type may run on any.
     """
     jobs = draft.snapshot.jobs
     pinned = jobs.pinned_type & (jobs.requested_type >= 0)
@@ -28,11 +28,12 @@ def pinned_type(draft: Draft) -> Draft:
 
 
 def bounded_gpus(draft: Draft) -> Draft:
-    """Keep only columns whose GPU count lies within the job's bounds (Eq. 31b).
+    """Keep only columns with a GPU count within the job's bounds (Eq. 31b).
 
         x_c = 0  where n_c < min_j, or max_j > 0 and n_c > max_j
 
-    A running job whose count lies outside after a change of its bounds restarts wherever it goes.
+    A running job whose count is outside its bounds, because they changed, restarts wherever it
+    goes.
     """
     jobs = draft.snapshot.jobs
     least, most = jobs.min_gpus[draft.job], jobs.max_gpus[draft.job]
@@ -44,9 +45,10 @@ def bounded_gpus(draft: Draft) -> Draft:
 
 
 def avoided_nodes(draft: Draft) -> Draft:
-    """Keep only columns whose GPUs fit on the type's schedulable nodes that the job does not avoid (Eq. 31).
+    """Keep only columns that fit on the schedulable nodes that the job does not avoid (Eq. 31).
 
-    A job that owns GPUs of a node which it now avoids cannot stay as it is: wherever it goes, it restarts.
+    Nodes are counted by type. A job that owns GPUs of a node which it now avoids cannot stay
+    unchanged: wherever it goes, it restarts.
     """
     snapshot = draft.snapshot
     if not len(snapshot.avoids):
@@ -60,14 +62,14 @@ def avoided_nodes(draft: Draft) -> Draft:
 
 
 def _losers(draft: Draft, keep: Bools) -> list[int]:
-    """Return the jobs that have columns, none of which is kept."""
+    """Return the jobs that have columns but keep none."""
     kept = np.bincount(draft.job[keep], minlength=len(draft.current))
     found: list[int] = np.flatnonzero(draft.has_columns & (kept == 0)).tolist()
     return found
 
 
 def _room(snapshot: Snapshot) -> Ints:
-    """Return the schedulable GPUs that each job does not avoid, int64[jobs, types]."""
+    """Return the number of schedulable GPUs that each job does not avoid, int64[jobs, types]."""
     nodes, avoids = snapshot.nodes, snapshot.avoids
     room = np.tile(snapshot.schedulable_gpus(), (len(snapshot.jobs), 1))
     pairs = np.unique(np.stack([avoids.job, avoids.node]), axis=1)
@@ -77,7 +79,7 @@ def _room(snapshot: Snapshot) -> Ints:
 
 
 def _sits_on_avoided(snapshot: Snapshot) -> Bools:
-    """Return which jobs own a GPU, held or reserved, of a node that they avoid, bool[jobs]."""
+    """Return whether each job owns a GPU, held or reserved, of an avoided node, bool[jobs]."""
     a, nodes = snapshot.allocations, len(snapshot.nodes)
     own = (a.hold != Hold.RELEASING) & (a.job >= 0)
     avoided = snapshot.avoids.job * nodes + snapshot.avoids.node
@@ -87,7 +89,7 @@ def _sits_on_avoided(snapshot: Snapshot) -> Bools:
 
 
 def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
-    """Explain a job without a column on its pinned type: nodes are away, or no Cell will ever fit."""
+    """Explain a job without a column on its pinned type: nodes are away, or no Cell ever fits."""
     e, jobs = snapshot.estimates, snapshot.jobs
     pin = int(jobs.requested_type[job])
     name, workload = snapshot.gpu_types[pin].name, int(jobs.workload[job])
@@ -112,7 +114,7 @@ def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
 
 
 def _no_cell_within_bounds(draft: Draft, job: int) -> Reason:
-    """Explain a job that has Cells, none of them within its bounds on GPUs."""
+    """Explain a job that has Cells, but none within its bounds on GPUs."""
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     columns = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
     counts = ", ".join(map(str, sorted(set(draft.gpus[columns].tolist()))))
@@ -128,7 +130,7 @@ def _no_cell_within_bounds(draft: Draft, job: int) -> Reason:
 
 
 def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
-    """Explain a job whose Cells all need more GPUs than are left beside the nodes that it avoids."""
+    """Explain a job whose Cells all need more GPUs than the nodes that it does not avoid have."""
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     mine = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
     kinds, gpus = draft.gpu_type[mine], draft.gpus[mine]

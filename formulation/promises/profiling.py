@@ -1,4 +1,4 @@
-"""Profiling tasks beside published policies, which know no job that is worth next to nothing."""
+"""Profiling tasks under published schedulers, which do not know jobs of very low value."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ _WAITS = Reason(
 
 
 def profiling_waits(draft: Draft) -> Draft:
-    """Leave profiling tasks without columns; what runs of them gives its GPU back."""
+    """Drop the columns of profiling tasks. Those that run give their GPU back."""
     tasks = np.flatnonzero(draft.snapshot.profiling() & draft.has_columns)
     return draft.without(dict.fromkeys(tasks.tolist(), _WAITS))

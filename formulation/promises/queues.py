@@ -1,4 +1,4 @@
-"""Who is started first: guaranteed jobs within their quota, then jobs by queue and time of arrival."""
+"""The order in which jobs start: guaranteed jobs within their quota, then by queue and arrival."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tessera.formulation.tables import Bools, Floats
 def guaranteed_jobs_within_quota_start(draft: Draft) -> Draft:
     """Mark the waiting guaranteed jobs that fit into the remaining quota, in order of submission.
 
-    As many as a packing at minimum demand finds room for beside all jobs that must run already, so
-    never at the cost of a launched promise; best-effort jobs give way. Source: Morphling section 5.2,
+    A packing at minimum demand seats them next to all jobs that must already run, so a launched
+    promise is never broken for them. Best-effort jobs give way. Source: Morphling section 5.2,
     Algorithm 1, lines 2 and 3.
     """
     starts = np.flatnonzero(_startable(draft) & owed_a_rate(draft))
@@ -33,13 +33,17 @@ def guaranteed_jobs_within_quota_start(draft: Draft) -> Draft:
 def queues_launch_in_order(draft: Draft) -> Draft:
     """Start waiting jobs by queue, then by time of arrival, as far as they fit (Eq. 38).
 
-    A job fits where its smallest column does beside the launched jobs that must run, on their smallest,
-    other launched jobs of its queue or a higher one, and the jobs started before it; launched best-effort
-    jobs of lower queues give way. The first that does not fit blocks: later jobs of its queue are still
-    tried, jobs of lower queues are not launched, or only opportunistically (they give way later). The
-    first blocked job that has waited ``reserve_after_s`` has GPUs reserved for it, which those after it
-    may only backfill. While launched promises do not fit together (nodes were lost), nobody is marked or held
-    back. Sources: Arena section 3.5; Crius section 6.1 (opportunistic execution).
+    A job fits if its smallest column does, next to three groups: launched jobs that must run, on
+    their smallest columns; other launched jobs of its queue or a higher one; and the jobs started
+    before it. Launched best-effort jobs of lower queues give way.
+
+    The first job that does not fit blocks. Later jobs of its queue are still tried. Jobs of lower
+    queues are not launched, or only opportunistically (they give way later). GPUs are reserved for
+    the first blocked job that has waited ``reserve_after_s``. Later jobs may only backfill around
+    them.
+
+    While launched promises do not fit together (nodes were lost), no job is marked or held back.
+    Sources: Arena section 3.5; Crius section 6.1 (opportunistic execution).
     """
     policy = draft.policy
     starts = np.flatnonzero(_startable(draft))
@@ -53,6 +57,7 @@ def queues_launch_in_order(draft: Draft) -> Draft:
     taken: list[int] = []
     blocked, reserved, late = -1, ReservedFor(draft), overdue(draft)
     for job in starts[order].tolist():
+        # Jobs of lower queues stay behind the blocked job.
         if blocked >= 0 and queue[job] > queue[blocked]:
             break
         if packing.take(job):
@@ -69,10 +74,11 @@ def queues_launch_in_order(draft: Draft) -> Draft:
 
 
 def long_waits_are_reserved(draft: Draft) -> Draft:
-    """Start the jobs that have waited ``reserve_after_s``, first come first served; reserve for the next.
+    """Start the jobs that have waited ``reserve_after_s``, first come first served.
 
-    Without ``queue_order``. Those that fit beside the jobs that must run do start; the first that does not
-    has GPUs reserved, which others may only backfill (EASY backfilling, Lifka 1995).
+    This applies without ``queue_order``. Jobs that fit next to those that must run start. GPUs are
+    reserved for the first that does not, and others may only backfill around them (EASY
+    backfilling, Lifka 1995).
     """
     starts = np.flatnonzero(_startable(draft) & overdue(draft))
     if draft.policy.queue_order or not len(starts):
@@ -97,8 +103,8 @@ def effective_queue(draft: Draft) -> Floats:
 
         max(1, queue_j - floor(waited_j / promote_after))
 
-    A launched job keeps the promotion that it had when its allocation began. One that was started past a
-    blocked job has none, so that it stays behind that one. Source: Arena section 3.5.
+    A launched job keeps the promotion that it had when its allocation began. One that was started
+    past a blocked job has none, so that it stays behind that job. Source: Arena section 3.5.
     """
     jobs = draft.snapshot.jobs
     runs = launched(draft.snapshot)
@@ -109,7 +115,10 @@ def effective_queue(draft: Draft) -> Floats:
 
 
 def _startable(draft: Draft) -> Bools:
-    """Return which waiting jobs may be marked: some weight, a column, and no promise that was waived."""
+    """Return whether each waiting job may be marked, bool[jobs].
+
+    It needs a positive weight, a column, and a promise that was not waived.
+    """
     waits = ~launched(draft.snapshot) & draft.has_columns & ~draft.must_run
     return waits & (draft.weight > 0) & draft.promisable
 
@@ -121,7 +130,7 @@ def _everyone_yields_to(draft: Draft, jobs: list[int]) -> Floats:
 
 
 def _gives_way(draft: Draft, behind: Bools) -> Bools:
-    """Return which waiting jobs of lower queues may be started past a blocked one, bool[jobs]."""
+    """Return whether each waiting job of ``behind`` may start past a blocked one, bool[jobs]."""
     waits = ~launched(draft.snapshot) & ~draft.must_run & behind
     return waits & ~draft.snapshot.jobs.guaranteed & draft.policy.opportunistic
 
@@ -136,7 +145,7 @@ def _marked(draft: Draft, packing: Packing, taken: list[int]) -> Draft:
 
 
 def _behind(draft: Draft, lower: Bools, blocked: int, queue: int) -> Draft:
-    """Drop the columns of waiting jobs of lower queues, or mark the jobs as opportunistic."""
+    """Drop the columns of waiting jobs of lower queues, or mark these jobs as opportunistic."""
     past = _gives_way(draft, lower)
     out = ~launched(draft.snapshot) & ~draft.must_run & lower & draft.has_columns & ~past
     name = draft.snapshot.jobs.name[blocked]

@@ -1,8 +1,8 @@
-"""Tenants' quotas: what guaranteed jobs may claim, what a tenant may borrow, and what is kept for it.
+"""Tenants' quotas: limits on guaranteed jobs, on borrowing, and on other tenants' use.
 
-A tenant without a quota is unlimited, and so is one with a quota on other types alone, on the rest: give it 0
-GPUs of what it is not entitled to. A quota cut below what launched promises use does not break them: the row
-then has room for just these.
+A tenant without a quota is unlimited. One with a quota only on some types is unlimited on the
+others, so a tenant needs a quota of 0 GPUs for the types it may not use. A quota that is cut below
+the use of launched promises does not break them. The row then has room for exactly these.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tessera.formulation.tables import Bools, Ints
 
 
 def guaranteed_jobs_stay_within_quota(draft: Draft) -> Draft:
-    """Charge running guaranteed jobs their minimum demand, at most the tenant's quota (Eq. 36).
+    """Limit the minimum demand of running guaranteed jobs to the tenant's quota (Eq. 36).
 
-        sum_{j guaranteed, of the tenant} sum_{c of j} D_{j, t_c} x_c <= quota      (also type by type)
+        sum_{j guaranteed, of the tenant} sum_{c of j} D_{j, t_c} x_c <= quota     (also by type)
 
-    Source: Morphling section 5.2. The charge is the same whatever column the job runs.
+    Source: Morphling section 5.2. A job is charged the same whichever column of a type it runs.
     """
     if not len(draft.snapshot.quotas):
         return draft
@@ -36,7 +36,7 @@ def guaranteed_jobs_stay_within_quota(draft: Draft) -> Draft:
 
 
 def tenants_borrow_within_limits(draft: Draft) -> Draft:
-    """Let a tenant hold at most its quota and what it may borrow, with all its jobs (Eq. 37).
+    """Limit the GPUs of all of a tenant's jobs to its quota and what it may borrow (Eq. 37).
 
     sum_{j of the tenant} sum_{c of j} n_c x_c <= quota + borrow     where borrow >= 0
     """
@@ -50,7 +50,7 @@ def tenants_borrow_within_limits(draft: Draft) -> Draft:
 
 
 def unlent_quota_is_kept(draft: Draft) -> Draft:
-    """Keep the quota of a tenant that does not lend free of other tenants' jobs (Eq. 37).
+    """Keep other tenants' jobs off the quota of a tenant that does not lend it (Eq. 37).
 
     sum_{j of others} sum_{c of j} n_c x_c <= max(0, schedulable GPUs - quota)
     """
@@ -68,7 +68,10 @@ def _with_rows(draft: Draft, rows: list[RowUse]) -> Draft:
 
 
 Quota = tuple[int, int, str, Bools, Bools, int]
-"""(tenant, type or -1, their names, bool[jobs] that are the tenant's, bool[columns] of the type, GPUs)."""
+"""(tenant, type or -1, their names, the tenant's jobs, columns of the type, GPUs).
+
+The jobs are bool[jobs] and the columns bool[columns].
+"""
 
 
 def _quotas(draft: Draft) -> list[Quota]:
@@ -89,7 +92,7 @@ def _quotas(draft: Draft) -> list[Quota]:
 def _row(
     draft: Draft, kind: RowKind, subject: str, capacity: int, mine: Bools, amount: Ints
 ) -> RowUse:
-    """Return the row over the columns ``mine``, with room at least for launched jobs that must go on."""
+    """Return the row over the columns ``mine``, with room for launched jobs that must run."""
     column = np.flatnonzero(mine)
     promised = int(_promised(draft, column, amount).sum())
     row = Row(kind=kind, subject=subject, capacity=max(capacity, promised))
@@ -97,7 +100,10 @@ def _row(
 
 
 def _promised(draft: Draft, column: Ints, amount: Ints) -> Ints:
-    """Return what each launched job that must go on uses of a row, int64[jobs]: as it is, else the least."""
+    """Return the use of a row by each launched job that must keep running, int64[jobs].
+
+    It is the use of the job's current column, or else the least of its columns.
+    """
     found = np.full(len(draft.current), np.iinfo(np.int64).max)
     np.minimum.at(found, draft.job[column], amount[column])
     in_row = np.zeros(len(draft.cell), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""GPUs reserved for a job that has waited long, and what others may do around it (EASY backfilling)."""
+"""GPUs reserved for a job that has waited long, and limits on backfilling around it (EASY)."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from tessera.formulation.promises.packing import NOWHERE, Packing
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Bools, Floats, Ints
 
-"""First part of the name of the row: ``reserved/JOB``."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReservedFor:
-    """A draft, and the row that reserves GPUs for one of its jobs; None: nothing is reserved."""
+    """A draft, and the row that reserves GPUs for one of its jobs. None: nothing is reserved."""
 
     draft: Draft
     row: RowUse | None = None
 
     def on(self, draft: Draft) -> Draft:
-        """Return ``draft``, which has the same columns, with the row."""
+        """Return ``draft`` with the row. It must have the same columns."""
         return draft if self.row is None else replace(draft, rows=(*draft.rows, self.row))
 
 
 def overdue(draft: Draft) -> Bools:
-    """Return which jobs, if they wait, have waited for as long as the policy lets them, bool[jobs]."""
+    """Return whether each job, if it waits, has waited as long as the policy allows, bool[jobs]."""
     waited_s = draft.snapshot.now_s - draft.snapshot.jobs.queued_s
     return np.asarray(waited_s >= draft.policy.reserve_after_s)
 
 
 def reservation(draft: Draft, packing: Packing, job: int, past: Bools) -> ReservedFor:
-    """Reserve GPUs for ``job``, which does not fit now, where it can have them earliest (Eq. 39).
+    """Reserve GPUs for ``job``, which does not fit now, on its earliest possible type (Eq. 39).
 
         sum_{j' not j} sum_{c of j'} h_c x_c <= schedulable GPUs of t - n,
         h_c = n_c where c is on t and ends after the shadow time, else 0
 
-    ``n`` is its smallest column on type ``t``; the shadow time is when the jobs that must run, at their
-    current rates, have left so much. What ends before, or needs no more than what is spare then, delays
-    nobody. Launched jobs that need not run give way when the time comes, so what they hold already counts
-    nothing, and jobs ``past`` (bool[jobs]) do not count at all. The row is added to ``packing``, whose
-    running jobs go back to their columns where there is room, because shrunk jobs end later. Source: EASY
-    backfilling (Lifka 1995).
+    ``n`` is the size of its smallest column on type ``t``. At the shadow time, the jobs that must
+    run have left ``n`` GPUs, at their current rates. A job that ends before, or needs only GPUs
+    that are spare then, delays no other. Launched jobs that need not run give way at that time, so
+    their present GPUs are not counted. Jobs in ``past`` (bool[jobs]) are not counted at all.
+
+    The row is added to ``packing``. Its running jobs return to their columns if there is room,
+    because shrunk jobs end later. Source: EASY backfilling (Lifka 1995).
     """
     packing.restore()
     end_s = _end_s(draft)
     best: tuple[float, float, int] | None = None
+    # Choose the type with the earliest shadow time. Of equals, choose the smallest share.
     for kind, need in enumerate(packing.need[job].tolist()):
         if need < NOWHERE:
             shadow_s = _shadow_s(draft, packing, end_s, kind, need)
@@ -64,7 +64,10 @@ def reservation(draft: Draft, packing: Packing, job: int, past: Bools) -> Reserv
 
 
 def _end_s(draft: Draft) -> Floats:
-    """Return when each column's job would end on it, seconds since 1970, float64[columns]."""
+    """Return the end of each column's job if it runs there, float64[columns].
+
+    Times are in seconds since 1970.
+    """
     left_s = work_left(draft.snapshot)[draft.job] / draft.rate
     restart_s = np.where(draft.starts, draft.snapshot.jobs.restart_s[draft.job], 0.0)
     found: Floats = draft.snapshot.now_s + restart_s + left_s
@@ -72,15 +75,19 @@ def _end_s(draft: Draft) -> Floats:
 
 
 def _lasting(draft: Draft, packing: Packing) -> Ints:
-    """Return the columns of the jobs that must run: as they are, else as packed."""
+    """Return the columns of the jobs that must run: their current ones, or else the packed ones."""
     column = np.where(draft.current >= 0, draft.current, packing.column)
     return column[draft.must_run & (column >= 0)]
 
 
 def _shadow_s(draft: Draft, packing: Packing, end_s: Floats, kind: int, need: int) -> float:
-    """Return the first time at which ``need`` GPUs of the type are free of jobs that must run; inf: never."""
+    """Return the first time at which jobs that must run leave ``need`` GPUs of the type free.
+
+    It is inf if they never do.
+    """
     columns = _lasting(draft, packing)
     columns = columns[draft.gpu_type[columns] == kind]
+    # GPUs become free in the order in which the jobs on the type end.
     columns = columns[np.argsort(end_s[columns], kind="stable")]
     free = int(draft.snapshot.schedulable_gpus()[kind]) - int(draft.gpus[columns].sum())
     left = free + np.cumsum(draft.gpus[columns])
@@ -91,7 +98,7 @@ def _shadow_s(draft: Draft, packing: Packing, end_s: Floats, kind: int, need: in
 
 
 def _row(draft: Draft, packing: Packing, job: int, kind: int, late: Bools, past: Bools) -> RowUse:
-    """Return the row over columns that are still there at the shadow time."""
+    """Return the row over columns that are still in use at the shadow time."""
     jobs = draft.snapshot.jobs
     hold = np.where((draft.gpu_type == kind) & late, draft.gpus, 0)
     yields = launched(draft.snapshot) & ~draft.must_run

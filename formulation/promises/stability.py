@@ -1,4 +1,4 @@
-"""Running jobs are left alone: a minimum run time, and a cap on changes a round."""
+"""Limits on changes to running jobs: a minimum run time, and a cap on changes in a round."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tessera.formulation.tables import Ints
 
 
 def jobs_run_their_minimum_time(draft: Draft) -> Draft:
-    """Let a job whose allocation is younger than ``min_run_s`` keep its column and its GPUs (Eq. 34).
+    """Keep jobs whose allocation is younger than ``min_run_s`` on their column and GPUs (Eq. 34).
 
         x_c = 1  for the current c of j, where now - since_j < min_run_s
 
-    A job that cannot stay (its node is lost or avoided, or its column breaks its guarantee) is not bound.
+    A job that cannot stay (its node is lost or avoided, or its column breaks its guarantee) is not
+    bound.
     """
     jobs, least_s = draft.snapshot.jobs, draft.policy.min_run_s
     if least_s <= 0:
@@ -32,13 +33,14 @@ def jobs_run_their_minimum_time(draft: Draft) -> Draft:
 
 
 def changes_are_capped(draft: Draft) -> Draft:
-    """Change at most ``max_changes`` running jobs: move, resize or suspend them (Eq. 35).
+    """Limit the running jobs that are moved, resized or suspended to ``max_changes`` (Eq. 35).
 
         sum_j sum_{c of j, c not current} x_c  +  sum_j [j waits]  <=  max(max_changes, forced)
 
-    over the jobs j that could stay as they are. ``forced`` is how many must change so that the jobs that
-    must run do and every row holds, by a packing that keeps the other jobs as they are, small ones first:
-    promises and limits go before the cap. Placement counts its moves within a column against the same row.
+    The sums are over the jobs j that could stay unchanged. ``forced`` is the number of jobs that
+    must change so that every job that must run does and every row holds. It comes from a packing
+    that keeps the other jobs unchanged, small ones first: promises and limits go before the cap.
+    Placement counts its moves within a column against the same row.
     """
     if draft.policy.max_changes < 0:
         return draft
@@ -53,7 +55,7 @@ def changes_are_capped(draft: Draft) -> Draft:
         idle_amount=np.ones_like(idle),
     )
     packed = _as_they_are(draft, use)
-    if packed is None:  # promises must be given up before changes can be counted
+    if packed is None:  # promises must be waived before changes can be counted
         return replace(draft, rows=(*draft.rows, use))
     forced = int(np.count_nonzero(stays & (packed != draft.current)))
     cap = Row(kind=RowKind.CHANGES, capacity=max(draft.policy.max_changes, forced))
@@ -61,10 +63,10 @@ def changes_are_capped(draft: Draft) -> Draft:
 
 
 def _as_they_are(draft: Draft, use: RowUse) -> Ints | None:
-    """Return a column or -1 of each job, int64[jobs], by which all must-run jobs run and few jobs change.
+    """Return a column or -1 for each job, such that all must-run jobs run and few jobs change.
 
-    Must-run jobs stay as they are, or take what their witness has, or shrink: the first by which all fit.
-    None: none does.
+    The result is int64[jobs]. Must-run jobs stay unchanged, or take the column of their witness, or
+    shrink. The first of these ways in which all fit is used. If none works, return None.
     """
     gpus = np.where(draft.current >= 0, draft.gpus[draft.current], 0) if len(draft.cell) else 0
     order = np.zeros(len(draft.current)) + gpus
