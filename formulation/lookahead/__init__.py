@@ -1,8 +1,8 @@
-"""Deadlines over several rounds: time in slots, who could run when, and an independent check of schedules.
+"""Deadlines over several rounds: slots of time, options of jobs, and a checker of schedules.
 
-Equations (22) to (29) of ``formulation/README.md``. Slots are a grid of absolute time that is fine near now
-and doubles with the distance; a later grid contains every boundary that an earlier one had beyond
-it, so a schedule that was promised can always be told again.
+Equations (22) to (29) of ``formulation/README.md``. Slots are a grid of absolute time. It is fine
+near now and doubles with the distance. A later grid contains every boundary that an earlier one had
+beyond it, so a promised schedule can always be expressed in the slots of a later round.
 """
 
 from tessera.formulation.lookahead.check import MILLIONTH, schedule_violations

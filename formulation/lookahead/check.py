@@ -16,7 +16,7 @@ from tessera.formulation.snapshot import STATE_CODE, Legs, Snapshot
 from tessera.formulation.tables import Bools
 
 MILLIONTH: Final = 1e-6
-"""Share of a job's whole work by which a schedule may fall short: rounding, not a promise."""
+"""Share of a job's whole work by which a schedule may fall short, to allow for rounding."""
 
 
 def schedule_violations(
@@ -25,11 +25,12 @@ def schedule_violations(
     promised: Bools,
     reserved_gpus: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Violation]:
-    """Return every way in which ``legs`` fail to meet the deadlines of ``promised`` (bool[jobs]) together.
+    """Return every way in which ``legs`` fail to meet the deadlines of ``promised`` (bool[jobs]).
 
-    Plain loops over the legs, independent of the slots: one Cell at a time, capacity at every moment, restart
-    time charged to each leg that does not go on from what runs now, all work done by the deadline.
-    ``reserved_gpus``: GPU type -> GPUs that others hold throughout.
+    The check uses plain loops over the legs and is independent of the slots. Each job has one Cell
+    at a time. Capacity holds at every moment. Each leg that does not continue what runs now is
+    charged restart time. All work is done by the deadline. ``reserved_gpus`` maps a GPU type to
+    GPUs that others hold throughout.
     """
     found: list[Violation] = []
     cells, gangs = build_cells(snapshot), current_gangs(snapshot)
@@ -62,6 +63,7 @@ def schedule_violations(
                 )
                 continue
             rate, pause_s = float(cells.rate[cell]), float(jobs.restart_s[job])
+            # A leg that continues what runs now pays only the rest of the last restart.
             runs_now = int(jobs.state[job]) in active and not disturbed[job]
             if start_s - snapshot.now_s < SAME_S and jobs.key_at(job) == spec and runs_now:
                 if job in gangs:
@@ -79,7 +81,11 @@ def schedule_violations(
 
 
 def _overfull(snapshot: Snapshot, legs: Legs, reserved_gpus: Mapping[int, int]) -> list[Violation]:
-    """Return where the legs together need more GPUs than there are; some leg starts at each such moment."""
+    """Return a violation where the legs together need more GPUs than are schedulable.
+
+    There is one for each such moment and type. Use rises only where a leg starts, so only these
+    moments are checked.
+    """
     found: list[Violation] = []
     schedulable = snapshot.schedulable_gpus()
     for at in sorted({max(s, snapshot.now_s) for s in legs.start_s.tolist()}):

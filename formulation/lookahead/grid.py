@@ -1,4 +1,4 @@
-"""Slots of time: fine near now, doubling with the distance."""
+"""Slots of time, fine near now and doubling with the distance."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import numpy as np
 from tessera.formulation.tables import Floats
 
 FINE: Final = 4
-"""A slot is at most a quarter as long as its end is away, so little is lost to whole slots."""
+"""A slot is at most a quarter as long as the distance to its end, so whole slots waste little."""
 MAX_DOUBLINGS: Final = 12
 """The horizon is 32,768 rounds: 113 days of 300 s, in 57 slots."""
 SAME_S: Final = 1e-3
-"""Moments nearer than this are one."""
+"""Moments closer than this are the same."""
 
 
 def spacing(distance: float) -> int:
-    """Return how many rounds apart the boundaries lie that are ``distance`` rounds away (Eq. 22)."""
+    """Return the rounds between boundaries that are ``distance`` rounds away (Eq. 22)."""
     return 1 if distance < 2 * FINE else 2 ** int(math.log2(distance / FINE))
 
 
 def boundaries(now_s: float, until_s: float, round_s: float) -> Floats:
-    """Return now and the slot boundaries after it up to the first at or beyond ``until_s``.
+    """Return now and the slot boundaries after it, up to the first at or beyond ``until_s``.
 
-    A multiple b of the round belongs to the grid where the spacing at its distance divides it. The spacing
-    only shrinks as b comes nearer, to divisors of itself, so b stays (``test_lookahead`` proves it by
-    cases). At least one slot; none ends beyond the horizon.
+    A multiple b of the round is a boundary if the spacing at its distance divides it. As b comes
+    nearer, the spacing only shrinks, to divisors of itself, so b stays a boundary
+    (``test_lookahead`` proves it by cases). There is at least one slot, and none ends beyond the
+    horizon.
     """
     now = now_s / round_s
     b = math.floor(now) + 1

@@ -1,4 +1,4 @@
-"""What jobs keep: those that stay as they are, those that must run, and what certificates leave to spare."""
+"""Resources that jobs keep, and GPUs that certificates leave to spare."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tessera.formulation.values import Hold
 
 
 def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
-    """Return what the jobs ``among`` have that stay as they are: samples/s, seconds left of the last restart.
+    """Return the rate and the remaining restart time of jobs ``among`` that stay unchanged.
 
-    Both float64[all jobs]; the rate is that of the shape they lie on, never above their Cell's own, and 0
-    for jobs that have no current column.
+    Both are float64[all jobs], in samples/s and seconds. The rate is that of the job's present
+    shape, never above its Cell's own. It is 0 for jobs without a current column.
     """
     snapshot = draft.snapshot
     jobs, a = snapshot.jobs, snapshot.allocations
@@ -34,11 +34,11 @@ def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
 
 
 def reserved(draft: Draft, among: Bools) -> list[tuple[int, float]]:
-    """Return (column, until when) that is kept for each job of ``among`` that must run (Eq. 28).
+    """Return the (column, end time) that is kept for each job of ``among`` that must run (Eq. 28).
 
-    Its smallest column on its own type, else its smallest: what a round can always shrink it to. Steady
-    jobs keep it for good, others (in their minimum run) until that is over. Jobs with no work left are
-    about to end and keep nothing.
+    It is the job's smallest column on its own type, or its smallest if there is none: a round can
+    always shrink the job to it. Steady jobs keep it forever. Others, which are in their minimum
+    run, keep it until that is over. Jobs without work left are about to end and keep nothing.
     """
     jobs, found = draft.snapshot.jobs, []
     for job in np.flatnonzero(draft.must_run & among & (work_left(draft.snapshot) > 0)).tolist():
@@ -53,20 +53,22 @@ def reserved(draft: Draft, among: Bools) -> list[tuple[int, float]]:
 
 
 def spare_gpus(draft: Draft, legs: Legs) -> Ints:
-    """Return the GPUs of each type that no leg and no reservation needs at any time, int64[types].
+    """Return the GPUs of each type that no leg and no reservation ever needs, int64[types].
 
-    Jobs that will keep what they are given once may start on these alone, or certificates would be broken
-    by the rounds after this one.
+    Jobs that will keep what they are once given may start only on these GPUs. Otherwise later
+    rounds would break certificates.
     """
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     steady = jobs.guaranteed | draft.policy.run_to_completion
     planned = np.zeros(len(jobs), dtype=np.bool_)
     planned[legs.job] = True
+    # Steady jobs keep at least their smallest column on each type.
     least: dict[tuple[int, int], int] = {}
     for job in np.flatnonzero(planned & steady).tolist():
         for c in range(int(draft.job_start[job]), int(draft.job_start[job + 1])):
             key = job, int(draft.gpu_type[c])
             least[key] = min(least.get(key, 2**62), int(draft.gpus[c]))
+    # Use rises only where a leg starts, so these moments suffice.
     moments = sorted({snapshot.now_s, *legs.start_s.tolist()})
     used = np.zeros((len(snapshot.gpu_types), len(moments)), dtype=np.int64)
     held: dict[tuple[int, int], int] = {}
@@ -76,6 +78,7 @@ def spare_gpus(draft: Draft, legs: Legs) -> Ints:
         held[job, kind] = kept
         on = [legs.start_s[leg] <= at < legs.end_s[leg] for at in moments]
         used[kind, on] += gpus - kept
+    # Steady jobs that run also keep GPUs of their present type.
     for job in np.flatnonzero(planned & steady & draft.must_run).tolist():
         kind = int(jobs.current_type[job])
         held.setdefault((job, kind), least.get((job, kind), 0))

@@ -1,4 +1,4 @@
-"""Jobs with deadlines in slots: what each could run on and when, and schedules told as slots or as legs."""
+"""Jobs with deadlines in slots: their options, and their schedules as slots or as legs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from tessera.formulation.snapshot import Legs
 from tessera.formulation.tables import Bools, Floats, Ints
 
 NEED: Final = 10**8
-"""A job's remaining work in integers; rounding loses less than a millionth of it."""
+"""A job's remaining work in integers. Rounding loses less than a millionth of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lookahead:
-    """Jobs with deadlines, what each could run on, and what is free in each slot.
+    """Jobs with deadlines, their options, and the free resources in each slot.
 
-    A job's options are ``option_start[j] : option_start[j + 1]``. An option that ``stays`` is the Cell that
-    the job runs on, on its own GPUs: it has no restart to pay but what is left of the last one (``lag_s``),
-    and goes on from now without a break or not at all. A steady job (guaranteed, or jobs run to
-    completion) keeps ``floor`` GPUs of each type that it was ever given, up to the horizon; ``held`` is
-    the type of which it has some already, -1: none. Resources are the GPU types, then those rows of the
-    round that count columns alone.
+    A job's options are ``option_start[j] : option_start[j + 1]``. An option that ``stays`` is the
+    Cell that the job runs on, on its own GPUs. It has no restart to pay except the rest of the last
+    one (``lag_s``). It continues from now without a break, or is not used at all.
+
+    A steady job (guaranteed, or jobs run to completion) keeps ``floor`` GPUs of each type that it
+    was ever given, up to the horizon. ``held`` is the type of which it has some already, or -1 if
+    there is none. Resources are the GPU types, then those rows of the round that count only
+    columns.
     """
 
     boundary_s: Floats  # float64[slots + 1]; the first is now
@@ -38,7 +40,7 @@ class Lookahead:
     total_work: Floats  # samples of the whole job
     deadline_s: Floats
     restart_s: Floats  # with the reserve
-    reserve_s: Floats  # of that, kept for being moved
+    reserve_s: Floats  # the part of restart_s that is kept for being moved
     weight: Floats
     promised: Bools
     steady: Bools
@@ -48,13 +50,13 @@ class Lookahead:
     cell: Ints  # int64[options], index into cells
     rate: Floats  # float64[options], samples/s
     stays: Bools
-    now: Bools  # bool[options], False: a rule of this round keeps it from the first slot
+    now: Bools  # bool[options], False: a rule of this round excludes it from the first slot
     lag_s: Floats  # float64[options]
     floor: Ints  # int64[options], GPUs of its type that a steady job keeps
     use: Ints  # int64[options, resources]
-    capacity: Ints  # int64[resources, slots], less what jobs without deadlines were promised
-    binding: bool = True  # schedules are promises, not of this round alone
-    check: Callable[[], None] = go_on  # raises where nobody waits for the answer any more
+    capacity: Ints  # int64[resources, slots], less promises to jobs without deadlines
+    binding: bool = True  # schedules are promises, not only for this round
+    check: Callable[[], None] = go_on  # raises once nobody waits for the answer any more
 
     @property
     def slots(self) -> int:
@@ -74,8 +76,8 @@ class Lookahead:
     def gain(self) -> Floats:
         """Return the samples that each option trains in each slot before the deadline (Eq. 25).
 
-        float64[options, slots]; what is left of an earlier restart is taken off the first slot of those that
-        stay, which may make it negative.
+        The shape is float64[options, slots]. For options that stay, the rest of an earlier restart
+        is subtracted from the first slot, which may make it negative.
         """
         start, end = self.boundary_s[:-1], self.boundary_s[1:]
         last = self.deadline_s[self.owner][:, None]
@@ -85,14 +87,14 @@ class Lookahead:
 
     @cached_property
     def cost(self) -> Floats:
-        """Return the samples that a start of each option costs, float64[options]; 0 for those that stay."""
+        """Return the samples that a start of each option costs, float64[options]; 0 if it stays."""
         return np.where(self.stays, 0.0, self.rate * self.restart_s[self.owner])
 
     def allowed(self) -> Bools:
-        """Return, bool[options, slots], which options may be used when.
+        """Return whether each option may be used in each slot, bool[options, slots].
 
-        Not after the deadline, not where they do not fit alone, and a Cell that a job runs on already is
-        not started anew in the first slot.
+        It may not be used after the deadline, or where it does not fit alone. A Cell that a job
+        already runs on is not started again in the first slot.
         """
         before = self.boundary_s[:-1] < self.deadline_s[self.owner][:, None] - SAME_S
         fits = np.all(self.use[:, :, None] <= self.capacity[None], axis=1)
@@ -106,13 +108,14 @@ class Lookahead:
 
 
 Picks = Ints
-"""int64[jobs, slots]: the option of each job in each slot, -1: it waits."""
+"""int64[jobs, slots]: the option of each job in each slot. -1: the job waits."""
 
 
 def samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
-    """Return what ``job`` trains by its deadline with the options ``pick`` (int64[slots]).
+    """Return the samples that ``job`` trains by its deadline with ``pick`` (int64[slots]).
 
-    ``first`` leaves out the slots before it, but not that a leg which began there goes on.
+    ``pick`` has an option for each slot. Slots before ``first`` are not counted, but a leg that
+    began there continues.
     """
     gain, cost = ahead.gain, ahead.cost
     total = 0.0
@@ -125,7 +128,10 @@ def samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
 
 
 def usage(ahead: Lookahead, picks: Picks) -> Ints:
-    """Return what the schedules use, int64[resources, slots], with what steady jobs keep (Eq. 27)."""
+    """Return the resources used by the schedules, int64[resources, slots].
+
+    This includes what steady jobs keep (Eq. 27).
+    """
     used = np.zeros_like(ahead.capacity)
     for job in range(len(ahead.job)):
         used += usage_of(ahead, job, picks[job])
@@ -133,7 +139,10 @@ def usage(ahead: Lookahead, picks: Picks) -> Ints:
 
 
 def usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
-    """Return what ``job`` uses with the options ``pick`` (int64[slots]), int64[resources, slots]."""
+    """Return the use of resources by ``job`` with ``pick`` (int64[slots]).
+
+    The shape is int64[resources, slots].
+    """
     used = np.zeros_like(ahead.capacity)
     runs = np.flatnonzero(pick >= 0)
     used[:, runs] = ahead.use[pick[runs]].T
@@ -149,7 +158,7 @@ def usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
 
 
 def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
-    """Return the schedules as legs, one for each run of slots on one option."""
+    """Return the schedules as legs, one for each run of slots with the same option."""
     rows = []
     for job in range(len(ahead.job)):
         edges = np.flatnonzero(np.diff(picks[job], prepend=-2, append=-2))
@@ -176,10 +185,10 @@ def joined(one: Legs, other: Legs) -> Legs:
 
 
 def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
-    """Return the legs told in slots of this grid.
+    """Return the legs as slots of this grid.
 
-    What has passed, what begins after the deadline (a slot that was one is two now) and what has no option
-    is left out.
+    Parts that are past are left out, and so are those that begin after the deadline (one slot of an
+    earlier grid may be two now) and those without an option.
     """
     picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
     mine = {int(job): index for index, job in enumerate(ahead.job.tolist())}

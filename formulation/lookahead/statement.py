@@ -1,4 +1,4 @@
-"""The plan of a round: its jobs with deadlines, their options, and what is free in each slot."""
+"""The jobs of a round with deadlines, their options, and the free resources in each slot."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from tessera.formulation.tables import Floats, Ints
 
 
 def look_ahead(base: Draft, draft: Draft) -> Lookahead:
-    """State the plan of the jobs with deadlines.
+    """State the scheduling problem of the jobs with deadlines.
 
-    ``base`` has the columns that are physically there, ``draft`` those that the rules leave this round. What
-    was promised and is bound to its column for now, or has none, may use the former later on. Those that were
-    promised and those that have columns take part, where their deadlines lie ahead; new ones that are bound
-    do not, and under ``keep`` no new one does.
+    ``base`` has the columns that are physically possible, ``draft`` those that the rules leave in
+    this round. A promised job that is bound to its column for now, or has none, may use the columns
+    of ``base`` later.
+
+    Promised jobs and jobs with columns take part if their deadlines are in the future. New jobs
+    that are bound do not. Under ``keep``, no new job does.
     """
     snapshot, policy = base.snapshot, base.policy
     jobs = snapshot.jobs
     steady = jobs.guaranteed | policy.run_to_completion
     bound = draft.must_run & ~steady
+    # Bound or columnless promised jobs may choose among all physical columns later.
     whole = jobs.admitted & (bound | ~draft.has_columns)
     open_ = np.isfinite(jobs.deadline_s) & (jobs.deadline_s > snapshot.now_s)
     if policy.deadline_mode == KEEP:
@@ -37,11 +40,12 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     taking = np.flatnonzero(open_ & has & (work_left(snapshot) > 0))
     until_s = float(jobs.deadline_s[taking].max(initial=snapshot.now_s))
     boundary_s = boundaries(snapshot.now_s, until_s, policy.round_s)
-    # one slot beyond all deadlines: what is free there is free for good
+    # One slot lies beyond all deadlines: what is free there is free forever.
     boundary_s = boundaries(snapshot.now_s, boundary_s[-1] + SAME_S, policy.round_s)
     columns = [(base if whole[j] else draft) for j in taking.tolist()]
     stay_rate, lag_s = staying(base, taking)
     cell, rate, stays, now, lag, floor, owner = [], [], [], [], [], [], []
+    # List the options of each job. The one that stays comes first.
     for index, (job, source) in enumerate(zip(taking.tolist(), columns, strict=True)):
         span = slice(int(source.job_start[job]), int(source.job_start[job + 1]))
         kinds, gpus = source.gpu_type[span], source.gpus[span]
@@ -90,22 +94,23 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
 
 
 def _column_rows(draft: Draft) -> list[RowUse]:
-    """Return the rows that waiting uses nothing of."""
+    """Return the rows that waiting jobs do not use."""
     return [use for use in draft.rows if not len(use.idle_job)]
 
 
 def scattered(nodes: Nodes) -> bool:
-    """Return whether free GPUs of a type may lie on several nodes, so that jobs may have to be moved."""
+    """Return whether free GPUs of a type may be on several nodes, so that jobs may have to move."""
     several = nodes.gpu_type[nodes.gpus > 1]
     return len(np.unique(several)) < len(several)
 
 
 def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
-    """Return the plan in which each job that can has the time of one more restart in reserve.
+    """Return the problem in which jobs have the time of one more restart in reserve.
 
-    So it can be moved once when another needs its block. Each start and what a job stays on are charged a
-    restart more. Who has been moved, and who could not have so much even alone, is planned without; so is
-    who is not promised anything: to keep a reserve, it would be moved.
+    A job can then be moved once when another needs its block. Each start, and each option that
+    stays, is charged one more restart. Some jobs have no reserve: those that have been moved, and
+    those that could not have it even alone. Jobs without a promise have none either, because they
+    would be moved to keep it.
     """
     more = _charged(ahead, ahead.restart_s)
     can = np.zeros(len(ahead.job), dtype=np.bool_)
@@ -130,12 +135,12 @@ def _charged(ahead: Lookahead, reserve_s: Floats) -> Lookahead:
 
 
 def without_reserve(ahead: Lookahead) -> Lookahead:
-    """Return the plan with restarts alone charged."""
+    """Return the problem in which only restarts are charged, without the reserve."""
     return _charged(ahead, -ahead.reserve_s)
 
 
 def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
-    """Return what each option uses of each resource, int64[options, resources]."""
+    """Return the use of each resource by each option, int64[options, resources]."""
     types = len(draft.snapshot.gpu_types)
     rows = _column_rows(draft)
     use = np.zeros((len(cell), types + len(rows)), dtype=np.int64)
@@ -151,7 +156,10 @@ def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
 
 
 def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
-    """Return what is left in each slot beside jobs that must run and are not planned (Eq. 28)."""
+    """Return the free resources in each slot, int64[resources, slots] (Eq. 28).
+
+    Jobs that must run and are not planned keep theirs.
+    """
     snapshot, types = draft.snapshot, len(draft.snapshot.gpu_types)
     rows = _column_rows(draft)
     whole = np.append(
