@@ -1,5 +1,6 @@
-"""Who meets whom on the network, and what was decided about it (Crux); the network is in ``topologies``.
+"""Contention of jobs on the network, and the decisions about it (Crux).
 
-``traffic`` (what a job sends, wherever it is) -> ``flows`` (between which GPUs) -> ``contention`` (all jobs,
-their choices of paths, links) -> ``plan`` (paths and priorities) -> ``check`` -> ``outcome`` (job by job).
+The network itself is in ``topologies``. The steps are ``traffic`` (what a job sends, wherever it
+is) -> ``flows`` (between which GPUs) -> ``contention`` (all jobs, their choices of paths, links) ->
+``plan`` (paths and priority levels) -> ``check`` -> ``outcome`` (job by job).
 """

@@ -10,8 +10,11 @@ from tessera.formulation.network.plan import NetworkPlan
 
 
 def network_violations(contention: Contention, plan: NetworkPlan) -> list[Violation]:
-    """Return every rule that the plan breaks: paths are candidates, levels exist, no link serves the less
-    urgent of two jobs first."""
+    """Return every rule that the network plan breaks.
+
+    Paths must be candidates, and levels must exist. No link may serve the less urgent of two jobs
+    first.
+    """
     count = len(contention.jobs)
     if not (len(plan.priority) == len(plan.level) == count) or sorted(plan.order.tolist()) != list(
         range(count)
@@ -35,7 +38,7 @@ def network_violations(contention: Contention, plan: NetworkPlan) -> list[Violat
 
 
 def _inversions(contention: Contention, plan: NetworkPlan) -> list[Violation]:
-    """Return links where a job is served before a more urgent one; one finding for each pair."""
+    """Return a violation for each pair of jobs where a link serves the less urgent one first."""
     users: dict[int, set[int]] = {}
     for job in range(len(contention.jobs)):
         for link in _links_of(contention, plan, job):
@@ -44,6 +47,7 @@ def _inversions(contention: Contention, plan: NetworkPlan) -> list[Violation]:
     found: dict[tuple[int, int], Violation] = {}
     for link, jobs in users.items():
         on_link = np.array(sorted(jobs, key=lambda j: int(rank[j])), dtype=np.int64)
+        # From the most to the least urgent job on a link, levels must not rise.
         least = np.minimum.accumulate(plan.level[on_link])
         for at in np.flatnonzero(plan.level[on_link][1:] > least[:-1]).tolist():
             low = int(on_link[: at + 1][np.argmin(plan.level[on_link[: at + 1]])])

@@ -1,6 +1,7 @@
-"""All jobs of a network: what each sends, which paths it may choose, and what that loads on links.
+"""All jobs of a network: their traffic, the paths that they may choose, and the load on links.
 
-Indices are flat (CSR): the bundles of job j are ``bundle_start[j] : bundle_start[j + 1]``, and so on.
+Indices are flat (CSR): the bundles of job j are ``bundle_start[j] : bundle_start[j + 1]``, and so
+on.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ def _nobody() -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contention:
-    """The jobs that train, J of them, over E links. A bundle is traffic that takes one path (a queue pair).
+    """The J jobs that train, with their traffic over E links.
 
-    Links that a job loads whatever is chosen are its fixed ones; a bundle's candidates differ in the rest.
+    A bundle is traffic that takes one path (a queue pair). The fixed links of a job are those that
+    it loads whatever is chosen. A bundle's candidates differ in the other links.
     """
 
     jobs: tuple[str, ...]
     work_flop: Floats  # (J,) of one iteration, all GPUs
     compute_s: Floats  # (J,)
-    start_s: Floats  # (J,) when communication may begin, from the iteration's start
+    start_s: Floats  # (J,) earliest communication, from the iteration's start
     gpus: Ints  # (J,)
     fixed_start: Ints  # (J + 1,)
     fixed_link: Ints  # (F,)
     fixed_bytes: Floats  # (F,) of one iteration
-    fixed_delay_s: Floats  # (J,) of one iteration, whatever path is chosen
+    fixed_delay_s: Floats  # (J,) of one iteration, for any choice of paths
     bundle_start: Ints  # (J + 1,)
     bundle_bytes: Floats  # (B,) of one iteration
     bundle_messages: Ints  # (B,) in sequence in one iteration
@@ -44,13 +46,11 @@ class Contention:
     path_link: Ints  # in order
     path_delay_s: Floats  # (P,) of one message
     link_bytes_per_s: Floats  # (E,)
-    bundle_source: Ints = field(
-        default_factory=_nobody
-    )  # (B,) vertices, for those who carry it out;
-    bundle_target: Ints = field(default_factory=_nobody)  # none: nobody asked
+    bundle_source: Ints = field(default_factory=_nobody)  # (B,) vertices, for setting paths;
+    bundle_target: Ints = field(default_factory=_nobody)  # empty if not requested
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning; all that follows counts on it."""
+        """Refuse meaningless values, because later code relies on these checks."""
         jobs = len(self.jobs)
         for name in ("work_flop", "compute_s", "start_s", "fixed_delay_s"):
             values = getattr(self, name)
@@ -80,7 +80,7 @@ class Contention:
         return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.fixed_start))
 
     def with_background(self, share: Floats | float) -> Contention:
-        """Return the same where other traffic (storage) takes ``share`` of each link, in [0, 1)."""
+        """Return the same with other traffic (storage) on ``share`` of each link, in [0, 1)."""
         taken = np.broadcast_to(np.asarray(share, dtype=np.float64), self.link_bytes_per_s.shape)
         if not ((taken >= 0) & (taken < 1)).all():
             raise InvalidInput("share", "must lie in [0, 1)")
@@ -89,9 +89,10 @@ class Contention:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """Jobs and the links that they load once paths are chosen; what engines and baselines work on.
+    """Jobs and the links that they load once paths are chosen. Engines and baselines work on this.
 
-    ``busy_s`` is M / B: seconds that one iteration needs of the link at full bandwidth. Links of a job rise.
+    ``busy_s`` is M / B: the seconds that one iteration needs of the link at full bandwidth. The
+    links of a job rise.
     """
 
     work_flop: Floats  # (J,)
@@ -115,20 +116,23 @@ class Demand:
 
     @property
     def send_s(self) -> Floats:
-        """Return seconds at full speed: those of the slowest link, (J,)."""
+        """Return the seconds of communication at full speed, on the slowest link, (J,)."""
         slowest = np.zeros(self.jobs)
         np.maximum.at(slowest, self.job, self.busy_s)
         return slowest
 
     @property
     def comm_s(self) -> Floats:
-        """Return t_j: seconds of communication when alone, (J,); 0: no traffic (Crux 3.1)."""
+        """Return t_j, the seconds of communication without contention, (J,) (Crux 3.1).
+
+        It is 0 for a job without traffic.
+        """
         found: Floats = self.send_s + self.delay_s
         return found
 
     @property
     def alone_s(self) -> Floats:
-        """Return an iteration's length when alone, (J,)."""
+        """Return the length of an iteration without contention, (J,)."""
         comm_s = self.comm_s
         found: Floats = np.where(
             comm_s > 0, np.maximum(self.compute_s, self.start_s + comm_s), self.compute_s
@@ -137,7 +141,7 @@ class Demand:
 
     @property
     def intensity(self) -> Floats:
-        """Return GPU intensity W / t, flop/s, (J,); inf: no traffic (Crux eq. 2)."""
+        """Return GPU intensity W / t, flop/s, (J,). inf: no traffic (Crux eq. 2)."""
         comm_s = self.comm_s
         found = np.full(self.jobs, np.inf)
         np.divide(self.work_flop, comm_s, out=found, where=comm_s > 0)
@@ -145,19 +149,19 @@ class Demand:
 
     @property
     def offered(self) -> Floats:
-        """Return the load that jobs would offer each link when alone, seconds a second, (links,)."""
+        """Return the load of jobs without contention on each link, seconds per second, (links,)."""
         duty = self.busy_s / self.alone_s[self.job]
         return np.bincount(self.link, weights=duty, minlength=self.links).astype(np.float64)
 
     def contended(self) -> Bools:
-        """Return which jobs share a link with another, (J,)."""
+        """Return whether each job shares a link with another, (J,)."""
         users = np.bincount(self.link, minlength=self.links)
         found = np.zeros(self.jobs, dtype=np.bool_)
         found[self.job[users[self.link] > 1]] = True
         return found
 
     def among(self, jobs: Ints) -> Demand:
-        """Return the demand of these jobs alone, in this order; links keep their numbers."""
+        """Return the demand of these jobs only, in this order. Links keep their numbers."""
         counts = np.diff(self.link_start)[jobs]
         at = ranges(self.link_start[jobs], counts)
         return Demand(
@@ -173,7 +177,7 @@ class Demand:
 
 
 def demand_of(contention: Contention, chosen: Ints) -> Demand:
-    """Return what jobs load on links where bundle b takes its candidate ``chosen[b]``, counted from 0.
+    """Return the demand where bundle b takes its candidate ``chosen[b]``, counted from 0.
 
     Raises:
         InvalidInput: a bundle has no such candidate.
@@ -188,6 +192,7 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
     link = np.concatenate([c.fixed_link, c.path_link[ranges(c.path_start[path], hops)]])
     sent = np.concatenate([c.fixed_bytes, np.repeat(c.bundle_bytes, hops)])
     count = len(c.link_bytes_per_s)
+    # Sum the bytes of each job on each link.
     key, which = np.unique(job * count + link, return_inverse=True)
     total = np.bincount(which, weights=sent, minlength=len(key))
     key, total = key[total > 0], total[total > 0]
@@ -206,7 +211,9 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
 
 
 def joined(parts: Sequence[Contention]) -> Contention:
-    """Return the jobs of all parts, at least one, in their order; parts are of one network.
+    """Return the jobs of all parts, of which there is at least one, in order.
+
+    Parts are of one network.
 
     Raises:
         InvalidInput: parts differ in their links.

@@ -1,4 +1,4 @@
-"""What a snapshot holds of the network: what Cells send, and the priorities that are in force."""
+"""The network facts of a snapshot: the traffic of Cells, and the network plan in force."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traffics(CellTable):
-    """What Cells send in one iteration, in the order of the snapshot's estimates."""
+    """The traffic of Cells in one iteration, in the order of the snapshot's estimates."""
 
     INDEX: ClassVar[str] = "traffic"
     workload: Ints  # index into Snapshot.workloads
@@ -23,26 +23,26 @@ class Traffics(CellTable):
     document: tuple[DescribedTraffic, ...]
 
     def require_readable(self) -> None:
-        """Read every document. Raises InvalidInput: one describes no traffic."""
+        """Read every document. Raises InvalidInput if one does not describe traffic."""
         for one in self.document:
             _ = one.cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Standing(Table):
-    """The network plan in force, by job; a job that is not here has no part in it yet."""
+    """The network plan in force, by job. A job that is absent has no part in it yet."""
 
     INDEX: ClassVar[str] = "standing"
-    job: Ints  # index into Snapshot.jobs; -1: it has ended since
-    generation: Ints  # of the allocation that it was made for
+    job: Ints  # index into Snapshot.jobs; -1: it has ended
+    generation: Ints  # of the allocation that the row was made for
     rank: Ints  # 0 is the most urgent
     level: Ints
-    tag: Ints  # DSCP code point, as long as the allocation lasts; -1: none
+    tag: Ints  # DSCP code point for the allocation's lifetime; -1: it has no tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured(Table):
-    """What agents measured of jobs that run, one row a job and node."""
+    """Measurements by agents of running jobs, one row for each job and node."""
 
     INDEX: ClassVar[str] = "measured"
     job: Ints  # index into Snapshot.jobs
@@ -50,9 +50,7 @@ class Measured(Table):
     node: Ints  # index into Snapshot.nodes
     period_s: Floats  # of an iteration
     sent_bytes: Floats  # from the node to others in an iteration
-    unhindered: (
-        Bools  # no job that it met was served before it or beside it, so the period is its own
-    )
+    unhindered: Bools  # no job was served before or with it on its links, so the period is its own
 
 
 NO_TRAFFIC: Final = Traffics.from_rows([])

@@ -1,4 +1,4 @@
-"""Where jobs meet: their traffic, as their gangs place it, as flows over a topology's links."""
+"""Contention of placed jobs: their traffic as flows over a topology's links."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from tessera.formulation.topologies.topology import Topology
 _APART: Final = "it is taken to meet no other job"
 
 Note = tuple[str, str]
-"""A job and a sentence about what the network does not see of it, or "" and one about all jobs."""
+"""A job and a sentence about what the network does not see of it.
+
+If the job is "", the sentence is about all jobs.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkJob:
-    """A job, its GPUs as (host, indices of GPUs on it), and what it does in one iteration.
+    """A job, its GPUs as (host, indices of GPUs on it), and its traffic in one iteration.
 
     Ranks count the GPUs in this order, from 0.
     """
@@ -48,12 +51,12 @@ def contention(
     qps_per_connection: int = 1,
     routes: Routes | None = None,
 ) -> tuple[Contention, list[Note]]:
-    """Return all jobs with what they load and may choose, and what has to be said about them.
+    """Return all jobs with their loads and choices, and notes on them.
 
-    A job on a host or GPU that the topology lacks, or on GPUs that no path joins, stays in the list without
-    traffic, so that it meets nobody.
-    Bundles are in order of job, source and target; a flow with but one way is none, its links are fixed.
-    The delay that a job pays in any case is the largest of its flows'.
+    A job stays in the list without traffic if it is on a host or GPU that the topology lacks, or on
+    GPUs that no path joins. It then meets no other job. Bundles are in order of job, source and
+    target. A flow with only one way is not a bundle; its links are fixed. The delay that a job
+    always pays is the largest of its flows' delays.
 
     Args:
         most: paths a flow may choose from.
@@ -73,6 +76,7 @@ def contention(
     ways = routes.ways(flows.source, flows.target)
     if gaps := _gaps(flows, ways, routes):
         notes += [(jobs[number].name, note) for number, note in gaps.items()]
+        # A job with a gap loads nothing, so list the flows again without such jobs.
         flows = flows_of([p for p in placed if p.job not in gaps], topology.vertices.host)
         ways = routes.ways(flows.source, flows.target)
     notes += _said(jobs, flows, ways, {name for name, _ in notes})
@@ -96,7 +100,9 @@ def contention(
 
 
 def sent_by_hosts(topology: Topology, jobs: Sequence[NetworkJob]) -> list[dict[str, float]]:
-    """Return, for each job, what each of its hosts sends to others in one iteration, bytes, where it does.
+    """Return, for each job, the bytes that each of its hosts sends to others in one iteration.
+
+    Hosts that send nothing to others are absent.
 
     Raises:
         InvalidInput: an exchange names a rank that its job lacks.
@@ -116,7 +122,7 @@ def sent_by_hosts(topology: Topology, jobs: Sequence[NetworkJob]) -> list[dict[s
 
 
 def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed], list[Note]]:
-    """Return exchanges on vertices, and notes on jobs that cannot be found on the topology."""
+    """Return exchanges on vertices, and notes on jobs that are not in the topology."""
     host_of = {name: i for i, name in enumerate(topology.hosts)}
     counts = [len(topology.gpus_of(i)) for i in range(len(host_of))]
     placed: list[Placed] = []
@@ -140,7 +146,7 @@ def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed
 
 
 def _gaps(flows: Flows, ways: Ways, routes: Routes) -> dict[int, str]:
-    """Return a note on each job of which a flow has no way."""
+    """Return a note on each job with a flow that has no way."""
     lost = np.flatnonzero(ways.total == 0)
     numbers, first = np.unique(flows.job[lost], return_index=True)
     return {
@@ -161,7 +167,7 @@ def _missing(job: NetworkJob, host_of: dict[str, int], counts: list[int]) -> str
 
 
 def _said(jobs: Sequence[NetworkJob], flows: Flows, ways: Ways, told: set[str]) -> list[Note]:
-    """Return notes on jobs that load nothing, or nothing beyond their hosts."""
+    """Return notes on jobs that load no links, or none beyond their hosts."""
     sends = np.bincount(flows.job, minlength=len(jobs))
     crosses = np.bincount(flows.job, ways.crosses, minlength=len(jobs))
     notes = []
@@ -227,7 +233,7 @@ def _assembled(
 
 
 def _spread(flows: Flows, ways: Ways, chooses: Bools, links: int) -> tuple[Ints, Ints, Floats]:
-    """Return (job, link, bytes) of flows that take all of their paths alike."""
+    """Return (job, link, bytes) of flows that are spread evenly over all of their paths."""
     many = np.diff(ways.choice_start)
     lengths = np.diff(ways.path_start)
     of_link = np.repeat(np.repeat(np.arange(len(many)), many), lengths)
@@ -253,7 +259,7 @@ def _longest(ways: Ways, path_delay_s: Floats) -> Floats:
 def _summed(
     carried: list[tuple[Ints, Ints, Floats]], jobs: int, links: int
 ) -> tuple[Ints, Ints, Floats]:
-    """Return where each job's links begin, the links, rising, and the bytes on each."""
+    """Return the start of each job's links, the links (rising), and the bytes on each."""
     key = np.concatenate([job * links + link for job, link, _ in carried])
     key, which = np.unique(key, return_inverse=True)
     sent = sums(which, np.concatenate([b for *_, b in carried]), len(key))

@@ -1,11 +1,13 @@
-"""Jobs corrected by what agents measured of their traffic, within bounds, and what is said of each.
+"""Correction of jobs by measurements of their traffic, within bounds, with notes on each job.
 
-Bytes: those that a job's hosts send to others in an iteration, measured over estimated, are one factor on
-all of its exchanges between hosts: who sends to whom is the plan's. What stays on a host is as estimated.
+Bytes: the factor of a job is the bytes that its hosts send to others in an iteration, measured over
+estimated. It applies to all of the job's exchanges between hosts, because the execution plan
+determines the senders and receivers. Traffic within a host stays as estimated.
 
-Times: an iteration that nobody hindered lasts max(c, s + t) with c the compute, s the start of the
-communication and t its length. t follows from bytes and links, so both c and s are scaled by one number, at
-which the iteration has the measured length: how far they overlap is the plan's, too.
+Times: an iteration without contention lasts max(c, s + t), where c is the compute, s the start of
+the communication and t its length. t follows from bytes and links. Both c and s are scaled by one
+number, with which the iteration has the measured length. Their overlap therefore stays that of the
+execution plan.
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.formulation.topologies.topology import Topology
 
 BELIEVED: Final = 4.0
-"""A factor above this, or below its inverse, is taken for a mistake: another program's traffic, a period that
-is not the iteration's, or the estimate of another Cell."""
+"""Largest credible factor. A factor above it, or below its inverse, is taken for a mistake.
+
+The cause may be another program's traffic, a period that is not the iteration's, or the estimate of
+another Cell.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was measured of one job. ``sent_bytes`` in an iteration, by host; at least one.
+    """The measurements of one job.
 
-    ``period_s``: of an iteration that no other job hindered; None: not known.
+    ``sent_bytes`` is by host, for one iteration, and has at least one host. ``period_s`` is the
+    length of an iteration that no other job hindered. If it is None, it is not known.
     """
 
     sent_bytes: Mapping[str, float]
@@ -42,11 +48,11 @@ class Seen:
 def with_bytes(
     topology: Topology, jobs: Sequence[NetworkJob], seen: Mapping[str, Seen]
 ) -> tuple[list[NetworkJob], list[Note], set[str]]:
-    """Return all jobs, those in ``seen`` with the bytes that were measured, a note on each of these, and the
-    names of those whose measurement is used.
+    """Return all jobs with measured bytes, notes, and the names of jobs whose measurement is used.
 
-    A job whose factor is not believed stays as it is. So does one of which nothing was estimated to be sent
-    from the hosts that were measured.
+    The bytes replace those of jobs in ``seen``, and there is a note on each of these. A job whose
+    factor is not credible stays unchanged. So does a job for which the estimate has no traffic from
+    the measured hosts.
 
     Raises:
         InvalidInput: an exchange names a rank that its job lacks.
@@ -75,7 +81,7 @@ def with_bytes(
 
 
 def believed(factor: float) -> bool:
-    """Return whether a measurement may differ from its estimate by so much."""
+    """Return whether a measurement may differ from its estimate by this factor."""
     return 1 / BELIEVED <= factor <= BELIEVED
 
 
@@ -86,12 +92,13 @@ def with_times(
 
     Args:
         comm_s: t of each job, (J,).
-        period_s: measured, (J,); NaN: not known. Jobs whose period leaves no time for their traffic, or would
-            scale their times beyond belief, stay as they are.
+        period_s: measured, (J,); NaN: not known. Jobs whose period leaves no time for their traffic,
+            or would scale their times beyond a credible factor, stay unchanged.
     """
     c = contention
     known = np.flatnonzero(np.isfinite(period_s))
     compute_s, start_s = c.compute_s.copy(), c.start_s.copy()
+    # max(x c, x s + t) = p holds for the smaller of x = p / c and x = (p - t) / s.
     by_start = np.full(len(known), np.inf)
     with np.errstate(over="ignore"):
         by_compute = period_s[known] / compute_s[known]
@@ -123,7 +130,7 @@ def _on(nodes: Sequence[float] | Mapping[str, float]) -> str:
 
 
 def _scaled(job: NetworkJob, factor: float) -> NetworkJob:
-    """Return the job with ``factor`` times the bytes in exchanges that join hosts."""
+    """Return the job with ``factor`` times the bytes in exchanges between hosts."""
     host = np.repeat(np.arange(len(job.gang)), [len(gpus) for _, gpus in job.gang])
     exchanges = tuple(
         replace(e, sent_bytes=e.sent_bytes * factor) if _joins_hosts(e, host) else e

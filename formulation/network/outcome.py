@@ -1,4 +1,4 @@
-"""What a round, or a re-plan between rounds, says about the network: by job, with what it rests on."""
+"""The network results of a round, or of a new network plan between rounds, for each job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera.formulation.check import Violation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way that a job's traffic between two GPUs takes: vertices of the fabric in order."""
+    """The path of a job's traffic between two GPUs: vertices of the fabric in order."""
 
     source: str
     target: str
@@ -21,17 +21,19 @@ class Route:
 class NetworkDecision:
     """One running job's part in a network plan.
 
-    ``rank`` 0 is the most urgent; of ``level`` the higher is served first. ``tag`` is the DSCP code point
-    that its packets carry as long as its allocation lasts; what the fabric does with a tag can change, a live
-    connection's tag cannot. ``meets`` are jobs with which it shares a link, ``note`` says why it has no part
-    in the network, or what was measured of its traffic.
+    ``rank`` 0 is the most urgent. The higher ``level`` is served first. ``tag`` is the DSCP code
+    point that the job's packets carry for the life of its allocation. The fabric can treat a tag
+    differently later, but a live connection cannot change its tag.
+
+    ``meets`` are jobs with which it shares a link. ``note`` says why it has no part in the network,
+    or what was measured of its traffic.
     """
 
     job: str
     generation: int  # of the allocation that this is for
     rank: int
     level: int
-    tag: int  # -1: none was left, or it needs none
+    tag: int  # -1: no tag was left, or it needs none
     priority: float  # P = k I, flop/s; inf: no traffic
     intensity: float  # I = W / t, flop/s
     meets: tuple[str, ...] = ()
@@ -40,19 +42,19 @@ class NetworkDecision:
 
     @property
     def contended(self) -> bool:
-        """Return whether it shares a link with another job."""
+        """Return whether the job shares a link with another job."""
         return bool(self.meets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOutcome:
-    """A network plan by names. With ``violations`` it must not be carried out."""
+    """A network plan by names. It must not be carried out if it has ``violations``."""
 
     levels: int
     decisions: tuple[NetworkDecision, ...]  # of all jobs that run
     violations: tuple[Violation, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """Of the network as a whole, e.g. that its switches choose paths by themselves."""
+    """Remarks on the whole network, e.g. that its switches choose paths themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +64,9 @@ class NetworkPlanRecord:
     number: int
     planned_s: float  # since 1970
     cause: str  # round, start, end, topology, measured
-    round: int  # the last round before it, or that made it
+    round: int  # the last round before it, or the round that made it
     levels: int
-    changed: int  # jobs whose level, rank or routes are others than before
-    seconds: float  # planning took
-    decisions: tuple[NetworkDecision, ...] = ()  # those in force; empty where only plans are listed
+    changed: int  # jobs whose level, rank or routes differ from before
+    seconds: float  # duration of planning
+    decisions: tuple[NetworkDecision, ...] = ()  # those in force; empty if only plans are listed
     notes: tuple[str, ...] = ()

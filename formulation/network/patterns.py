@@ -12,12 +12,15 @@ from tessera.formulation.network.traffic import Exchange, Pattern
 from tessera.formulation.tables import Floats, Ints, ranges, sums
 
 LEAST_BYTES: Final = 1e-6
-"""A flow of less carries nothing: intensity, work by seconds of traffic, must stay a number."""
+"""Least bytes of a flow. Less counts as nothing, so that intensity stays a finite number.
+
+Intensity is work divided by seconds of traffic.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flows:
-    """What is sent from GPU to GPU in one iteration, N flows."""
+    """The traffic from GPU to GPU in one iteration, N flows."""
 
     job: Ints  # (N,)
     source: Ints  # (N,) vertex
@@ -41,7 +44,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Groups:
-    """Groups of all rings, one after another: members (M,) and groups (G,)."""
+    """The groups of all rings, concatenated: members (M,) and groups (G,)."""
 
     vertex: Ints  # (M,)
     group: Ints  # (M,)
@@ -50,7 +53,7 @@ class _Groups:
     messages: Ints  # (G,)
 
     def flows(self, group: Ints, source: Ints, target: Ints, share: Floats) -> Flows:
-        """Return flows that carry ``share`` of what a member sends."""
+        """Return flows that carry ``share`` of the bytes that a member sends."""
         return Flows(
             job=self.job[group],
             source=source,
@@ -62,7 +65,7 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Blocks:
-    """Members of a ring's group on one host, as a run of ``vertex``; a group's follow each other."""
+    """The members of a ring's group on each host, as runs of ``vertex``. A group's are adjacent."""
 
     vertex: Ints  # (M,) in order of GPU index within a block
     group: Ints  # (B,)
@@ -71,7 +74,7 @@ class _Blocks:
 
 
 def flows_of(placed: Sequence[Placed], host: Ints) -> Flows:
-    """Return the flows of exchanges; those with the same ends of one job are one, and follow each other.
+    """Return the flows of exchanges, sorted. Flows of one job with the same ends are merged.
 
     Args:
         host: of each vertex.
@@ -86,7 +89,7 @@ def flows_of(placed: Sequence[Placed], host: Ints) -> Flows:
 
 
 def _pairs(placed: Placed) -> Flows:
-    """Return a chain, each to the next and back, or all to all others."""
+    """Return the flows of a chain (each to the next and back), or of all members to all others."""
     size = placed.vertex.shape[1]
     place = np.arange(size)
     if placed.exchange.pattern is Pattern.CHAIN:
@@ -117,13 +120,15 @@ def _groups(rings: Sequence[Placed]) -> _Groups:
 
 
 def _blocks(groups: _Groups, host: Ints) -> _Blocks:
-    """Return the members host by host, hosts of a group in the order in which it meets them."""
+    """Return the members by host. Hosts of a group are in the order in which it first has them."""
     at = host[groups.vertex]
     order = np.lexsort((groups.vertex, at, groups.group))
     group, at = groups.group[order], at[order]
+    # A block is a run of members with the same group and host.
     new = (np.diff(group, prepend=-1) != 0) | (np.diff(at, prepend=-1) != 0)
     start = np.flatnonzero(new)
     size = np.diff(np.append(start, len(order)))
+    # Order the blocks of a group by their first member in the ring.
     met = np.minimum.reduceat(order, start) if len(start) else start
     by_turn = np.lexsort((met, group[start]))
     return _Blocks(
@@ -139,8 +144,11 @@ def _hosts_of(blocks: _Blocks, groups: _Groups) -> Ints:
 
 
 def _within(groups: _Groups, blocks: _Blocks) -> Flows:
-    """Return what passes inside hosts: each channel visits all m members there and leaves by its own, so that
-    a member hands (m - 1) / m to the next; all of it where the ring stays on one host (41)."""
+    """Return the flows inside hosts (41).
+
+    Each channel visits all m members on a host and leaves by its own, so a member hands (m - 1) / m
+    to the next. If the ring stays on one host, it hands on all of it.
+    """
     several = np.flatnonzero(blocks.size > 1)
     size, start = blocks.size[several], blocks.start[several]
     place = ranges(np.zeros_like(size), size)
@@ -153,24 +161,28 @@ def _within(groups: _Groups, blocks: _Blocks) -> Flows:
 
 
 def _across(groups: _Groups, blocks: _Blocks) -> Flows:
-    """Return what passes from host to host: of m members each sends 1 / m, of n each receives 1 / n.
+    """Return the flows from host to host: of m members each sends 1 / m, of n each receives 1 / n.
 
-    Both sides divide the line from 0 to 1 in equal parts; where two parts overlap there is a flow (40).
+    Both sides divide the line from 0 to 1 into equal parts. There is a flow where two parts overlap
+    (40).
     """
     hosts = _hosts_of(blocks, groups)
     first = np.cumsum(hosts) - hosts
     block = np.flatnonzero(hosts[blocks.group] > 1)
     group = blocks.group[block]
+    # Each block sends to the next block of its group, as in a ring.
     then = first[group] + (block - first[group] + 1) % hosts[group]
     m, n = blocks.size[block], blocks.size[then]
     none = np.zeros_like(m)
+    # Cut the line of m * n units at the boundaries of the senders (n) and the receivers (m).
     pair = np.concatenate([np.repeat(np.arange(len(m)), m), np.repeat(np.arange(len(m)), n)])
     cut = np.concatenate([ranges(none, m) * np.repeat(n, m), ranges(none, n) * np.repeat(m, n)])
-    whole = m * n  # so many units is the line
+    whole = m * n  # length of the line in units
     longest = int(whole.max(initial=0)) + 1
     key = np.sort(pair * longest + cut)  # np.unique would hash first, at twice the time
     key = key[np.diff(key, prepend=-1) != 0]
     pair, cut = key // longest, key % longest
+    # Each piece between two cuts is a flow.
     last = np.append(np.diff(pair) != 0, [True] * min(len(pair), 1))
     end = np.where(last, whole[pair], np.append(cut[1:], 0)[: len(cut)])
     source = blocks.vertex[blocks.start[block][pair] + cut // n[pair]]
@@ -179,7 +191,10 @@ def _across(groups: _Groups, blocks: _Blocks) -> Flows:
 
 
 def _merged(parts: Sequence[Flows], vertices: int) -> Flows:
-    """Return flows in order of job, source and target, none twice, none that carries nothing or to itself."""
+    """Return flows in order of job, source and target, without duplicates.
+
+    Flows that carry nothing, or go from a vertex to itself, are left out.
+    """
     none = np.empty(0, dtype=np.int64)
     job, source, target, messages = (
         np.concatenate([none, *(getattr(p, name) for p in parts)])

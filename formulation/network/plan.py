@@ -1,4 +1,4 @@
-"""What is decided about the network: a path for each bundle, a level for each job."""
+"""The decisions about the network: a path for each bundle, a priority level for each job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tessera.formulation.tables import Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkPlan:
-    """Levels are 0 to ``levels`` - 1; the higher is served first (as in Crux, figure 13)."""
+    """Paths and priority levels of jobs.
+
+    Levels are 0 to ``levels`` - 1. The higher is served first (as in Crux, figure 13).
+    """
 
     chosen: Ints  # (B,) candidate of each bundle, from 0
     priority: Floats  # (J,) P = k I, before swaps and compression; inf: no traffic
@@ -19,7 +22,7 @@ class NetworkPlan:
     level: Ints  # (J,)
     levels: int
     offset_s: Floats | None = None
-    """(J,) how long each job's first iteration is held back (CASSINI)."""
+    """(J,) time by which each job's first iteration is delayed (CASSINI)."""
 
     @property
     def rank(self) -> Ints:

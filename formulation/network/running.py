@@ -1,4 +1,4 @@
-"""Who runs where, and what is known of their traffic: from a snapshot, for a network plan."""
+"""The running jobs of a snapshot and the facts known of their traffic, for a network plan."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class Running:
     generation: int
     gang: Gang
     cell: CellKey
-    since_s: float  # when it was given these GPUs
+    since_s: float  # start of its allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What agents measured of the allocations that jobs run on, and of which they still should.
+    """The measurements by agents of the allocations of running jobs, and the jobs to measure next.
 
-    ``unmeasured`` has (seconds left, job), the longest waiting first, of jobs on several nodes that have no
-    measurement yet, and time left for it. Agents measure a job only where no other one on its nodes sends,
-    which nobody here knows: so it is what should be, not what is.
+    ``unmeasured`` has (seconds left, job) of jobs on several nodes that have no measurement yet but
+    time left for it. The job that has waited longest is first. Agents measure a job only while no
+    other job on its nodes sends. That is not known here, so the list says what should be measured,
+    not what is.
     """
 
     seen: Mapping[int, Seen]  # by job
@@ -77,7 +78,7 @@ def running_now(snapshot: Snapshot) -> list[Running]:
 
 
 def observed(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> Observed:
-    """Return what agents measured of these jobs' traffic, and of which they still should."""
+    """Return the measurements of these jobs' traffic, and the jobs that should be measured."""
     m = snapshot.measured
     now = {(r.job, r.generation) for r in running}
     rows: defaultdict[int, list[int]] = defaultdict(list)
@@ -105,9 +106,10 @@ def _seen(snapshot: Snapshot, rows: list[int]) -> Seen:
 
 
 def traffics(snapshot: Snapshot, running: Sequence[Running]) -> dict[int, Traffic]:
-    """Return what the Cell of each running job sends, where that is known, by job.
+    """Return the traffic of each running job's Cell, by job, if it is known.
 
-    Of several shapes of a Cell the job's own, else the first: plans differ little between them.
+    If a Cell has several shapes, the job's own is used, else the first, as execution plans differ
+    little between them.
     """
     t, workload = snapshot.traffic, snapshot.jobs.workload
     needed = np.flatnonzero(

@@ -1,7 +1,8 @@
 """A DSCP tag for each job, and the map from tags to priorities.
 
-A live queue pair cannot change its traffic class (Linux ``qp_state_table``: no IB_QP_AV from RTS to RTS for
-RC), so a job keeps the tag that it was launched with, and a new priority is a new entry of the map.
+A live queue pair cannot change its traffic class (Linux ``qp_state_table``: no IB_QP_AV from RTS to
+RTS for RC). A job therefore keeps the tag that it was launched with. A new priority is a new entry
+of the map.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ CODE_POINTS = 64
 PRIORITIES = 8
 
 SHOWN = 10
-"""Jobs that a remark names, at most."""
+"""Largest number of jobs that a remark names."""
 
 RESERVED: Mapping[int, str] = {
     0: "unmarked traffic",
@@ -27,22 +28,25 @@ RESERVED: Mapping[int, str] = {
     48: "routing protocols (CS6, RFC 4594), and congestion notifications of RoCE by default",
     56: "network control (CS7)",
 }
-"""Code points that no job gets, and why."""
+"""Code points that no job gets, each with the reason."""
 
 CONTROL_TAG = 40
-"""NCCL's control messages, of all jobs: CS5, which RFC 4594 calls signalling."""
+"""The tag of NCCL's control messages, of all jobs: CS5, which RFC 4594 calls signalling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """What NICs and switches offer. ``priorities``: those that jobs may use, the one served last first."""
+    """The capabilities of NICs and switches.
+
+    ``priorities`` are those that jobs may use. The one served last is first.
+    """
 
     priorities: tuple[int, ...] = tuple(range(PRIORITIES))
     reserved: Mapping[int, str] = field(default_factory=lambda: dict(RESERVED))
     control_tag: int = CONTROL_TAG
 
     def __post_init__(self) -> None:
-        """Refuse what no fabric has."""
+        """Refuse values that no fabric has."""
         one_each = len(set(self.priorities)) == len(self.priorities)
         if not (self.priorities and one_each and all(0 <= p < PRIORITIES for p in self.priorities)):
             raise InvalidInput(
@@ -53,11 +57,11 @@ class Fabric:
 
     @property
     def control_priority(self) -> int:
-        """Return the priority of control messages: that which is served first."""
+        """Return the priority of control messages, which is the one served first."""
         return self.priorities[-1]
 
     def priority(self, level: int, levels: int) -> int:
-        """Return the priority of ``level``; where priorities are more than levels, the last ones stay free.
+        """Return the priority of ``level``. Surplus priorities, which are the last, stay free.
 
         Raises:
             InvalidInput: there is no such level, or the fabric has fewer priorities than levels.
@@ -73,16 +77,16 @@ class Fabric:
 
     @property
     def free_tags(self) -> tuple[int, ...]:
-        """Return the tags that jobs may get, rising."""
+        """Return the tags that jobs may get, in rising order."""
         taken = {*self.reserved, self.control_tag}
         return tuple(tag for tag in range(CODE_POINTS) if tag not in taken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a node is to carry out: a tag for each job, a priority for each tag.
+    """The settings that a node is to carry out: a tag for each job, a priority for each tag.
 
-    ``remarks`` says in sentences what could not be had, such as jobs that share a tag.
+    ``remarks`` states in sentences what was not possible, e.g. that jobs share a tag.
     """
 
     tags: Mapping[str, int]
@@ -101,11 +105,13 @@ def assigned(
 ) -> Settings:
     """Return a tag for each job in ``levels_of`` (0 to ``levels`` - 1, the higher is served first).
 
-    A job in ``tags`` keeps its tag, whatever its level has become. Others get a free one, the most urgent
-    first, tags that were just given up last. The last ``spare`` tags are not for the lowest level, whose jobs
-    share instead. When none is left, a job shares the tag whose level is nearest to its own. A shared tag is
-    carried at the highest level of its jobs, so that none is served later than it should; ``remarks`` says
-    which. Any change of levels alone leaves the tags as they are.
+    A job in ``tags`` keeps its tag, even if its level has changed. Other jobs get a free tag, the
+    most urgent job first. Tags that were just released are given last. The last ``spare`` tags are
+    not for the lowest level, whose jobs share instead.
+
+    If no tag is left, a job shares the tag whose level is nearest to its own. A shared tag is
+    carried at the highest level of its jobs, so that none is served later than it should be.
+    ``remarks`` says which are shared. If only levels change, the tags stay.
 
     Raises:
         InvalidInput: a level, or a tag of a running job, does not exist.
@@ -114,6 +120,7 @@ def assigned(
     before = tags or {}
     for level in {0, *levels_of.values()}:
         fabric.priority(level, levels)
+    # Running jobs keep their tags.
     kept = {job: check_tag(before[job], job) for job in levels_of if job in before}
     at: defaultdict[int, set[str]] = defaultdict(set)
     for job, tag in kept.items():
@@ -121,6 +128,7 @@ def assigned(
     released = set(before.values()) - set(at)
     free = [tag for tag in fabric.free_tags if tag not in at]
     free.sort(key=lambda tag: (tag in released, tag), reverse=True)
+    # New jobs get tags, the most urgent job first.
     newcomers = sorted(levels_of.keys() - kept.keys(), key=lambda job: (-levels_of[job], job))
     given = dict(kept)
     carried = {tag: max(levels_of[job] for job in jobs) for tag, jobs in at.items()}
@@ -145,14 +153,14 @@ def assigned(
 
 
 def check_tag(tag: int, whose: str) -> int:
-    """Return ``tag``. Raises InvalidInput: it is not a DSCP code point."""
+    """Return ``tag``. Raises InvalidInput if it is not a DSCP code point."""
     if not 0 <= tag < CODE_POINTS:
         raise InvalidInput(whose, f"a DSCP tag must be 0 to {CODE_POINTS - 1}, not {tag}")
     return tag
 
 
 def _nearest(at: Mapping[int, set[str]], carried: Mapping[int, int], level: int) -> int:
-    """Return the tag in use whose level is nearest, of these one with the fewest jobs."""
+    """Return the tag in use with the nearest level. Of several, it is one with the fewest jobs."""
 
     def distance(tag: int) -> tuple[int, int, int]:
         return abs(carried[tag] - level), len(at[tag]), tag

@@ -1,4 +1,4 @@
-"""What is said of a network plan: whom a job meets, and which ways its traffic takes."""
+"""The readable part of a network plan: the jobs that each job meets, and its routes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from tessera.formulation.tables import Ints
 from tessera.formulation.topologies.topology import Topology
 
 MEETS: Final = 10
-"""Jobs that are named as met by a job, those nearest in rank; it may meet more."""
+"""Largest number of jobs named as met by a job, those nearest in rank. It may meet more."""
 
 
 def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
     """Return, by job, the ``MEETS`` jobs nearest in rank with which it shares a link, by rank.
 
-    Those that are served before it or beside it come first, so that where any is, one is named.
+    Jobs that are served before it or on the same level are preferred, so that one is named if there
+    is any.
     """
     rank = plan.rank
+    # Sort the users of each link by rank, so that near ranks are near in the arrays.
     order = np.lexsort((rank[demand.job], demand.link))
     link, job = demand.link[order], demand.job[order]
     found: defaultdict[int, set[int]] = defaultdict(set)
@@ -36,7 +38,10 @@ def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
 
 
 def _nearest(others: Iterable[int], rank: Ints, level: Ints, job: int) -> list[int]:
-    """Return the ``MEETS`` of them nearest to the job in rank, those on lower levels last; by rank."""
+    """Return the ``MEETS`` of ``others`` nearest to the job in rank, by rank.
+
+    Those on lower levels are used last.
+    """
 
     def apart(other: int) -> tuple[bool, int, int]:
         return bool(level[other] < level[job]), abs(int(rank[other] - rank[job])), other
@@ -45,9 +50,10 @@ def _nearest(others: Iterable[int], rank: Ints, level: Ints, job: int) -> list[i
 
 
 def routes_of(topology: Topology, c: Contention, plan: NetworkPlan, job: int) -> Iterable[Route]:
-    """Yield the ways of a job's traffic that was given a choice.
+    """Yield the routes of a job's traffic that has a choice of paths.
 
-    Links that all candidates of a bundle have are not among a candidate's, so a way may have gaps.
+    Links that all candidates of a bundle share are not among a candidate's, so a route may have
+    gaps.
     """
     name, links = topology.vertices.name, topology.links
     for bundle in range(*c.bundle_start[job : job + 2].tolist()):

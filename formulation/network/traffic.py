@@ -1,4 +1,4 @@
-"""What a job does in one iteration, as the network sees it, wherever its GPUs are."""
+"""The work and traffic of a job in one iteration, independent of the location of its GPUs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ MOST_FLOP: Final = 1e30
 SHORTEST_S: Final = 1e-9
 LONGEST_S: Final = 1e9
 MOST_BYTES: Final = 1e21
-"""What one iteration can do, last and send; what is beyond is a mistake, and would spoil sums with others."""
+"""The largest bytes that an iteration can send. The limits above are on its work and its length.
+
+A value beyond them is a mistake, and would spoil sums with others.
+"""
 
 
 class Pattern(StrEnum):
-    """Who sends to whom in a group."""
+    """The senders and receivers in a group."""
 
     RING = "ring"  # each member to the next, the last to the first: rings of collectives
     CHAIN = "chain"  # each member to the next and back: stages of a pipeline
@@ -33,12 +36,12 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One kind of traffic inside equally large groups of a job's GPUs.
+    """One kind of traffic inside groups of a job's GPUs that are equally large.
 
-    ``members``: int64[groups, size], ranks (positions in the gang's GPUs, in its order of nodes and indices),
-    in the order of the pattern. ``sent_bytes``: what a member sends to each one that it sends to, in one
-    iteration; an all-reduce of V bytes in a ring of n is 2 V (n - 1) / n. ``messages``: how many in sequence,
-    each paying the delay.
+    ``members`` is int64[groups, size]: ranks (positions in the gang's GPUs, in its order of nodes
+    and indices), in the order of the pattern. ``sent_bytes`` is what a member sends to each of its
+    receivers in one iteration. For an all-reduce of V bytes in a ring of n it is 2 V (n - 1) / n.
+    ``messages`` is their number in sequence; each pays the delay.
     """
 
     pattern: Pattern
@@ -47,7 +50,7 @@ class Exchange:
     messages: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse meaningless numbers."""
         if self.members.ndim != 2:
             raise InvalidInput(
                 "members", f"has {self.members.ndim} axes; it must be [groups, size]"
@@ -62,8 +65,8 @@ class Exchange:
 class Traffic:
     """One iteration of a job. ``work_flop`` is summed over its GPUs (Crux 3.1: W).
 
-    Compute takes ``compute_s``; communication may begin ``start_s`` after the iteration has (no overlap:
-    start_s = compute_s); the iteration ends when both have.
+    Compute takes ``compute_s``. Communication may begin ``start_s`` after the start of the
+    iteration. Without overlap, start_s = compute_s. The iteration ends when both have ended.
     """
 
     work_flop: float
@@ -72,7 +75,7 @@ class Traffic:
     exchanges: tuple[Exchange, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse meaningless numbers."""
         _check_times(self.work_flop, self.compute_s, self.start_s)
 
 
@@ -91,12 +94,14 @@ def _check_times(work_flop: float, compute_s: float, start_s: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTraffic:
-    """What the GPUs of one stage of a plan send in one iteration: ``dp`` replicas of ``tp`` parts, experts
-    divided over ``ep`` neighbours.
+    """The traffic of one stage of an execution plan in one iteration.
 
-    Bytes that a GPU sends to each partner, with the messages in sequence: to the next in the ring of its
-    tensor group, in that of its replicas and in that of the GPUs that hold the same experts; to each other
-    GPU of its expert group; and to its partner in the next stage, which sends as much back.
+    The stage has ``dp`` replicas of ``tp`` parts, with experts divided over ``ep`` neighbors. Each
+    pair is the bytes that a GPU sends to each partner, and the messages in sequence. ``tensor`` is
+    sent to the next GPU in the ring of the tensor group, ``data`` in that of the replicas, and
+    ``expert_data`` in that of the GPUs that hold the same experts. ``expert`` is sent to each other
+    GPU of the expert group. ``handed`` is sent to the partner in the next stage, which sends as
+    much back.
     """
 
     dp: int
@@ -116,10 +121,10 @@ class StageTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTraffic:
-    """One iteration of a Cell under its plan; :meth:`traffic` says who sends to whom.
+    """One iteration of a Cell under its execution plan. :meth:`traffic` gives its exchanges.
 
-    Ranks: stages in order, in a stage replicas in order, a replica's tensor parts next to each other, so that
-    what is sent most often has the shortest way.
+    Ranks are ordered by stage, then by replica. A replica's tensor parts are adjacent, so that the
+    most frequent traffic has the shortest way.
     """
 
     work_flop: float
@@ -128,7 +133,7 @@ class CellTraffic:
     stages: tuple[StageTraffic, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a plan without stages, or groups that do not divide a stage."""
+        """Refuse an execution plan without stages, or groups that do not divide a stage."""
         if not self.stages:
             raise InvalidInput("stages", "are empty; a plan has at least one")
         _check_times(self.work_flop, self.compute_s, self.start_s)
@@ -142,7 +147,7 @@ class CellTraffic:
         return sum(stage.gpus for stage in self.stages)
 
     def to_json(self) -> str:
-        """Return it as a line that ``cell_traffic`` reads; amounts that are none are left out."""
+        """Return the traffic as a line that ``cell_traffic`` reads, without default amounts."""
         stages = [
             {
                 f.name: getattr(stage, f.name)
@@ -155,7 +160,7 @@ class CellTraffic:
         return json.dumps(plain | {"stages": stages}, separators=(",", ":"), allow_nan=False)
 
     def traffic(self) -> Traffic:
-        """Return the exchanges of the job's ranks; those without partners or bytes are left out."""
+        """Return the exchanges of the job's ranks. Those without partners or bytes are left out."""
         firsts = [sum(stage.gpus for stage in self.stages[:k]) for k in range(len(self.stages))]
         exchanges: list[Exchange] = []
         for stage, first in zip(self.stages, firsts, strict=True):
@@ -175,7 +180,7 @@ class CellTraffic:
 
 
 def cell_traffic(text: str) -> CellTraffic:
-    """Return what ``CellTraffic.to_json`` wrote.
+    """Return the traffic that ``CellTraffic.to_json`` wrote.
 
     Raises:
         InvalidInput: it is something else.
@@ -190,29 +195,33 @@ def cell_traffic(text: str) -> CellTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedTraffic:
-    """What a Cell sends, by the JSON that describes it, which is kept as it came to be stored and compared.
+    """The traffic of a Cell as JSON, which is kept unchanged to be stored and compared.
 
-    A snapshot holds thousands, of which a network plan wants those of the jobs that run. To read one takes a
-    tenth of a millisecond, so each is read when it is first asked for: what comes from a store was checked
-    on its way in, and who takes a snapshot from elsewhere calls ``Traffics.require_readable``.
+    A snapshot holds thousands of documents, but a network plan needs only those of running jobs.
+    Reading one takes a tenth of a millisecond, so each is read when it is first needed. A document
+    from a store was checked when it was stored. Callers with a snapshot from elsewhere should call
+    ``Traffics.require_readable``.
     """
 
     document: str
 
     @cached_property
     def cell(self) -> CellTraffic:
-        """The traffic of the Cell. Raises InvalidInput: the document describes none."""
+        """The traffic of the Cell. Raises InvalidInput if the document does not describe any."""
         return cell_traffic(self.document)
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The exchanges of its ranks. Raises InvalidInput as ``cell`` does."""
+        """The exchanges of the Cell's ranks. Raises InvalidInput as ``cell`` does."""
         return self.cell.traffic()
 
 
 @lru_cache(maxsize=10_000)
 def intern_traffic(text: str) -> DescribedTraffic:
-    """Return what a document describes; the very same value for one of late, so that each is read once."""
+    """Return the traffic that a document describes.
+
+    For a recent document it is the same object, so that each is read once.
+    """
     return DescribedTraffic(document=text)
 
 
@@ -224,7 +233,7 @@ def _stage(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inside(stage: StageTraffic, first: int) -> Iterator[Exchange]:
-    """Yield what is sent within a stage whose first rank is ``first``."""
+    """Yield the exchanges within a stage whose first rank is ``first``."""
     rank = first + np.arange(stage.gpus, dtype=np.int64)
     rings = (
         (rank.reshape(stage.dp, stage.tp), stage.tensor),
