@@ -1,5 +1,6 @@
-"""What a network looks like: vertices and links, files that describe them, and the ways that there are.
+"""The network: vertices and links, the files that describe them, and the routes through it.
 
-``described`` (texts, remembered) -> ``document`` (files) -> ``builders`` (fabrics by a few numbers) ->
-``topology`` (vertices and links) -> ``routes`` (equal-cost paths, by ``insides`` of hosts and ``fabric``).
+``described`` (texts, cached) -> ``document`` (files) -> ``builders`` (fabrics by a few numbers) ->
+``topology`` (vertices and links) -> ``routes`` (equal-cost paths, by ``insides`` of hosts and
+``fabric``).
 """

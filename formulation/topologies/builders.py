@@ -1,7 +1,8 @@
-"""Fabrics by a few numbers. Every cable is a link in both directions; names are those that commands show.
+"""Fabrics that are described by a few numbers.
 
-Crux prints how many switches its simulated networks have (section 6), neither link speeds nor wiring; what is
-chosen here is said at each function.
+Every cable is a link in both directions. Names are those that commands show. Crux gives the number
+of switches of its simulated networks (section 6), but neither link speeds nor wiring. Each function
+states our choice.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ def clos(
     adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
 ) -> Topology:
-    """Return a two-layer Clos: hosts on ToRs in equal blocks, in order; each ToR to each aggregation switch.
+    """Return a two-layer Clos network.
+
+    Hosts are on ToRs in equal blocks, in order. Each ToR is joined to each aggregation switch.
 
     Args:
-        tor_bytes_per_s: of one cable between a ToR and an aggregation switch; there are ``cables`` to each.
+        tor_bytes_per_s: of one cable between a ToR and an aggregation switch.
+        cables: from each ToR to each aggregation switch.
     """
     _at_least_one(tors=tors, aggregations=aggregations, cables=cables)
     draft = Draft(cancelled)
@@ -61,12 +65,13 @@ def double_sided(
     adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
 ) -> Topology:
-    """Return three layers where each host is on both ToRs of a pair, each NIC by a port of half its speed.
+    """Return three layers in which each host is on both ToRs of a pair.
 
-    Four NICs so make the paper's eight links. Our wiring: ``pods`` (by default one for each pair of ToRs)
-    share ToRs and aggregation switches equally; inside a pod each ToR is joined to each aggregation switch;
-    the cores are shared equally among the aggregation switches of a pod (planes), so that the i-th of every
-    pod meets the same cores. Speeds are of one cable.
+    Each NIC has a port of half its speed on each of them, so four NICs make the paper's eight
+    links. The wiring is ours. ``pods`` (by default one for each pair of ToRs) share ToRs and
+    aggregation switches equally. Inside a pod, each ToR is joined to each aggregation switch. The
+    cores are shared equally among the aggregation switches of a pod (planes), so the i-th of every
+    pod is joined to the same cores. Speeds are of one cable.
     """
     _at_least_one(tors=tors, aggregations=aggregations, cores=cores)
     pods = tors // 2 if pods is None else pods
@@ -114,9 +119,11 @@ def torus(
     adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
 ) -> Topology:
-    """Return a torus of 2 or 3 dimensions: each host's NICs on its own router, routers joined to neighbours.
+    """Return a torus of 2 or 3 dimensions.
 
-    Hosts fill the last dimension first. A dimension of 2 has one cable between two routers, one of 1 none.
+    Each host's NICs are on its own router, and routers are joined to their neighbors. Hosts fill
+    the last dimension first. A dimension of 2 has one cable between two routers. A dimension of 1
+    has no cable.
     """
     if not 2 <= len(sizes) <= 3 or min(sizes) < 1:
         raise InvalidInput("sizes", "must be 2 or 3 whole numbers of at least 1")
@@ -154,10 +161,10 @@ def lingjun(
     adaptive: bool = False,
     cancelled: Callable[[], bool] = never,
 ) -> Topology:
-    """Return the network of hosts in groups of switches (Lingjun 2023), a group drawn as one switch.
+    """Return the network of hosts in groups of switches (Lingjun 2023), each group as one switch.
 
-    The data set says which host is in which groups and no more: how many cables there are and how fast is
-    assumed by who calls. A label of an asw is unique within its psw only.
+    The data set only says which host is in which groups. The caller assumes the number and the
+    speed of cables. A label of an asw is unique only within its psw.
 
     Args:
         rows: (host, dsw, psw, asw).
@@ -192,9 +199,10 @@ def lingjun(
 
 
 def testbed() -> Topology:
-    """Return Crux's testbed: 12 hosts of 8 A100, 6 ToRs, 8 aggregation switches, 100 Gb/s from each to each.
+    """Return Crux's testbed: 12 hosts of 8 A100, 6 ToRs and 8 aggregation switches.
 
-    That two hosts are on each ToR is our reading of the 12 hosts, 6 ToRs and one ToR a host.
+    Each ToR has 100 Gb/s to each aggregation switch. Two hosts on each ToR is our reading of 12
+    hosts, 6 ToRs and one ToR per host.
     """
     hosts = [f"host-{i}" for i in range(12)]
     return clos(hosts, A100_HOST, tors=6, aggregations=8, tor_bytes_per_s=100 * GBIT_BYTES)

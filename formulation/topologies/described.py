@@ -1,4 +1,4 @@
-"""A topology with the document that describes it: read where it comes in, once, and remembered."""
+"""A topology with the document that describes it. A document is read once and cached."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from tessera.formulation.topologies.document import read
 from tessera.formulation.topologies.topology import Topology
 
 KEPT: Final = 8
-"""Topologies that are remembered: the networks of a server's clusters, and those of rounds that are replayed.
-One of 20,000 hosts takes seconds to read, and every snapshot of its cluster holds it."""
+"""Topologies that are cached: those of a server's clusters, and of replayed rounds.
+
+A topology of 20,000 hosts takes seconds to read, and every snapshot of its cluster holds it.
+"""
 
 _LATEST: Final[OrderedDict[str, DescribedTopology]] = OrderedDict()
-"""By document, the latest last. A version would not do for a key: a network that is described again after it
-was deleted begins at 1."""
+"""Cached topologies by document, the latest last.
+
+A version would not do as the key: a network that is described again after its deletion begins at 1.
+"""
 _LOCK: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedTopology:
-    """A topology, and the JSON that describes it: what is stored, sent and compared.
+    """A topology, and the JSON that describes it, which is stored, sent and compared.
 
-    The document is kept as it came, for it cannot be told from a topology: what a few numbers describe is
-    thousands of links here.
+    The document is kept unchanged, because it cannot be derived from the topology: a few numbers in
+    it become thousands of links.
     """
 
     document: str
@@ -37,7 +41,7 @@ class DescribedTopology:
 
 
 def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> DescribedTopology:
-    """Return the topology that a document in JSON describes; the very same one for a document of late.
+    """Return the topology that a JSON document describes. A recent document gives the same object.
 
     Raises:
         InvalidInput: it describes none; names the field by its path.
@@ -52,7 +56,7 @@ def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> Describ
     except (RecursionError, TypeError, ValueError) as error:
         raise InvalidInput("topology", f"is not JSON: {error}") from error
     found = DescribedTopology(document=text, topology=read(plain, cancelled))
-    with _LOCK:  # not while it is read: others want theirs meanwhile
+    with _LOCK:  # not held while reading, because other threads need theirs meanwhile
         found = _LATEST.setdefault(text, found)
         while len(_LATEST) > KEPT:
             _LATEST.popitem(last=False)

@@ -1,6 +1,7 @@
-"""A topology as a plain dictionary, as files and the database hold it: a kind and its numbers, or all links.
+"""Topologies as plain dictionaries, as in files and the database.
 
-``README.md`` of the command line has examples. Speeds are bytes/s or a text with a unit; delays are seconds.
+A dictionary has a kind and its numbers, or all links. The command line's ``README.md`` has
+examples. Speeds are bytes/s or a text with a unit. Delays are seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_IN_HOST: Final = 64
 MAX_CABLES: Final = 1_024
 
 TIERS: Final = {"tor": Tier.TOR, "aggregation": Tier.AGGREGATION, "core": Tier.CORE}
-"""Of a switch, as documents write it."""
+"""Tiers of switches, as documents write them."""
 
 _ANY: Final = ("kind", "adaptive")
 _NAMES: Final = ("hosts", "nodes", "host")
@@ -64,7 +65,7 @@ def read(document: object, cancelled: Callable[[], bool] = never) -> Topology:
 
 
 def write(topology: Topology) -> dict[str, Any]:
-    """Return the topology column by column; ``read`` makes the very same of it, with the same numbers."""
+    """Return the topology column by column. ``read`` restores it with the same numbering."""
     v, e = topology.vertices, topology.links
     return {
         "kind": "columns",
@@ -76,7 +77,7 @@ def write(topology: Topology) -> dict[str, Any]:
 
 
 def assumptions(document: object) -> list[str]:
-    """Return what a document of this kind takes for granted, as sentences for people."""
+    """Return the assumptions of a document's kind, as sentences for people."""
     kind = document.get("kind") if isinstance(document, dict) else None
     return list(_ASSUMED.get(str(kind), ()))
 
@@ -204,14 +205,14 @@ def _rows(f: Fields) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _hosts(f: Fields) -> list[str]:
-    """Return names: a count (host-0 and on), or a list; ``nodes`` says the same as ``hosts``."""
+    """Return the names of hosts: a count (host-0 and on), or a list. ``nodes`` means ``hosts``."""
     if ("hosts" in f) == ("nodes" in f):
         raise InvalidInput("hosts, nodes", "one of them must be given, and only one")
     key = "hosts" if "hosts" in f else "nodes"
     if isinstance(f.raw(key), int):
         return [f"host-{i}" for i in range(f.whole(key, 1, MAX_HOSTS))]
     every = (name for at, item in f.items(key) for name in _named(at, item))
-    names = list(islice(every, MAX_HOSTS + 1))  # entries may have so many each
+    names = list(islice(every, MAX_HOSTS + 1))  # an entry alone may have MAX_HOSTS names
     if not 1 <= len(names) <= MAX_HOSTS:
         have = "no hosts" if not names else f"more than {MAX_HOSTS:,} hosts"
         raise InvalidInput(f.at(key), f"has {have}; there must be 1 to {MAX_HOSTS:,}")
@@ -219,7 +220,7 @@ def _hosts(f: Fields) -> list[str]:
 
 
 def _named(where: str, item: object) -> list[str]:
-    """Return the names of one entry: a text, or a name with ``{}`` for the number and a count."""
+    """Return the names of one entry: a text, or a count and a name with ``{}`` for the number."""
     if not isinstance(item, dict):
         return [text(where, item)]
     entry = Fields(where, item, ("name", "count"))
@@ -232,7 +233,7 @@ def _named(where: str, item: object) -> list[str]:
 
 
 def _shape(f: Fields) -> HostShape:
-    """Return the kind of host: by name, by numbers, or ``like`` a named one but for some numbers."""
+    """Return the shape of hosts: by name, by numbers, or ``like`` a named one with some changes."""
     value = f.raw("host")
     if isinstance(value, str):
         return SHAPES[f.one_of("host", SHAPES)]
@@ -253,7 +254,7 @@ def _shape(f: Fields) -> HostShape:
         if "like" in s:
             return replace(SHAPES[s.one_of("like", SHAPES)], **changed)
         for name in ("gpus", "nics", "pcie_switches", *_SPEEDS[:2]):
-            s.raw(name)  # is needed
+            s.raw(name)  # it is required
         return HostShape(**changed)
     except InvalidInput as wrong:
         if wrong.field.startswith(s.where):
@@ -262,7 +263,7 @@ def _shape(f: Fields) -> HostShape:
 
 
 def _explicit(document: object, cancelled: Callable[[], bool]) -> Topology:
-    """Return what is listed link by link; hosts have the insides of a shape."""
+    """Return the network that is listed link by link. Hosts have the insides of a shape."""
     f = Fields("", document, (*_ANY, *_NAMES, "switches", "links"))
     draft = Draft(cancelled)
     shape = _shape(f)
@@ -277,7 +278,7 @@ def _explicit(document: object, cancelled: Callable[[], bool]) -> Topology:
 
 
 def _link(draft: Draft, link: Fields, ends: dict[str, list[int]]) -> None:
-    """Add a cable; a host stands for each of its NICs."""
+    """Add a cable. A host means each of its NICs."""
     sides = []
     for key in ("from", "to"):
         name = link.text(key)
@@ -355,7 +356,7 @@ KINDS: Final[dict[str, Callable[[object, Callable[[], bool]], Topology]]] = {
     "explicit": _explicit,
     "columns": _columns,
 }
-"""What a document's ``kind`` may be."""
+"""Readers by the ``kind`` of a document."""
 
 _ASSUMED: Final = {
     "double-sided": (

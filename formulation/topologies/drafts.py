@@ -14,16 +14,20 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 MAX_LINKS: Final = 4_000_000
-"""Directed; about what 100,000 hosts have. Beyond, a count is a slip of the pen."""
+"""Largest number of directed links, about that of 100,000 hosts. More is taken for a mistake."""
 
 MAX_NAME: Final = 128
-"""Characters of a host's or switch's name. Nodes have shorter names, and each part of a host repeats it."""
+"""Largest number of characters of a host's or switch's name.
+
+Nodes have shorter names, and each part of a host repeats its name.
+"""
 
 
 class Draft:
-    """Vertices and links so far; changed in place, then made into a topology.
+    """The vertices and links added until now. They are changed in place, then made into a topology.
 
-    ``cancelled`` is asked before each link; then ``DeadlineTooShort`` is raised.
+    ``cancelled`` is called before each link is added. If it returns true, ``DeadlineTooShort`` is
+    raised.
     """
 
     def __init__(self, cancelled: Callable[[], bool] = never) -> None:
@@ -46,7 +50,7 @@ class Draft:
 
     def vertex(self, name: str, tier: Tier, host: int = NOWHERE) -> int:
         """Add a vertex and return its number."""
-        if host == NOWHERE and len(name) > 2 * MAX_NAME + 1:  # of two parts at most
+        if host == NOWHERE and len(name) > 2 * MAX_NAME + 1:  # a name has at most two parts
             raise InvalidInput(
                 "switches", f"the name {name[:20]}... has more than {2 * MAX_NAME + 1} characters"
             )
@@ -61,7 +65,7 @@ class Draft:
         return self._names
 
     def host_of(self, vertex: int) -> int:
-        """Return the number of a vertex's host; ``NOWHERE``: it is in none."""
+        """Return the number of a vertex's host, or ``NOWHERE`` if it is in no host."""
         return self._host[vertex]
 
     def switches(self, name: str, count: int, tier: Tier) -> list[int]:
@@ -69,7 +73,7 @@ class Draft:
         return [self.vertex(f"{name}-{i}", tier) for i in range(count)]
 
     def link(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> None:
-        """Add a link of one direction. Raises InvalidInput: there are too many."""
+        """Add a link of one direction. Raises InvalidInput if there are too many."""
         self._expect(1)
         self._ends.extend((source, target))
         self._costs.extend((bytes_per_s, delay_s))
@@ -96,7 +100,7 @@ class Draft:
             raise InvalidInput("topology", f"has more than {MAX_LINKS:,} links; lower the counts")
 
     def topology(self, *, adaptive: bool = False) -> Topology:
-        """Return what was drafted. Raises InvalidInput: it is no network."""
+        """Return the drafted topology. Raises InvalidInput if it is not a valid network."""
         ends = np.array(self._ends).reshape(-1, 2)
         costs = np.array(self._costs).reshape(-1, 2)
         return Topology(

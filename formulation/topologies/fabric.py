@@ -1,7 +1,8 @@
 """Equal-cost paths between ports of hosts, through switches (ECMP).
 
-Paths depend only on the switches that two ports are attached to, so they are listed once for each pair of
-attachments: the switches of a port's links out, and those of another port's links in.
+Paths depend only on the switches that two ports are attached to. They are therefore listed once for
+each pair of attachments: the switches of a port's outgoing links, and those of another port's
+incoming links.
 """
 
 from __future__ import annotations
@@ -18,30 +19,31 @@ from tessera.formulation.topologies.topology import NOWHERE, Topology
 GOLDEN: Final = (5**0.5 - 1) / 2
 
 KEPT: Final = 2**26
-"""Numbers of earlier searches that are kept, 512 MiB; on a torus they grow by the square of switches."""
+"""Numbers of earlier searches that are kept, 512 MiB. On a torus, they grow by switches squared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listed:
     """Shortest paths of P pairs of attachments, M in all.
 
-    A link below the topology's number of links is itself; the others stand for the n-th link of a port
-    (``Fabric.real``). Links that all paths of a pair have are its common ones; paths hold the rest.
+    A link below the topology's number of links is that link. Other numbers are placeholders for the
+    n-th link of a port (``Fabric.real``). Links that all paths of a pair share are its common ones;
+    paths hold the rest.
     """
 
-    ways: Floats  # (P,) that there are; 0: none
+    ways: Floats  # (P,) number of paths; 0: there is no path
     common_start: Ints  # (P + 1,)
     common: Ints
-    first: Ints  # (P + 1,) the paths of a pair; none where there is but one way
+    first: Ints  # (P + 1,) the paths of a pair; a pair with only one has none here
     path_start: Ints  # (M + 1,)
     path_link: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Hops:
-    """Where traffic to one attachment may go next: N entries in order of vertex, then of link."""
+    """The next hops of traffic to one attachment: N entries in order of vertex, then of link."""
 
-    distance: Ints  # (switches,) links to the port; -1: there is no way
+    distance: Ints  # (switches,) links to the port; -1: no path
     ways: Floats  # (switches,)
     vertex: Ints  # (N,)
     link: Ints  # (N,)
@@ -49,12 +51,12 @@ class _Hops:
 
     @property
     def numbers(self) -> int:
-        """Return how many numbers these are."""
+        """Return how many numbers this holds."""
         return 2 * len(self.distance) + 3 * len(self.vertex)
 
 
 class _Ends:
-    """Links between ports and switches, port by port, and which ports are attached alike."""
+    """Links between ports and switches by port, and the groups of ports with equal attachments."""
 
     def __init__(self, ports: Ints, port: Ints, switch: Ints, link: Ints, first: int) -> None:
         order = np.lexsort((link, port))
@@ -73,11 +75,11 @@ class _Ends:
         self.kind_start = starts(sizes)
         self.switch = np.concatenate(kinds) if kinds else np.empty(0, dtype=np.int64)
         self.place = ranges(np.zeros_like(sizes), sizes)  # n-th of its port
-        self.first = first  # number of the first stand-in
+        self.first = first  # number of the first placeholder
 
 
 class Fabric:
-    """The switches of a network and how ``ports`` (vertices, rising) hang on them."""
+    """The switches of a network, and the attachment of ``ports`` (vertices, rising) to them."""
 
     def __init__(self, topology: Topology, ports: Ints) -> None:
         v, e = topology.vertices, topology.links
@@ -102,19 +104,19 @@ class Fabric:
         self._kept = 0  # numbers in them
 
     def attachments(self, source: Ints, target: Ints) -> Ints:
-        """Return a number for the pair of attachments of each two ports; as ``listed`` takes them."""
+        """Return a number for the attachments of each pair of ports, for use with ``listed``."""
         up = self._up.kind[np.searchsorted(self._ports, source)]
         down = self._down.kind[np.searchsorted(self._ports, target)]
         found: Ints = down * (len(self._up.kind_start) - 1) + up
         return found
 
     def at_ports(self, link: Ints) -> tuple[Bools, Bools]:
-        """Return which links stand for one of the source's port, and which for one of the target's."""
+        """Return whether each link is a placeholder of the source's port, and of the target's."""
         down = link >= self._down.first
         return (link >= self._up.first) & ~down, down
 
     def real(self, link: Ints, source: Ints, target: Ints) -> Ints:
-        """Return links of the topology for links of ``Listed`` between two ports each."""
+        """Return links of the topology for links of ``Listed``, each between two ports."""
         found = link.copy()
         up, down = self.at_ports(link)
         for ends, port, mask in ((self._up, source, up), (self._down, target, down)):
@@ -125,7 +127,8 @@ class Fabric:
     def listed(self, pairs: Ints, most: int) -> Listed:
         """Return the shortest paths of each pair of attachments, in order of their links.
 
-        Where there are more than ``most``, that order is cut in so many equal runs, and one is taken of each.
+        If there are more than ``most``, the order is cut into ``most`` equal runs, and one path is
+        taken from each.
 
         Args:
             pairs: numbers of ``attachments``, rising, each once.
@@ -141,12 +144,14 @@ class Fabric:
         return _joined(parts)
 
     def _toward(self, down: int, up: Ints, most: int) -> Listed:
-        """Return the shortest paths from attachments ``up`` to one."""
+        """Return the shortest paths from attachments ``up`` to one attachment."""
         hops = self._hops_to(down)
+        # List the links from the ports of the attachments to switches.
         count = np.diff(self._up.kind_start)[up]
         at = ranges(self._up.kind_start[up], count)
         owner = np.repeat(np.arange(len(up)), count)
         switch = self._up.switch[at]
+        # Only the switches nearest to the target are on shortest paths.
         distance = np.where(
             hops.distance[switch] < 0, np.iinfo(np.int64).max, hops.distance[switch]
         )
@@ -160,6 +165,7 @@ class Fabric:
             then=np.concatenate([hops.then, switch[use]]),
             ways=np.concatenate([hops.ways, [1.0], ways]),
         )
+        # Take up to ``most`` paths of each attachment, at places spread over all of its ways.
         taken = np.minimum(ways, most).astype(np.int64)
         owner = np.repeat(np.arange(len(up)), taken)
         share = _spread(ranges(np.zeros_like(taken), taken), taken[owner], ways[owner])
@@ -168,7 +174,7 @@ class Fabric:
         return _split(links, owner, taken, ways)
 
     def _hops_to(self, down: int) -> _Hops:
-        """Return what ``_search`` finds, kept for later as far as there is room."""
+        """Return the result of ``_search``. It is kept for later if there is room."""
         if (known := self._hops.get(down)) is not None:
             return known
         found = self._search(down)
@@ -186,6 +192,7 @@ class Fabric:
         vertex, link = [ends], [self._down.first + slots]
         then = [np.full(len(ends), self._switches)]
         frontier, depth = np.unique(ends), 1
+        # Each pass reaches the switches that are one hop further away.
         while len(frontier):
             distance[frontier] = depth
             begin = self._into_start[frontier]
@@ -206,7 +213,10 @@ class Fabric:
 
 
 class _Chooser:
-    """Finds paths by their places in order: a place in [0, 1) picks a link at each vertex, by ways beyond."""
+    """A selector of paths by their place in order.
+
+    A place in [0, 1) picks a link at each vertex, by the number of ways beyond the link.
+    """
 
     def __init__(self, *, vertex: Ints, link: Ints, then: Ints, ways: Floats) -> None:
         order = np.lexsort((link, vertex))
@@ -216,11 +226,13 @@ class _Chooser:
         new = np.diff(at, prepend=-1) != 0
         begin = np.flatnonzero(new)
         group = np.cumsum(new) - 1
+        # Sum the shares within the links of each vertex, so that each vertex ends at 1.
         total = np.cumsum(self._share)
         before = total - self._share
         self._before = np.maximum(before - before[begin][group], 0.0)
         upto = total - before[begin][group]
         upto[np.append(begin[1:], len(at)) - 1] = 1.0
+        # One rising key for all vertices: the vertex's group plus its summed share.
         self._key = group + upto
         self._group = np.full(len(ways), -1, dtype=np.int64)
         self._group[at[begin]] = np.arange(len(begin))
@@ -231,6 +243,7 @@ class _Chooser:
         active = np.arange(len(vertex))
         vertex, share = vertex.copy(), share.copy()
         while len(active):
+            # A place falls into the share of one link. Rescale it for the choices beyond that link.
             at = np.searchsorted(
                 self._key, self._group[vertex[active]] + share[active], side="right"
             )
@@ -245,9 +258,10 @@ class _Chooser:
 
 
 def _spread(index: Ints, taken: Ints, ways: Floats) -> Floats:
-    """Return the place of each path taken among all ways, as a share: one of each of ``taken`` equal runs.
+    """Return the place of each taken path among all ways, as a share: one in each of equal runs.
 
-    Where in its run turns by the golden ratio: at equal distances all would end by the same link.
+    There are ``taken`` runs. The position within a run varies by the golden ratio, because with
+    equal distances all paths would end with the same link.
     """
     low, high = np.floor(index * ways / taken), np.floor((index + 1) * ways / taken)
     found: Floats = (low + np.floor(index * GOLDEN % 1.0 * (high - low)) + 0.5) / ways
@@ -255,15 +269,17 @@ def _spread(index: Ints, taken: Ints, ways: Floats) -> Floats:
 
 
 def _split(links: Ints, owner: Ints, taken: Ints, ways: Floats) -> Listed:
-    """Tell links that all paths of an owner have from the others.
+    """Separate the links that all paths of an owner share from the others.
 
-    Paths of an owner are equally long, and a link is as far from the end in each, so it is a column's.
+    Paths of an owner are equally long, and a link is equally far from the end in each. It is
+    therefore always in the same column.
     """
     width = links.shape[1]
     common = np.zeros((len(taken), width), dtype=np.bool_)
     lowest = np.full((len(taken), width), -1, dtype=np.int64)
     some = np.flatnonzero(taken)
     if len(some) and width:
+        # A link is common to all paths if the lowest and the highest link of a column are equal.
         begin = (np.cumsum(taken) - taken)[some]
         lowest[some] = np.minimum.reduceat(links, begin, axis=0)
         common[some] = (lowest[some] == np.maximum.reduceat(links, begin, axis=0)) & (

@@ -1,4 +1,4 @@
-"""Reading plain dictionaries, with errors that say where and what is allowed."""
+"""Readers of plain dictionaries. Errors name the path and say what is allowed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NEAR: Final = 0.6
 
 
 class Fields:
-    """A mapping whose every key and value is checked; ``where`` is its path, "" for the document itself."""
+    """A mapping with checked keys and values. ``where`` is its path, "" for the whole document."""
 
     def __init__(self, where: str, value: object, allowed: Collection[str]) -> None:
         if not isinstance(value, dict):
@@ -48,13 +48,13 @@ class Fields:
         return f"{self.where}.{key}" if self.where else key
 
     def raw(self, key: str) -> object:
-        """Return the value as it stands. Raises InvalidInput: there is none."""
+        """Return the value unchanged. Raises InvalidInput if there is none."""
         if key not in self:
             raise InvalidInput(self.where, f"needs {key!r}")
         return self._values[key]
 
     def text(self, key: str) -> str:
-        """Return a text; a whole number is taken as its digits."""
+        """Return a text. A whole number is converted to its digits."""
         return text(self.at(key), self.raw(key))
 
     def one_of(self, key: str, allowed: Collection[str]) -> str:
@@ -87,7 +87,7 @@ class Fields:
         )
 
     def delay(self, key: str) -> float:
-        """Return seconds; 0 where there are none."""
+        """Return seconds. The default is 0."""
         if key not in self:
             return 0.0
         return _amount(
@@ -100,7 +100,7 @@ class Fields:
         )
 
     def flag(self, key: str) -> bool:
-        """Return true or false; false where there is none."""
+        """Return true or false. The default is false."""
         value = self._values.get(key)
         if value is None or isinstance(value, bool):
             return bool(value)
@@ -111,19 +111,19 @@ class Fields:
         yield from items(self.at(key), self.raw(key))
 
     def wholes(self, key: str, low: int, high: int) -> tuple[int, ...]:
-        """Return a list of whole numbers; none where there is none."""
+        """Return a list of whole numbers. The default is an empty list."""
         return tuple(whole(at, v, low, high) for at, v in (self.items(key) if key in self else ()))
 
 
 def items(where: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield (path, value) of each item of a list. Raises InvalidInput: it is none."""
+    """Yield (path, value) of each item of a list. Raises InvalidInput if it is not a list."""
     if not isinstance(value, list | tuple):
         raise InvalidInput(where, f"must be a list, not {shown(value)}")
     yield from ((f"{where}[{i}]", item) for i, item in enumerate(value))
 
 
 def text(where: str, value: object) -> str:
-    """Return a text that is not empty; a whole number is taken as its digits."""
+    """Return a text that is not empty. A whole number is converted to its digits."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise InvalidInput(where, f"must be a text, not {shown(value)}")
     return str(value)
@@ -139,7 +139,7 @@ def whole(where: str, value: object, low: int, high: int) -> int:
 
 
 def real(value: float) -> float:
-    """Return the number as a float; infinite where a whole number has too many digits for one."""
+    """Return the number as a float. It is infinite if a whole number is too large for one."""
     try:
         return float(value)
     except OverflowError:
@@ -147,13 +147,13 @@ def real(value: float) -> float:
 
 
 def near(value: object, allowed: Collection[str]) -> str:
-    """Return a hint at the word that was meant, if one is alike."""
+    """Return a hint at a similar allowed word, or "" if there is none."""
     found = difflib.get_close_matches(str(value), allowed, n=1, cutoff=_NEAR)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def shown(value: object) -> str:
-    """Return a value for a message."""
+    """Return the value in a form for messages."""
     match value:
         case dict():
             return "a mapping"
@@ -167,7 +167,7 @@ def shown(value: object) -> str:
 def _amount(
     where: str, value: object, low: float, high: float, wanted: str, units: dict[str, float]
 ) -> float:
-    """Return a number; also one that YAML takes for a text (25e9), with a unit or without."""
+    """Return a number, with or without a unit. It may be one that YAML reads as text (25e9)."""
     match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     found = float("nan")
     if match is not None and match[2] in units:

@@ -1,6 +1,6 @@
-"""Paths inside hosts: between two GPUs, and between a GPU and the port by which it leaves.
+"""Paths inside hosts: between two GPUs, and between a GPU and the port by which its traffic leaves.
 
-Hosts that look alike are searched once; nothing is to be chosen here (Crux 4.1).
+Hosts that look alike are searched once. There is no choice of paths here (Crux 4.1).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
 
 RELAYS = (Tier.NVSWITCH, Tier.PCIE)
-"""What passes traffic on inside a host; a GPU or a NIC does not."""
+"""Tiers that pass traffic on inside a host. A GPU or a NIC does not."""
 
 NONE = -1
-"""No port, no link: fills rows up."""
+"""No port or no link. It pads rows."""
 
 
 class Insides:
-    """The insides of all hosts. Rows of links are filled up with ``NONE`` at the end.
+    """The insides of all hosts. Rows of links are padded with ``NONE`` at the end.
 
-    A port is a vertex in a host with links from and to a switch: most often a NIC. A GPU leaves by the
-    nearest one, in hops; GPUs that are equally near to several take turns.
+    A port is a vertex in a host with links from and to a switch, usually a NIC. Traffic of a GPU
+    leaves by the nearest port, in hops. GPUs that are equally near to several ports take turns.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -62,7 +62,7 @@ class Insides:
         self._vertices, self._starts = vertices, starts
 
     def port(self, gpus: Ints) -> Ints:
-        """Return the port of each GPU vertex; ``NONE``: it cannot leave its host."""
+        """Return the port of each GPU vertex. It is ``NONE`` if traffic cannot leave the host."""
         found = np.full(len(gpus), NONE, dtype=np.int64)
         host = self._host[gpus]
         for kind, at in self._split(gpus):
@@ -84,7 +84,10 @@ class Insides:
         )
 
     def between(self, source: Ints, target: Ints) -> Ints:
-        """Return the links from GPU to GPU of one host each, int64[pairs, most]; none: no path inside."""
+        """Return the links from GPU to GPU of one host each, int64[pairs, most].
+
+        A row without links means that there is no path inside the host.
+        """
         found = [
             kind.within[self._local[source[at]], self._local[target[at]]]
             for kind, at in self._split(source)
@@ -119,14 +122,14 @@ class _Kind:
 
 
 def _by_host(host: Ints, hosts: int) -> tuple[Ints, Ints]:
-    """Return the indices that have a host, host by host, and where each host's begin, (hosts + 1,)."""
+    """Return the indices that have a host, sorted by host, and the start of each, (hosts + 1,)."""
     order = np.argsort(host, kind="stable")
     starts = np.searchsorted(host[order], np.arange(hosts + 1))
     return order[starts[0] : starts[-1]], starts - starts[0]
 
 
 def _searched(tier: Ints, is_port: Bools, source: Ints, target: Ints) -> _Kind:
-    """Search a host: NVLink first, then all of it."""
+    """Search the paths of a host: NVLink first, then everything."""
     count = len(tier)
     tiers = tier.tolist()
     out: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -144,17 +147,20 @@ def _searched(tier: Ints, is_port: Bools, source: Ints, target: Ints) -> _Kind:
     turns: dict[tuple[int, ...], int] = {}
     for gpu in gpus:
         paths = _paths(out, gpu, relays)
+        # NVLink is preferred, so look for paths through NVSwitches only.
         direct = _paths(out, gpu, switches)
         within |= {
             (gpu, other): (direct.get(other) or paths.get(other, []))
             for other in gpus
             if other != gpu
         }
+        # Traffic must be able to leave by a port and to come back.
         usable = [port for port in ports if port in paths and gpu in entries[port]]
         near = min((len(paths[port]) for port in usable), default=0)
         nearest = tuple(port for port in usable if len(paths[port]) == near)
         if not nearest:
             continue
+        # GPUs that are equally near to several ports take turns.
         turn = turns.get(nearest, 0)
         turns[nearest] = turn + 1
         port_of[gpu] = port = nearest[turn % len(nearest)]
@@ -169,7 +175,10 @@ def _searched(tier: Ints, is_port: Bools, source: Ints, target: Ints) -> _Kind:
 
 
 def _paths(out: list[list[tuple[int, int]]], start: int, relays: set[int]) -> dict[int, list[int]]:
-    """Return the links of a shortest path from ``start`` to each vertex reached; the first links win."""
+    """Return the links of a shortest path from ``start`` to each reachable vertex.
+
+    Of equal paths, the one found with the first links is used.
+    """
     found: dict[int, list[int]] = {start: []}
     queue = deque([start])
     while queue:

@@ -1,4 +1,7 @@
-"""The Lingjun 2023 file: a row for each host with its groups of switches (``host_id,dsw,psw,asw``)."""
+"""The Lingjun 2023 file: a row for each host with its groups of switches.
+
+The columns are ``host_id,dsw,psw,asw``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ HEADER: Final = ["host_id", "dsw", "psw", "asw"]
 
 
 def rows_of(content: str, source: str) -> list[tuple[str, str, str, str]]:
-    """Return (host, dsw, psw, asw) of each row, as ``builders.lingjun`` takes them.
+    """Return (host, dsw, psw, asw) of each row, in the form for ``builders.lingjun``.
 
     Raises:
         InvalidInput: names ``source`` and the line.

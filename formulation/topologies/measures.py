@@ -1,4 +1,4 @@
-"""What a topology is like: counts, links by speed, how much its halves can send each other."""
+"""Measures of a topology: counts, links by speed, and the bandwidth between its halves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkKind:
-    """Directed links between two tiers of one speed and delay."""
+    """Directed links between two tiers with the same speed and delay."""
 
     source: Tier
     target: Tier
@@ -23,13 +23,13 @@ class LinkKind:
 
 
 def tiers(topology: Topology) -> dict[Tier, int]:
-    """Return how many vertices there are of each tier, those that there are."""
+    """Return the number of vertices of each tier that occurs."""
     found = Counter(topology.vertices.tier.tolist())
     return {Tier(tier): found[tier] for tier in sorted(found)}
 
 
 def link_kinds(topology: Topology) -> list[LinkKind]:
-    """Return links by tiers, speed and delay, from GPUs upwards."""
+    """Return the links grouped by tiers, speed and delay, from GPUs upwards."""
     tier, e = topology.vertices.tier, topology.links
     columns = (
         tier[e.source].tolist(),
@@ -45,16 +45,17 @@ def link_kinds(topology: Topology) -> list[LinkKind]:
 
 
 def apart(topology: Topology) -> list[list[int]]:
-    """Return hosts, by index, in groups that no link joins; one group: every host reaches every other.
+    """Return hosts, by index, in groups that no link joins. One group: all hosts are connected.
 
-    Links count in both directions, since cables have two.
+    Links count in both directions, because cables have two.
     """
     v, e = topology.vertices, topology.links
     label = np.arange(len(v), dtype=np.int64)
-    while True:  # as often as a path is long
+    while True:  # repeated at most as often as the longest path has links
         least = label.copy()
         np.minimum.at(least, e.source, label[e.target])
         np.minimum.at(least, e.target, label[e.source])
+        # Jump to the label of the label, so that long paths need few passes.
         least = least[least]
         if np.array_equal(least, label):
             break
@@ -67,9 +68,9 @@ def apart(topology: Topology) -> list[list[int]]:
 
 
 def bisection_bytes_per_s(topology: Topology) -> float | None:
-    """Return what the first half of the ToRs, in order, can send to the others: a maximum flow.
+    """Return the maximum flow from the first half of the ToRs, in order, to the others.
 
-    Only switches count, not what hosts can send. None: there are fewer than two ToRs.
+    Only switches count, not the bandwidth of hosts. If there are fewer than two ToRs, return None.
     """
     v, e = topology.vertices, topology.links
     tors = np.flatnonzero((v.tier == Tier.TOR) & (v.host == NOWHERE)).tolist()
@@ -94,7 +95,7 @@ def bisection_bytes_per_s(topology: Topology) -> float | None:
 
 
 def _flow(room: dict[int, dict[int, float]], source: int, sink: int) -> float:
-    """Return the maximum flow (Dinic 1970): shortest augmenting paths, all of one length at a time."""
+    """Return the maximum flow (Dinic 1970): shortest augmenting paths, one length at a time."""
     total, least = 0.0, 1e-9 * max(max(r.values(), default=0.0) for r in room.values())
     while sink in (level := _levels(room, source, least)):
         ahead = {a: [b for b in room[a] if level.get(b, -1) == level[a] + 1] for a in level}
@@ -125,7 +126,7 @@ def _path(
     sink: int,
     least: float,
 ) -> list[tuple[int, int]]:
-    """Return a path with room; what leads nowhere is taken out of ``ahead``."""
+    """Return a path with remaining capacity. Dead ends are removed from ``ahead``."""
     path = [source]
     while path and path[-1] != sink:
         at = path[-1]

@@ -1,4 +1,4 @@
-"""Which ways traffic between two GPUs can take: all shortest paths by links, and what they have in common."""
+"""Routes between two GPUs: all shortest paths by links, and the links that they share."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from tessera.formulation.topologies.insides import NONE, Insides
 from tessera.formulation.topologies.topology import Topology
 
 MOST: Final = 64
-"""So many equal-cost paths are listed where there are more; switches limit groups of next hops alike."""
+"""Largest number of equal-cost paths that are listed.
+
+Switches limit groups of next hops similarly.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ways:
-    """The ways of F flows from GPU to GPU: links that each loads in any case, and a choice for the rest.
+    """The ways of F flows from GPU to GPU: links that each always loads, and choices for the rest.
 
-    A choice is a run of paths; flows whose paths differ in the same links share it.
+    A choice is a run of paths. Flows whose paths differ in the same links share it.
     """
 
     crosses: Bools  # (F,) goes through a port of a host
     fixed_flow: Ints  # (N,)
     fixed_link: Ints  # (N,)
-    choice: Ints  # (F,) -1: there is but one way
+    choice: Ints  # (F,) -1: there is only one way
     choice_start: Ints  # (choices + 1,) into paths
     path_start: Ints  # (P + 1,)
     path_link: Ints
-    total: Floats  # (F,) ways that there are, listed or not; 0: none, and such a flow loads nothing
+    total: Floats  # (F,) number of ways, listed or not; 0: the flow has none and loads nothing
 
 
 class Routes:
-    """The ways through a topology, kept for later calls. Inside a host NVLink goes before PCIe.
+    """The ways through a topology, kept for later calls. Inside a host, NVLink goes before PCIe.
 
-    ``most``: so many equal-cost paths are listed at most, spread evenly over all of them in order of links.
-    Traffic passes switches, never a host that it neither comes from nor goes to.
+    ``most`` is the largest number of equal-cost paths that are listed. They are spread evenly over
+    all paths in order of links. Traffic passes switches, but never a host that it neither comes
+    from nor goes to.
     """
 
     def __init__(self, topology: Topology, most: int = MOST) -> None:
@@ -49,17 +53,19 @@ class Routes:
         self._fabric = Fabric(topology, self.insides.ports)
 
     def ways(self, source: Ints, target: Ints) -> Ways:
-        """Return the ways of flows between GPU vertices, two different ones each."""
+        """Return the ways of flows between pairs of different GPU vertices."""
         host = self.topology.vertices.host
         within = self.insides.between(source, target)
         crosses = host[source] != host[target]
         if within.shape[1]:
             within[crosses] = NONE
+        # GPUs of one host without a path inside it use the fabric.
         stuck = ~crosses & ~(within != NONE).any(axis=1)
         crosses |= stuck
         total = np.ones(len(source))
         total[crosses] = 0
         out, into = self.insides.port(source), self.insides.port(target)
+        # List the paths through the fabric once for each pair of attachments.
         over = np.flatnonzero(crosses & (out != NONE) & (into != NONE))
         ports = out[over], into[over]
         pairs, pair = np.unique(self._fabric.attachments(*ports), return_inverse=True)
@@ -67,6 +73,7 @@ class Routes:
         total[over] = listed.ways[pair]
         joined = total[over] > 0
         over, pair, ports = over[joined], pair[joined], (ports[0][joined], ports[1][joined])
+        # Fixed links are those inside hosts, to and from ports, and common to all paths.
         parts = [(np.arange(len(source)), within)]
         parts += [
             (over, self.insides.leaving(source[over])),
@@ -110,7 +117,7 @@ class Routes:
         ]
 
     def count(self, source: int, target: int) -> int:
-        """Return how many shortest paths there are from GPU to GPU, listed or not.
+        """Return the number of shortest paths from GPU to GPU, listed or not.
 
         Raises:
             InvalidInput: there is none.
@@ -120,7 +127,7 @@ class Routes:
         return int(self._way(source, target).total[0])
 
     def gap(self, source: int, target: int) -> str:
-        """Return a sentence about two GPUs that no path joins, and what to do."""
+        """Return a sentence about two GPUs that no path joins, with advice."""
         none = f"no path from {self._name(source)} to {self._name(target)}"
         for end, verb in ((source, "leave"), (target, "reach")):
             if self.insides.port(np.array([end]))[0] == NONE:
@@ -139,19 +146,22 @@ class Routes:
     def _choices(
         self, listed: Listed, pair: Ints, out: Ints, into: Ints
     ) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
-        """Return the choice of each flow, where each choice's paths begin, and paths as starts and links.
+        """Return the choice of each flow, the starts of choices' paths, and paths (starts, links).
 
-        Paths that differ in a port's own links belong to that port, others to all ports attached alike.
+        Paths that differ in a port's own links belong to that port. Others belong to all ports with
+        the same attachments.
         """
         count = np.diff(listed.first)
         owner = np.repeat(np.repeat(np.arange(len(count)), count), np.diff(listed.path_start))
         up, down = self._fabric.at_ports(listed.path_link)
+        # A choice belongs to a port only if its paths differ in links of that port.
         own_up = np.bincount(owner, up, minlength=len(count)) > 0
         own_down = np.bincount(owner, down, minlength=len(count)) > 0
         has = np.flatnonzero(count[pair] > 0)
         mine = pair[has]
         a, b = np.where(own_up[mine], out[has], -1), np.where(own_down[mine], into[has], -1)
         size = len(self.topology.vertices) + 1
+        # Flows with the same pair of attachments and the same such ports share a choice.
         key, of_choice, which = np.unique(
             (mine * size + a + 1) * size + b + 1, return_index=True, return_inverse=True
         )
@@ -184,7 +194,7 @@ class Routes:
 
 
 def _entries(rows: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return (flow, link) of rows of links that are filled up with ``NONE``."""
+    """Return (flow, link) of rows of links that are padded with ``NONE``."""
     flows, links = [], []
     for flow, of_row in rows:
         at, column = np.nonzero(of_row != NONE)

@@ -1,4 +1,4 @@
-"""The insides of hosts: GPUs, what joins them, and which NIC is near which GPU."""
+"""The insides of hosts: GPUs, their connections, and the NIC near each GPU."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from tessera.formulation.topologies.drafts import Draft
 from tessera.formulation.topologies.topology import Tier
 
 GBIT_BYTES: Final = 1e9 / 8
-"""Bytes a second of 1 Gb/s."""
+"""Bytes per second of 1 Gb/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShape:
-    """One kind of host. Speeds are of one direction; delays of one message on one link.
+    """The hardware of one kind of host.
 
-    Without ``gpu_pcie`` and ``nic_pcie`` GPUs and NICs are spread evenly over PCIe switches, in order. Where
-    there are several PCIe switches, they hang on one root by links of the same speed.
+    Speeds are of one direction. Delays are of one message on one link. Without ``gpu_pcie`` and
+    ``nic_pcie``, GPUs and NICs are spread evenly over PCIe switches, in order. If there are several
+    PCIe switches, they are joined to one root by links of the same speed.
     """
 
     gpus: int
@@ -34,7 +35,7 @@ class HostShape:
     nvlink_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built; speeds and delays are the topology's to check."""
+        """Refuse what cannot be built. The topology checks speeds and delays."""
         for name in ("gpus", "nics", "pcie_switches"):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, f"is {getattr(self, name)}; a host has at least 1")
@@ -80,13 +81,19 @@ A100_HOST: Final = HostShape(
     pcie_bytes_per_s=31.5e9,
     nvlink_bytes_per_s=300e9,
 )
-"""Crux's testbed (section 6): 8 A100, 4 x 200 Gb/s, two GPUs to a NIC. PCIe 4.0 x16; NVLink 3 of NVIDIA's
-data sheet, 600 GB/s in both directions together. How PCIe switches are wired is our assumption."""
+"""Crux's testbed (section 6): 8 A100, 4 x 200 Gb/s, two GPUs to a NIC.
+
+PCIe is 4.0 x16. NVLink 3 is by NVIDIA's data sheet, 600 GB/s in both directions together. The
+wiring of PCIe switches is our assumption.
+"""
 
 PCIE_HOST: Final = HostShape(
     gpus=8, nics=2, pcie_switches=2, nic_bytes_per_s=100 * GBIT_BYTES, pcie_bytes_per_s=15.75e9
 )
-"""A host without NVLink, assumed: PCIe 3.0 x16, four GPUs and a NIC of 100 Gb/s on each of two switches."""
+"""A host without NVLink. It is an assumption: PCIe 3.0 x16, and two switches.
+
+Each switch has four GPUs and a NIC of 100 Gb/s.
+"""
 
 SHAPES: Final = {"a100": A100_HOST, "pcie": PCIE_HOST}
 """Shapes with a name, as files write them."""

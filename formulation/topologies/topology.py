@@ -17,10 +17,10 @@ NOWHERE = -1
 
 
 class Tier(IntEnum):
-    """What a vertex is; inside a host up to NIC, the fabric above."""
+    """The role of a vertex. Tiers up to NIC are inside a host; those above are the fabric."""
 
     GPU = 0
-    NVSWITCH = 1  # what joins a host's GPUs directly: NVSwitch, or NVLink drawn as one
+    NVSWITCH = 1  # direct connection of a host's GPUs: NVSwitch, or NVLink modeled as one
     PCIE = 2
     NIC = 3
     TOR = 4
@@ -30,30 +30,31 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Vertices(Table):
-    """What links join."""
+    """The vertices that links join."""
 
     INDEX: ClassVar[str] = "vertices"
     name: tuple[str, ...]
     tier: Ints  # Tier
-    host: Ints  # index into Topology.hosts; NOWHERE: in no host
+    host: Ints  # index into Topology.hosts; NOWHERE: it is in no host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Links(Table):
-    """Directed links; a cable is two of them."""
+    """Directed links. A cable is two of them."""
 
     INDEX: ClassVar[str] = "links"
     source: Ints  # vertex
     target: Ints
     bytes_per_s: Floats
-    delay_s: Floats  # of one message, at no load
+    delay_s: Floats  # of one message, without load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Topology:
-    """Hosts are named as the cluster's nodes. A host's GPUs are its vertices of tier GPU, in order of index.
+    """The network of a cluster. Hosts are named like the cluster's nodes.
 
-    ``adaptive``: switches choose paths by themselves, so that nobody else can.
+    A host's GPUs are its vertices of tier GPU, in order of index. If ``adaptive`` is true, switches
+    choose paths automatically, so that they cannot be chosen here.
     """
 
     hosts: tuple[str, ...]
@@ -63,7 +64,7 @@ class Topology:
     _gpus: tuple[Ints, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is no network, and say what is wrong."""
+        """Refuse an invalid network, with the reason."""
         v, e = self.vertices, self.links
         _once("hosts", self.hosts)
         _once("vertices", v.name)
@@ -93,7 +94,7 @@ class Topology:
         return self._gpus[host]
 
     def link_name(self, link: int) -> str:
-        """Return e.g. ``tor-1 > agg-0``."""
+        """Return the link's name, e.g. ``tor-1 > agg-0``."""
         names, e = self.vertices.name, self.links
         return f"{names[e.source[link]]} > {names[e.target[link]]}"
 
