@@ -1,1 +1,1 @@
-"""The values that cross the border between the service and its store: what users name and read."""
+"""The values that pass between the service and its store, with the names that users see."""

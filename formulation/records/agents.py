@@ -1,4 +1,4 @@
-"""What agents say, and what they are told."""
+"""The messages between agents and the server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from tessera.formulation.records.jobs import AllocationRecord, JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """An agent's word that it lives. ``network_remarks``: what keeps network plans from having an effect on
-    its nodes; None: as before."""
+    """A sign of life of an agent.
+
+    ``network_remarks`` says why network plans have no effect on its nodes. If it is None, the
+    remarks are unchanged.
+    """
 
     cluster: str
     agent: str
@@ -21,29 +24,34 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedGang:
-    """What an agent says of one member of a gang. ``phase``: starting running stopping succeeded failed."""
+    """An agent's report on one member of a gang.
+
+    ``phase`` is one of starting, running, stopping, succeeded and failed.
+    """
 
     job: str
     generation: int
     node: str
     phase: str
-    iterations_done: float = -1.0  # of the whole job, from the leading member; negative: not known
+    iterations_done: float = -1.0  # of the whole job, from the leader; negative: not known
     iter_time_s: float = 0.0  # 0: not known
     error: str = ""
-    period_s: float = 0.0  # of an iteration, by the byte counters of the node; 0: not measured
-    sent_bytes: float = 0.0  # by this node in an iteration
+    period_s: float = 0.0  # length of an iteration by the node's byte counters; 0: not measured
+    sent_bytes: float = 0.0  # bytes sent by this node in an iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredGang:
-    """A gang that should run, whole; an agent is sent the members on its own nodes."""
+    """A whole gang that should run. An agent is sent the members on its own nodes."""
 
     spec: JobSpec
     generation: int
     allocation: AllocationRecord
     iterations_done: float
-    network: NetworkDecision | None = None  # its part in the plan in force; None: there is none yet
-    job_number: int = 0  # rises with each job that is submitted; 0: not known
+    network: NetworkDecision | None = (
+        None  # its part in the network plan in force; None: there is none yet
+    )
+    job_number: int = 0  # rises with each submitted job; 0: not known
 
     @property
     def leader(self) -> str:
@@ -57,5 +65,7 @@ class Desired:
 
     revision: int
     gangs: tuple[DesiredGang, ...]
-    network_levels: int = 0  # of the plan in force; 0: there is none
-    deleted_nodes: tuple[str, ...] = ()  # of the agent's hello, since it started
+    network_levels: int = 0  # of the network plan in force; 0: there is none
+    deleted_nodes: tuple[
+        str, ...
+    ] = ()  # nodes of the agent's hello that were deleted after it started

@@ -1,4 +1,4 @@
-"""Clusters, their nodes and tenants, as asked for and as stored."""
+"""Clusters, their nodes and tenants, as requested and as stored."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ class ClusterRecord:
     created_s: float
     nodes: int
     gpus: int
-    last_round: int  # 0: none
+    last_round: int  # 0: there was no round
     epoch: int
-    last_round_s: float | None = None  # seconds since 1970; None: no round, or it was pruned
-    node_gpus: tuple[int, ...] = ()  # by GPU type: GPUs of its largest node; 0: it has no node
-    idle: bool = False  # it has no job that has not ended
+    last_round_s: float | None = (
+        None  # seconds since 1970; None: there was no round, or it was pruned
+    )
+    node_gpus: tuple[
+        int, ...
+    ] = ()  # GPUs of the largest node of each GPU type; 0: there is no node
+    idle: bool = False  # all its jobs have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """A node as asked for; ``version`` None: whatever is stored."""
+    """A node as requested. If ``version`` is None, any stored version matches."""
 
     name: str
     gpu_type: str
@@ -38,7 +42,11 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node as stored. ``silent_s``: since its agent was heard, by the database's clock; inf: never."""
+    """A node as stored.
+
+    ``silent_s`` is the time since its agent was last heard, by the database's clock. It is inf if
+    the agent was never heard.
+    """
 
     spec: NodeSpec
     draining: bool
@@ -48,7 +56,7 @@ class NodeRecord:
     silent_s: float
     network_remarks: tuple[
         str, ...
-    ] = ()  # what its agent says keeps network plans from having an effect
+    ] = ()  # what keeps network plans from having an effect, as reported by its agent
     drain_reason: str = ""
     drained_by: str = ""
     drained_s: float | None = None  # since 1970; None: it is not drained, or the time is not known

@@ -1,4 +1,4 @@
-"""Estimates of Cells, what they are computed from, and what of them is asked for."""
+"""Estimates of Cells, the data they are computed from, and requests for them."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from tessera.formulation.values import Cell, GpuType, Source, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateRecord:
-    """An estimate as stored. ``iter_time_s`` inf: tried, does not run."""
+    """An estimate as stored. If ``iter_time_s`` is inf, the Cell was tried and does not run."""
 
     workload: Workload
-    cell: Cell  # on nodes; on 0 on the way in: the fewest that the cluster's nodes allow
+    cell: Cell  # with its nodes; 0 in a request: the fewest that the cluster allows
     iter_time_s: float
     source: Source
     provenance: str = ""
     sd: float | None = None  # of the logarithm of iter_time_s; None: not known
-    traffic: CellTraffic | None = None  # of its plan; None: not known
+    traffic: CellTraffic | None = None  # of its execution plan; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model of a user's own, so that its Cells can be estimated, and how it is trained."""
+    """A user's own model, so that its Cells can be estimated, with its training settings."""
 
-    model: str  # as workloads name it
+    model: str  # as in workloads
     params: str
-    architecture: str  # as its user wrote it; read by ``tessera.estimator.architectures.files``
-    sequence: int = 0  # in place of the architecture's; 0: the architecture's
-    dtype: str = ""  # f32, bf16 or f16 in place of the architecture's; "": the architecture's
+    architecture: str  # as the user wrote it; read by ``tessera.estimator.architectures.files``
+    sequence: int = 0  # overrides the architecture's; 0: the architecture's
+    dtype: str = ""  # f32, bf16 or f16, overrides the architecture's; "": the architecture's
     flash: bool = False  # attention does not keep its scores
     micro_batches: int = 16
     state_bytes: float = 16.0  # of a parameter with its gradient and optimizer states
     checkpointing: bool = False
     zero: int = 0  # stage of ZeRO
-    step: str = ""  # JAX step that profiling measures, module:function; "": none
+    step: str = ""  # JAX step that profiling measures, module:function; "": there is none
     step_arguments: tuple[str, ...] = ()  # of its function, "key=value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
-    """A kind of layer of a workload, as a task measured it on one device of a GPU type."""
+    """A kind of layer of a workload, as a profiling task measured it on a device of a GPU type."""
 
     workload: Workload
     gpu_type: str
-    task: str  # who measured
+    task: str  # the profiling task that measured
     source: str  # what was measured: a step with its arguments
     kind: str
-    layers: int  # of the model that are of this kind
+    layers: int  # number of the model's layers of this kind
     samples: float
     tp: int
     dtype: str
@@ -57,7 +57,7 @@ class ProfileRow:
     backward_s: float
     method: str
     repeats: int
-    device_s: float  # what measuring held of the device
+    device_s: float  # device time that the measurement took
     device: str
     versions: tuple[tuple[str, str], ...]  # by name
     date: str
@@ -65,7 +65,7 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingJob:
-    """A profiling task as it stands. ``service_gpu_s``: what it has held of GPUs."""
+    """A profiling task in its present state. ``service_gpu_s`` is the GPU-seconds it has used."""
 
     name: str
     gpu_type: str
@@ -76,20 +76,20 @@ class ProfilingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementRecord:
-    """A Cell that ran: the median of what its job's leader reported, warmed up."""
+    """A Cell that ran, with the median of the times that its job's leader reported once warm."""
 
     workload: Workload
-    cell: Cell  # on the nodes that it ran on
+    cell: Cell  # with the nodes that it ran on
     iter_time_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A GPU type of a cluster and the nodes that it comes in there."""
+    """A GPU type of a cluster, with its nodes there."""
 
     gpu_type: GpuType
     node_gpus: int  # of the largest node; 0: there is none
-    gpus: int  # of all nodes, drained ones too
+    gpus: int  # of all nodes, including drained ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +97,15 @@ class Wanted:
     """A workload of live jobs whose estimates, if there are any, the service derives itself."""
 
     workload: Workload
-    requests: tuple[int, ...]  # GPU counts that its jobs ask for, rising
+    requests: tuple[int, ...]  # GPU counts that its jobs request, rising
     counts: tuple[int, ...]  # GPU counts of its analytic estimates and of its jobs' bounds, rising
-    derived_from: str  # digest of what its estimates were computed from; "": there are none
-    profile: bool = False  # one of its jobs asks for profiling
+    derived_from: str  # digest of the inputs of its estimates; "": there are no estimates
+    profile: bool = False  # one of its jobs requests profiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimation:
-    """All that a cluster's estimates are computed from."""
+    """All inputs of a cluster's estimates."""
 
     kinds: tuple[Kind, ...]
     models: tuple[ModelSpec, ...]  # by (model, params)
@@ -117,8 +117,8 @@ class Estimation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFilter:
-    """The Cells to delete: those that match everything that is given."""
+    """The Cells to delete: those that match every field that is given."""
 
-    workload: Workload | None = None  # None: of all workloads
-    gpu_type: str = ""  # "": on all types
-    gpus: int = 0  # 0: with any number of GPUs
+    workload: Workload | None = None  # None: all workloads
+    gpu_type: str = ""  # "": all types
+    gpus: int = 0  # 0: any number of GPUs

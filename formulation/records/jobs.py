@@ -1,4 +1,4 @@
-"""Jobs as asked for and as stored, what they run on and were promised."""
+"""Jobs as requested and as stored, with their allocations and promises."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tessera.formulation.values import PROFILING, Cell, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job as asked for."""
+    """A job as requested."""
 
     name: str
     workload: Workload
     iterations: int
     requested_gpus: int
-    requested_type: str = ""  # "": any
-    pinned_type: bool = False  # the requested type is a demand
+    requested_type: str = ""  # "": any type
+    pinned_type: bool = False  # the requested type is required
     avoid_nodes: tuple[str, ...] = ()
     tenant: str = ""
     queue: int = 1
@@ -32,17 +32,20 @@ class JobSpec:
     labels: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     max_retries: int = 3
-    profile: bool = False  # its workload's layers are to be measured, on one GPU of each type
-    min_gpus: int = 0  # it runs on no fewer GPUs; 0: no bound
-    max_gpus: int = 0  # it runs on no more GPUs; 0: no bound
+    profile: bool = False  # measure its workload's layers, on one GPU of each type
+    min_gpus: int = 0  # least GPUs that it runs on; 0: no bound
+    max_gpus: int = 0  # most GPUs that it runs on; 0: no bound
 
     @property
     def runtime(self) -> str:
-        """Return what runs it: ``PROFILER`` for a profiling task; "": what agents run by default."""
+        """Return the runtime: ``PROFILER`` for a profiling task, or "" for the agents' default."""
         return PROFILER if self.workload.model == PROFILING else ""
 
     def contradicted_bound(self) -> tuple[str, str] | None:
-        """Return the field and the problem of a bound on GPUs that contradicts the request, if one does."""
+        """Return the field and the problem of a bound on GPUs that contradicts the request.
+
+        Return None if no bound does.
+        """
         if not 0 <= self.min_gpus <= self.requested_gpus:
             return "min_gpus", (
                 f"is {self.min_gpus}, but the job requests {self.requested_gpus} GPUs: give at most that,"
@@ -58,7 +61,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegRecord:
-    """A part of the schedule that an admitted job was promised; times in seconds since 1970."""
+    """A part of an admitted job's deadline schedule. Times are in seconds since 1970."""
 
     start_s: float
     end_s: float
@@ -67,7 +70,7 @@ class LegRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRecord:
-    """The Cell that a job runs on, and its GPUs: ``shares``, as (node, GPU indices), say on which nodes."""
+    """The Cell that a job runs on, with its GPUs: ``shares`` are (node, GPU indices)."""
 
     cell: Cell
     rate: float  # samples/s
@@ -94,18 +97,18 @@ class JobRecord:
     reason: Reason | None  # why the last round left it waiting
     reason_round: int
     admitted: bool = False  # its deadline is promised
-    certificate: tuple[LegRecord, ...] = ()  # the schedule that meets it
+    certificate: tuple[LegRecord, ...] = ()  # its deadline schedule
     opportunistic: bool = False
     service_gpu_s: float = 0.0
-    queued_s: float = 0.0  # when it last began to wait
-    retry_s: float = 0.0  # it failed, and is not tried again before then, since 1970; 0: it may be
+    queued_s: float = 0.0  # time at which it last began to wait
+    retry_s: float = 0.0  # time before which it is not retried after a failure, since 1970; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEventRecord:
-    """Something that happened to a job: a ``JobEvent`` and the state that it led to."""
+    """An event of a job: a ``JobEvent`` and the state that it led to."""
 
     at_s: float  # since 1970
     event: str
     state: JobState
-    detail: str  # e.g. what a round decided, and why; "": nothing to add
+    detail: str  # e.g. a round's decision and its reason; "": no detail

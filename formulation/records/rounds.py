@@ -1,4 +1,4 @@
-"""Rounds: what is committed, and what is told of it by names."""
+"""Rounds: the data that is committed, and the records with names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSummary:
-    """What is known of a round beside its decisions. Numbers in units of the objective."""
+    """The facts of a round without its decisions. Numbers are in units of the objective."""
 
     cluster: str
     number: int  # 0: a dry run
@@ -46,7 +46,7 @@ class RoundSummary:
     samples_per_s: float
     unit: str
     versions: tuple[str, ...]
-    bound_is_trivial: bool = False  # nothing was proven: see GoalResult
+    bound_is_trivial: bool = False  # nothing was proven, see GoalResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class DecisionRecord:
     reason: Reason | None
     restart_price: float
     applied: bool
-    skipped: str  # why it was not applied; "" where it was
+    skipped: str  # why it was not applied; "" if it was
     admitted: bool = False
     opportunistic: bool = False
 
@@ -74,11 +74,11 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCommit:
-    """What the round loop asks the store to commit, all or nothing."""
+    """The data of a round that the store commits, all or nothing."""
 
     snapshot: Snapshot
     encoded: bytes  # the snapshot's canonical JSON, by codec.encode
-    decisions: tuple[Decision, ...]  # empty where the round was refused
+    decisions: tuple[Decision, ...]  # empty if the round was refused
     summary: RoundSummary
     legs: Legs = NO_LEGS  # the schedules of admitted jobs
     request: Request | None = None
@@ -92,11 +92,11 @@ class NetworkCommit:
     snapshot: Snapshot
     outcome: NetworkOutcome
     cause: str  # start, end, topology, measured
-    seconds: float  # that planning took
+    seconds: float  # duration of planning
 
 
 def decision_record(snapshot: Snapshot, decision: Decision, skipped: str = "") -> DecisionRecord:
-    """Return ``decision`` by names; ``skipped`` says why it was not applied, if it was not."""
+    """Return ``decision`` with names. ``skipped`` says why it was not applied, or is ""."""
     job, jobs = decision.job, snapshot.jobs
     allocation = None
     if decision.gang is not None:

@@ -1,4 +1,4 @@
-"""What calls of a store have in common: repeats, limits, how long what is over is kept."""
+"""Common values of a store's calls: repeated requests, retention, limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What makes a call safe to repeat: its id, its method and a digest of its body (AIP-155)."""
+    """The identity that makes a call safe to repeat: id, method, digest of the body (AIP-155)."""
 
     id: str
     method: str
@@ -17,25 +17,28 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Ages and counts up to which a store keeps what is over. Infinity: for ever."""
+    """Ages and counts up to which a store keeps data that is not current. Infinity: forever."""
 
     requests_s: float = math.inf
-    """Request ids: a call that is repeated later is carried out again."""
+    """Time for which request ids are kept. A call that is repeated later is carried out again."""
     rounds_s: float = math.inf
-    """Rounds with their decisions, and network plans."""
+    """Time for which rounds with their decisions, and network plans, are kept."""
     least_rounds: int = 0
-    """Rounds of each cluster that stay, however old they are."""
+    """Rounds of each cluster that are kept, whatever their age."""
     most_rounds: float = math.inf
-    """Rounds of each cluster that stay, however young the others are."""
+    """Largest number of rounds of each cluster that are kept, whatever their age."""
     most_snapshots: float = math.inf
-    """Latest rounds of each cluster whose snapshots stay."""
+    """Latest rounds of each cluster whose snapshots are kept."""
     jobs_s: float = math.inf
-    """Jobs since their end, with their histories; older entries of live jobs' histories; measurements."""
+    """Time since their end for which jobs and their histories are kept.
+
+    It also holds for older history entries of live jobs, and for measurements.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Upper bounds on what users can create: clusters in all, and the rest for each cluster."""
+    """Upper bounds on what users can create: clusters overall, and the rest for each cluster."""
 
     clusters: int = 1000
     nodes: int = 20_000
@@ -43,5 +46,5 @@ class Limits:
     tenants: int = 10_000
 
     def of(self, kind: str) -> int:
-        """Return the bound of a kind; a cluster has no more agents than nodes."""
+        """Return the bound of a kind. A cluster has no more agents than nodes."""
         return int(getattr(self, "nodes" if kind == "agents" else kind))
