@@ -1,4 +1,7 @@
-"""What admission by look-ahead decided before a round was stated (``tessera.formulation.lookahead``)."""
+"""The result of admission by look-ahead, which runs before a round is stated.
+
+See ``tessera.formulation.lookahead``.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,31 @@ from tessera.formulation.tables import Bools, Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Admission:
-    """Whose deadlines are promised, by which schedule, and what is left to say to the others.
+    """Deadlines that are promised, the schedule that proves them, and advice for other jobs.
 
-    ``admitted`` is bool[jobs]: promised now or earlier, and still promised. ``legs`` is the certificate: a
-    schedule that meets all of those deadlines together. ``least_work`` is float64[jobs], the samples by
-    ``until_s`` with which the legs after it still suffice, whatever Cell trained them: a round that trains
-    as many may forget the legs until then. ``earliest_s`` is float64[jobs]: for a refused job the earliest
-    deadline that would have been met, seconds since 1970; inf: not known; NaN: not refused. ``given_up`` are
-    jobs that were promised and cannot be served any more, because nodes were lost. ``proven``: no schedule
-    on these slots admits more weight. ``work`` is the limit of deterministic seconds that the search ran
-    under; 0: it did not run, or a clock cut it short and its answer was dropped. ``reserve_s`` is
-    float64[jobs]: what certificates keep of each job's time for a move that may become necessary; and
-    ``bare_work`` is ``least_work`` without it, as such a move may spend it (None: nothing is kept).
-    ``binding``: who is new in ``admitted`` is promised its deadline; False: planned for, this round. The legs
-    of such jobs go from one's end to another's start, not from slot to slot, and ``least_work`` only says
-    that a job runs now.
+    ``admitted`` is bool[jobs]: jobs whose deadline was promised now or earlier, and still is.
+    ``legs`` is the certificate: a schedule that meets all of those deadlines together.
+
+    ``least_work`` is float64[jobs]: the samples that each job needs by ``until_s`` for the legs
+    after it to suffice, whatever Cell trained them. A round that trains at least these may forget
+    the legs until then.
+
+    ``earliest_s`` is float64[jobs]: for a refused job the earliest deadline that would have been
+    met, in seconds since 1970. It is inf if that is not known, and NaN if the job was not refused.
+    ``given_up`` are jobs that were promised their deadline and can no longer be served, because
+    nodes were lost.
+
+    ``proven`` is true if no schedule on these slots admits more weight. ``work`` is the limit in
+    deterministic seconds that the search ran under. If it is 0, the search did not run, or a clock
+    cut it short and its answer was dropped.
+
+    ``reserve_s`` is float64[jobs]: the part of each job's time that certificates keep for a move
+    that may become necessary. ``bare_work`` is ``least_work`` without this reserve, as such a move
+    may spend it. If it is None, nothing is kept.
+
+    If ``binding`` is true, the jobs that are new in ``admitted`` are promised their deadline. If it
+    is false, they are only planned for in this round. The legs of such jobs then go from one job's
+    end to another's start, not from slot to slot, and ``least_work`` only says that a job runs now.
     """
 
     admitted: Bools
@@ -53,9 +66,10 @@ class Admission:
             object.__setattr__(self, name, array)
 
     def told(self, promised: Bools) -> Admission:
-        """Return what jobs are told: one that does not bind leaves ``promised`` (bool[jobs]).
+        """Return the admission in the form that jobs see.
 
-        The legs stay: they say when the plan needs the next round.
+        If it does not bind, only jobs in ``promised`` (bool[jobs]) stay admitted. The legs stay,
+        because they say when the plan needs the next round.
         """
         return self if self.binding else replace(self, admitted=self.admitted & promised)
 

@@ -1,4 +1,4 @@
-"""The end of work that nobody waits for any more."""
+"""The end of work whose caller has gone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tessera.formulation.errors import DeadlineTooShort
 
 
 def never() -> bool:
-    """Return false: the caller waits for as long as it takes."""
+    """Return false: the caller waits for as long as the work takes."""
     return False
 
 
 def require_caller(cancelled: Callable[[], bool]) -> None:
-    """Stop work that nobody waits for; long loops ask in each pass.
+    """Stop work whose caller no longer waits. Long loops call this in each pass.
 
     Raises:
         DeadlineTooShort: ``cancelled`` returns true.

@@ -1,10 +1,11 @@
-"""Rows that keep columns within what node pools have: a pool is the schedulable nodes of one GPU type.
+"""Rows that limit columns to the capacity of node pools.
 
-The only place where they are made. Every column uses the GPU row of its type, so rules and statements
-know those without asking; rows of other resources are there only where some column needs some, and are like
-any other row to all that look at a draft.
+A pool is the schedulable nodes of one GPU type. Capacity rows are made in this module only. Every
+column uses the GPU row of its type, so rules and statements need not look for those rows. Rows of
+other resources exist only where some column needs that resource. A draft treats them like any other
+row.
 
-These rows see pools, not nodes: what they allow, placement may still find no nodes for.
+These rows see pools, not nodes, so placement may still find no nodes for what they allow.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
 
 _MEBIBYTE: Final = 1 << 20
-"""Bytes in a unit of a row of host memory: of bytes, the total of all columns may exceed 2^53.
+"""Bytes in one unit of a host memory row. In bytes, the sum over columns may exceed 2^53.
 
-Needs and capacity are rounded down, so the row never refuses what fits by the byte.
+Needs and capacity are rounded down, so the row never refuses what fits exactly.
 """
 
 
 def gpu_rows(snapshot: Snapshot) -> tuple[Row, ...]:
-    """Return one row a GPU type, in the order of the types."""
+    """Return one row for each GPU type, in the order of the types."""
     return tuple(
         Row(kind=RowKind.GPUS, subject=kind.name, capacity=gpus)
         for kind, gpus in zip(snapshot.gpu_types, snapshot.schedulable_gpus().tolist(), strict=True)
@@ -36,11 +37,12 @@ def gpu_rows(snapshot: Snapshot) -> tuple[Row, ...]:
 
 
 def pools_have_enough(draft: Draft) -> Draft:
-    """Add a row for each pool and resource beside GPUs that columns need and all its nodes state (Eq. 3a).
+    """Add a row for each pool and each resource other than GPUs (Eq. 3a).
 
         sum_{c on t} d_rc x_c <= sum over schedulable nodes of t of what they have of r
 
-    A node that does not state what it has limits nothing, and so its pool does not.
+    A row is added only where columns need the resource and all nodes of the pool state theirs. A
+    node that does not state its capacity limits nothing, and neither does its pool.
     """
     if draft.cells.demand.of_gpus_alone:
         return draft
@@ -53,7 +55,7 @@ def pools_have_enough(draft: Draft) -> Draft:
 
 
 def _rows(draft: Draft, kind: RowKind, needs: Ints, has: Ints, unit: int) -> list[RowUse]:
-    """Return the rows of one resource; ``needs`` is int64[columns] and ``has`` int64[nodes]."""
+    """Return the rows of one resource. ``needs`` is int64[columns] and ``has`` is int64[nodes]."""
     snapshot, found = draft.snapshot, []
     for index, gpu_type in enumerate(snapshot.gpu_types):
         pool: Bools = snapshot.nodes.schedulable & (snapshot.nodes.gpu_type == index)

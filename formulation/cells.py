@@ -1,6 +1,7 @@
-"""Cells: what a workload can run on, with the rate at the best shape and at others.
+"""Cells: the resources that a workload can run on, with the rate at the best shape and at others.
 
-A Cell (``values.CellKey``) has a rate for each shape, that is, for the number of nodes its GPUs lie on.
+A Cell (``values.CellKey``) has a rate for each shape, that is, for each number of nodes that its
+GPUs are spread over.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
 
 LOCALITY_FACTOR = 0.9
-"""Rate kept for each halving of GPUs a node where no estimate exists (Arena's simulator, its rule 2)."""
+"""Share of the rate that is kept for each halving of GPUs per node, where no estimate exists.
+
+The value is from Arena's simulator, its rule 2.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes(Table):
-    """Estimated rates by shape; the rows of one Cell lie together, by rising number of nodes."""
+    """Estimated rates by shape. The rows of one Cell are adjacent, fewest nodes first."""
 
     INDEX: ClassVar[str] = "shapes"
     nodes: Ints
-    rate: Floats  # samples/s; 0: tried, does not run
+    rate: Floats  # samples/s; 0: was tried and does not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,30 +46,31 @@ class Cells(CellTable):
     gpus: Ints
     pipeline_degree: Ints
     plan: Ints  # index into Snapshot.plans
-    nodes: Ints  # of the shape that `rate` holds for: the fewest this cluster allows
+    nodes: Ints  # of the shape that `rate` holds for: the fewest that this cluster allows
     rate: Floats  # samples/s at that shape
     first_shape: Ints  # its rows of `shapes` are first_shape : first_shape + shape_count
     shape_count: Ints
     shapes: Shapes
     cpus: Ints = usual(0, is_new=True)  # cores that a job on the Cell needs in all
-    host_bytes: Ints = usual(0, is_new=True)  # of host memory that it needs in all
+    host_bytes: Ints = usual(0, is_new=True)  # bytes of host memory that it needs in all
 
     def __post_init__(self) -> None:
-        """Check that nothing needs less than nothing."""
+        """Check that no demand is negative."""
         Table.__post_init__(self)
         if (self.cpus < 0).any() or (self.host_bytes < 0).any():
             raise InvalidInput("cells", "cpus and host_bytes must be at least 0")
 
     @property
     def demand(self) -> Demands:
-        """Return what a job on each Cell needs of nodes in all."""
+        """Return what a job on each Cell needs of nodes, as totals."""
         return Demands(gpus=self.gpus, cpus=self.cpus, host_bytes=self.host_bytes)
 
     def rate_on(self, cell: int, nodes: int) -> float:
-        """Return samples/s of ``cell`` spread over ``nodes`` nodes; 0 where it is known not to run.
+        """Return samples/s of ``cell`` spread over ``nodes`` nodes; 0 if it is known not to run.
 
-        Its own estimate where there is one, else 0.9 for each halving of GPUs a node below the
-        Cell's shape. A better shape than the Cell's runs at the Cell's rate.
+        The shape's own estimate is used if there is one. Otherwise the rate is the Cell's, times
+        0.9 for each halving of GPUs per node below the Cell's shape. A better shape than the Cell's
+        runs at the Cell's rate.
         """
         first = int(self.first_shape[cell])
         for row in range(first, first + int(self.shape_count[cell])):
@@ -76,11 +81,12 @@ class Cells(CellTable):
 
 
 def build_cells(snapshot: Snapshot) -> Cells:
-    """Group the estimates into Cells and find each one's rate at its best shape here.
+    """Group the estimates into Cells and find the rate of each at its best shape on this cluster.
 
-    The best shape has ``ceil(gpus / node size)`` nodes. Its rate is its own estimate; else that of
-    the nearest better shape measured elsewhere, less 0.9 a halving; else that of the nearest worse one.
-    Cells without a feasible estimate, or larger than the cluster, are left out.
+    The best shape has ``ceil(gpus / node size)`` nodes. Its rate is its own estimate if there is
+    one. Otherwise it is that of the nearest better shape measured elsewhere, times 0.9 for each
+    halving, or else that of the nearest worse one. Cells without a feasible estimate, or larger
+    than the cluster, are left out.
     """
     e = snapshot.estimates
     batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
@@ -88,11 +94,13 @@ def build_cells(snapshot: Snapshot) -> Cells:
     order = np.lexsort((e.nodes, *reversed(unsorted)))
     keys = [key[order] for key in unsorted]
     spread, rate = e.nodes[order], batch[e.workload[order]] / e.iter_time_s[order]
+    # Rows of one Cell are now adjacent: find where each Cell begins.
     new = np.ones(len(order), dtype=np.bool_)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     first = np.flatnonzero(new)
     count = np.diff(np.append(first, len(order)))
     workload, gpu_type, gpus, degree, plan = (key[first] for key in keys)
+    # The best shape has the fewest nodes that this cluster allows.
     size, capacity = snapshot.node_size()[gpu_type], snapshot.schedulable_gpus()[gpu_type]
     fewest = -(-gpus // np.maximum(size, 1))
     best = _best_rate(spread, rate, first, np.repeat(fewest, count), fewest)
@@ -119,8 +127,8 @@ def build_cells(snapshot: Snapshot) -> Cells:
 def _best_rate(spread: Ints, rate: Floats, first: Ints, target: Ints, fewest: Ints) -> Floats:
     """Return samples/s of each group at ``fewest`` nodes, float64[groups].
 
-    ``spread``, ``rate`` and ``target`` (the group's ``fewest``) run along the shapes; ``first`` holds
-    the first shape of each group.
+    ``spread``, ``rate`` and ``target`` (the group's ``fewest``) have one entry for each shape.
+    ``first`` holds the first shape of each group.
     """
     if len(first) == 0:
         return np.zeros(0)
@@ -139,16 +147,19 @@ def _best_rate(spread: Ints, rate: Floats, first: Ints, target: Ints, fewest: In
 
 
 def undominated(cells: Cells) -> Bools:
-    """Return, bool[cells], which Cells no other of the same workload and type beats.
+    """Return, bool[cells], the Cells that no other Cell of the same workload and type dominates.
 
-    A Cell is beaten by one that needs no more GPUs, CPU cores and host memory, and has no lower rate; of
-    equals the first in table order stays.
+    A Cell is dominated by one that needs no more GPUs, CPU cores and host memory, and has no lower
+    rate. Of equal Cells, the first in table order stays.
     """
     return _unbeaten(cells, np.arange(len(cells), dtype=np.int64))
 
 
 def undominated_from(cells: Cells, workload: int, least: int) -> Ints:
-    """Return the Cells of ``workload`` on ``least`` or more GPUs that no other of these beats, indices."""
+    """Return the indices of the undominated Cells of ``workload`` on ``least`` or more GPUs.
+
+    Smaller Cells do not count as dominating.
+    """
     first, last = np.searchsorted(cells.workload, [workload, workload + 1]).tolist()
     large = first + np.flatnonzero(cells.gpus[first:last] >= least)
     found: Ints = large[_unbeaten(cells, large)]
@@ -156,7 +167,7 @@ def undominated_from(cells: Cells, workload: int, least: int) -> Ints:
 
 
 def _unbeaten(cells: Cells, among: Ints) -> Bools:
-    """Return, bool[among], which of the Cells ``among`` (rising indices) no other of them beats."""
+    """Return, bool[among], the Cells ``among`` (rising indices) that no other of them dominates."""
     if len(among) == 0:
         return np.ones(0, dtype=np.bool_)
     workload, gpu_type, rate = cells.workload[among], cells.gpu_type[among], cells.rate[among]
@@ -177,7 +188,10 @@ def _unbeaten(cells: Cells, among: Ints) -> Bools:
 
 
 def _unbeaten_in_all(demand: Demands, rate: Floats, first: Ints) -> Bools:
-    """Return, bool[Cells], which none of the same group beats in everything; groups begin at ``first``."""
+    """Return, bool[Cells], those that no Cell of their group dominates in every resource.
+
+    Groups begin at ``first``.
+    """
     keep = np.ones(len(rate), dtype=np.bool_)
     for start, end in pairwise([*first.tolist(), len(rate)]):
         own = slice(start, end)
@@ -193,7 +207,7 @@ def _unbeaten_in_all(demand: Demands, rate: Floats, first: Ints) -> Bools:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Known:
-    """Cells with everything that they depend on."""
+    """Cells, together with everything that they depend on."""
 
     estimates: Estimates
     given: tuple[Ints, Ints, Ints]  # batches of the workloads, node sizes and GPUs of the types
@@ -201,7 +215,7 @@ class _Known:
     best: Bools
 
     def holds(self, estimates: Estimates) -> bool:
-        """Return whether these are the estimates; if so they are known again by identity."""
+        """Return whether these are the estimates. If so, remember the new object."""
         mine = self.estimates
         same = mine is estimates or (len(mine) == len(estimates) and mine.equals(estimates))
         if same:
@@ -210,17 +224,17 @@ class _Known:
 
 
 REMEMBERED: Final = 4
-"""Results of ``cells_of`` that are kept: rounds of a few clusters come in turn."""
+"""Number of results of ``cells_of`` that are kept, because rounds of a few clusters take turns."""
 
 _REMEMBERED: Final[deque[_Known]] = deque(maxlen=REMEMBERED)
 _LOCK: Final = threading.Lock()
 
 
 def cells_of(snapshot: Snapshot) -> tuple[Cells, Bools]:
-    """Return ``build_cells`` and ``undominated`` of the snapshot, from memory where nothing has changed.
+    """Return ``build_cells`` and ``undominated`` of the snapshot, cached if nothing has changed.
 
-    Estimates change rarely and are read anew for each round, so they are compared by content, which takes
-    a twentieth of the time.
+    Estimates change rarely but are read again for each round, so they are compared by content. This
+    takes a twentieth of the time.
     """
     given = (
         np.array([w.global_batch for w in snapshot.workloads], dtype=np.int64),

@@ -1,8 +1,8 @@
-"""The independent checker: what a solution and its placement must satisfy, and what they are worth.
+"""The independent checker of a solution and its placement.
 
-Written without any solver's code and without the helpers of what it checks, so that it cannot share a
-mistake with it. It runs on every round, in production too, so it compares whole arrays; only what is wrong
-is looked at one by one.
+It is written without any solver's code and without the helpers of the code that it checks, so that
+it cannot share a mistake with them. It runs on every round, in production too, so it compares whole
+arrays. Only violations are looked at one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tessera.formulation.values import Hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One broken rule, named, with the facts."""
+    """One broken rule, by name, with the facts."""
 
     rule: str
     detail: str
@@ -70,12 +70,13 @@ def _wrong_choice(problem: Problem, job: int, column: int) -> Violation:
 
 
 def _used(problem: Problem, columns: Ints, waits: Bools) -> Ints:
-    """Return what ``columns`` and the jobs that wait (bool[jobs]) use of each row, int64[rows]."""
+    """Return the use of each row by ``columns`` and by waiting jobs (bool[jobs]), int64[rows]."""
     used = np.zeros(len(problem.rows), dtype=np.int64)
     for picked, start, row, amount in (
         (columns, problem.usage_start, problem.row, problem.amount),
         (np.flatnonzero(waits), problem.idle_start, problem.idle_row, problem.idle_amount),
     ):
+        # Flatten the ranges of entries of all picked columns, without a Python loop.
         count = start[picked + 1] - start[picked]
         before = np.cumsum(count) - count
         entry = np.repeat(start[picked] - before, count) + np.arange(int(count.sum()))
@@ -90,14 +91,19 @@ def placement_violations(
     placement: Placement,
     now: Mapping[int, Gang] | None = None,
 ) -> list[Violation]:
-    """Return every rule that ``placement`` breaks; ``now`` is ``current_gangs``, if that is known already.
+    """Return every rule that ``placement`` breaks.
 
-    Gang: all GPUs of the chosen Cell or none. One GPU type. Only schedulable nodes, only GPUs that
-    exist, none twice. Equal GPUs a node, or whole nodes and one smaller share. No job that may not run.
-    A job that keeps its Cell keeps its GPUs unless it is migrated; a pinned one is never migrated. No
-    job on a node that it avoids, or given a shape slower than what it was promised. No more CPU cores and
-    host memory needed on a node than it states to have. No more running jobs changed than the round may
-    change, those that are migrated with those that the solution changes.
+    ``now`` is ``current_gangs(snapshot)``; if it is None, it is computed here. The rules are:
+
+    * A job gets all GPUs of its chosen Cell or none, and all of one GPU type.
+    * Nodes are schedulable, GPUs exist, and no GPU is given twice.
+    * Each node gives the same number of GPUs, or whole nodes are given and one smaller share.
+    * No job is placed that may not run.
+    * A job that keeps its Cell keeps its GPUs unless it is migrated. Pinned jobs never are.
+    * No job is on a node that it avoids, or is given a shape slower than it was promised.
+    * The jobs on a node need no more CPU cores and host memory than the node states to have.
+    * No more running jobs change than the round may change. Those that are migrated count with
+      those that the solution changes.
     """
     now = current_gangs(snapshot) if now is None else now
     chosen = np.flatnonzero(solution.choice >= 0).tolist()
@@ -120,15 +126,15 @@ def placement_violations(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Given:
-    """What a placement gives to the jobs that are chosen: gangs, their shares (one a node), GPUs."""
+    """The GPUs given to chosen jobs: gangs, their shares (one for each node), and GPUs."""
 
     job: Ints  # int64[gangs]
     want_gpus: Ints  # int64[gangs], of the chosen Cell
     want_type: Ints  # int64[gangs]
-    gang: Ints  # int64[shares], index of its gang
+    gang: Ints  # int64[shares], index of the share's gang
     node: Ints  # int64[shares]
     count: Ints  # int64[shares], GPUs of the share
-    share: Ints  # int64[GPUs], index of its share
+    share: Ints  # int64[GPUs], index of the GPU's share
     gpu: Ints  # int64[GPUs], index on its node
 
 
@@ -152,7 +158,7 @@ def _given(problem: Problem, solution: Solution, placement: Placement) -> _Given
 
 
 def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
-    """Yield gangs of jobs that may not run, of a wrong number of GPUs, or of an uneven shape."""
+    """Yield violations: jobs that may not run, wrong numbers of GPUs, and uneven shapes."""
     gangs = len(given.job)
     code = snapshot.jobs.state[given.job]
     may = snapshot.jobs.among(SCHEDULABLE)[given.job]
@@ -170,7 +176,7 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
     np.maximum.at(most, given.gang, given.count)
     broken = np.bincount(
         given.gang[given.count != snapshot.nodes.gpus[given.node]], minlength=gangs
-    )  # shares that are no whole node
+    )  # shares that are not a whole node
     for k in np.flatnonzero((least < most) & (broken > 1)).tolist():
         shares = given.count[given.gang == k].tolist()
         detail = f"{problem.jobs[given.job[k]]} has {shares} GPUs a node"
@@ -178,7 +184,7 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
 
 
 def _wrong_nodes(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
-    """Yield shares on nodes of another type, unschedulable ones and avoided ones, and nodes named twice."""
+    """Yield violations: nodes of another type, unschedulable or avoided ones, and repeated ones."""
     nodes, avoids, count = snapshot.nodes, snapshot.avoids, len(snapshot.nodes)
     job, node = given.job[given.gang], given.node
     pair = job * count + node
@@ -196,7 +202,7 @@ def _wrong_nodes(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
 
 
 def _wrong_gpus(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
-    """Yield GPUs that do not exist, and those that are given twice."""
+    """Yield violations: GPUs that do not exist, and GPUs that are given twice."""
     nodes, node, gpu = snapshot.nodes, given.node[given.share], given.gpu
     job = given.job[given.gang[given.share]]
     for k in np.flatnonzero((gpu < 0) | (gpu >= nodes.gpus[node])).tolist():
@@ -211,7 +217,10 @@ def _wrong_gpus(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator
 
 
 def _named(node: Ints, gpu: Ints) -> Ints:
-    """Return a number for each GPU, int64[GPUs]: equal for equal ones, and rising by node, then GPU."""
+    """Return a number for each GPU, int64[GPUs].
+
+    It is equal for the same GPU, and rises by node, then GPU.
+    """
     low, high = int(gpu.min(initial=0)), int(gpu.max(initial=0))
     return node * (high - low + 1) + (gpu - low)
 
@@ -219,9 +228,9 @@ def _named(node: Ints, gpu: Ints) -> Ints:
 def _more_than_nodes_have(
     snapshot: Snapshot, problem: Problem, solution: Solution, given: _Given
 ) -> Iterator[Violation]:
-    """Yield nodes whose jobs need more CPU cores or host memory than the node states to have.
+    """Yield violations: nodes whose jobs need more CPU cores or host memory than they state.
 
-    A job needs as large a part of them on a node as it has of its Cell's GPUs there, rounded up.
+    The share that a job needs on a node is that of its Cell's GPUs there, rounded up.
     """
     nodes, cells = snapshot.nodes, problem.cells
     for what, needs, has in (
@@ -232,7 +241,7 @@ def _more_than_nodes_have(
             continue
         cell = problem.cell[solution.choice[given.job]][given.gang]
         of_gpus = given.want_gpus[given.gang]
-        whole, part = np.divmod(needs[cell], of_gpus)  # apart, as the product may overflow
+        whole, part = np.divmod(needs[cell], of_gpus)  # separately: the product may overflow
         used = np.zeros(len(nodes), dtype=np.int64)
         np.add.at(used, given.node, whole * given.count + -(-part * given.count // of_gpus))
         for node in np.flatnonzero((has >= 0) & (used > has)).tolist():
@@ -243,7 +252,7 @@ def _more_than_nodes_have(
 def _slower_than_promised(
     problem: Problem, solution: Solution, placement: Placement
 ) -> Iterator[Violation]:
-    """Yield jobs that are newly given a shape slower than what they were promised."""
+    """Yield violations: jobs that are newly given a shape slower than they were promised."""
     owed = np.flatnonzero((problem.least_rate > 0) & (solution.choice >= 0))
     for job in owed.tolist():
         gang, column = placement.gangs.get(job), int(solution.choice[job])
@@ -260,7 +269,10 @@ def _slower_than_promised(
 def _not_kept_in_place(
     problem: Problem, solution: Solution, placement: Placement, now: Mapping[int, Gang]
 ) -> Iterator[Violation]:
-    """Yield jobs that keep their Cells but not their GPUs without being migrated, and wrong migrations."""
+    """Yield violations: jobs that keep their Cell but not their GPUs, and wrong migrations.
+
+    A job that keeps its Cell and changes GPUs must be migrated.
+    """
     keeps = (solution.choice >= 0) & (problem.current == solution.choice)
     gangs, moved = placement.gangs, changed(placement.gangs, now)
     for job in sorted(moved - placement.migrated):
@@ -272,7 +284,7 @@ def _not_kept_in_place(
         if job not in gangs:
             yield Violation(rule="migrated", detail=f"{name} is migrated but has no GPUs")
         elif solution.choice[job] < 0:
-            continue  # said above: it is placed and not chosen
+            continue  # already reported: it is placed and not chosen
         elif not keeps[job] or job not in moved:
             detail = f"{name} does not keep its Cell, or has not moved"
             yield Violation(rule="migrated", detail=detail)
@@ -285,7 +297,10 @@ def _not_kept_in_place(
 def _changes_over_cap(
     problem: Problem, solution: Solution, placement: Placement, now: Mapping[int, Gang]
 ) -> Iterator[Violation]:
-    """Yield the violation of the cap on changes, if there is one. A move that lost GPUs force is free."""
+    """Yield a violation if the cap on changes is exceeded.
+
+    A move that is forced by lost GPUs is not counted.
+    """
     caps = [row.capacity for row in problem.rows if row.kind is RowKind.CHANGES]
     if not caps:
         return
@@ -301,7 +316,10 @@ def _changes_over_cap(
 
 
 def held_twice(snapshot: Snapshot) -> list[Violation]:
-    """Return GPUs of the snapshot with two holders or two successors (a law of the database)."""
+    """Return a violation for each GPU with two holders or two successors.
+
+    A law of the database forbids both.
+    """
     a = snapshot.allocations
     reserved = (a.hold == Hold.RESERVED).astype(np.int64)
     key = _named(2 * a.node + reserved, a.gpu)
@@ -319,10 +337,11 @@ def held_twice(snapshot: Snapshot) -> list[Violation]:
 
 
 def score(problem: Problem, solution: Solution, placement: Placement | None = None) -> float:
-    """Return what a solution is worth, in units of the objective (not the solver's integers).
+    """Return the value of a solution in units of the objective, not in the solver's integers.
 
-    Without a placement each Cell runs at its own shape, and the score is objective / scale. With one, each
-    runs at the rate of the shape it was given, and migrated jobs pay their restart price.
+    Without a placement, each Cell runs at its own shape, and the score is objective / scale. With
+    one, each job runs at the rate of the shape it was given, and migrated jobs pay their restart
+    cost.
     """
     jobs = np.flatnonzero(solution.choice >= 0)
     columns = solution.choice[jobs]
@@ -341,9 +360,9 @@ def score(problem: Problem, solution: Solution, placement: Placement | None = No
 
 
 def placed_value(problem: Problem, column: int, nodes: int) -> float:
-    """Return the value of ``column`` run over ``nodes`` nodes, in the problem's units.
+    """Return the value of ``column`` spread over ``nodes`` nodes, in the problem's units.
 
-    What a column is worth shrinks with its rate; what it costs (a value below 0) does not.
+    A positive value shrinks with the rate. A cost (a value below 0) does not.
     """
     if problem.value[column] <= 0:
         return float(problem.value[column])
@@ -353,6 +372,6 @@ def placed_value(problem: Problem, column: int, nodes: int) -> float:
 
 
 def migration_price(problem: Problem, job: int, column: int) -> float:
-    """Return the restart price of moving ``job`` to other GPUs within ``column`` (problem's units)."""
+    """Return the restart cost of moving ``job`` within ``column``, in the problem's units."""
     gross = float(problem.value[column] + problem.restart_price[column])
     return abs(gross) * float(problem.restart_share[job])

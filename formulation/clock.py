@@ -1,4 +1,4 @@
-"""The passing of time as an argument, so that what depends on it can be tested and simulated."""
+"""The clock as an argument, so that code that depends on time can be tested and simulated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic seconds, for budgets and durations; never for what is stored."""
+    """Monotonic seconds, for budgets and durations, never for stored times."""
 
     def monotonic_s(self) -> float:
         """Return seconds since an arbitrary origin."""
@@ -15,12 +15,12 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's clocks, which nothing else reads; wall time checks what callers ask for."""
+    """The system's clocks, which nothing else reads. Wall time checks times that callers give."""
 
     def monotonic_s(self) -> float:
-        """Return seconds since an arbitrary origin; never goes back."""
+        """Return seconds since an arbitrary origin. They never go back."""
         return time.monotonic()
 
     def wall_s(self) -> float:
-        """Return seconds since 1970; may jump."""
+        """Return seconds since 1970. They may jump."""
         return time.time_ns() / 1e9

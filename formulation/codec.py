@@ -1,8 +1,8 @@
 """JSON for snapshots, problems and solutions, so that a round can be stored, shared and replayed.
 
-Canonical: the same value gives the same bytes (sorted keys, shortest float that reads back equal).
-Non-finite floats are written as {"float": "inf"}, or as strings inside an array of floats, since JSON
-has none.
+The form is canonical: the same value gives the same bytes (sorted keys, and the shortest float that
+reads back equal). JSON has no non-finite floats. They are written as {"float": "inf"}, or as
+strings inside an array of floats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tessera.formulation.topologies.described import DescribedTopology, decode_t
 from tessera.formulation.values import GpuType, Workload
 
 FORMAT = 2
-"""Version of the JSON form; a reader refuses others."""
+"""Version of the JSON form. A reader refuses other versions."""
 
 _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
@@ -83,7 +83,7 @@ _READERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (Snapshot, "topology"): _topology,
     (Traffics, "document"): _traffics,
 }
-"""Of fields that are written as the texts that describe them."""
+"""Readers of the fields that are written as texts."""
 
 
 def _plain_float(value: float) -> float | str:
@@ -91,7 +91,10 @@ def _plain_float(value: float) -> float | str:
 
 
 def _unknown(value: Any) -> frozenset[str]:
-    """Return the fields that say nothing: without them what is written is as before there were any."""
+    """Return the fields at their usual value.
+
+    They are not written, so the encoded form is the same as before these fields existed.
+    """
     if isinstance(value, Table):
         return value.without_news()
     if isinstance(value, Snapshot):
@@ -165,7 +168,7 @@ def encode(value: Snapshot | Problem | Solution) -> bytes:
 
 
 def digest(value: Snapshot | Problem | Solution) -> str:
-    """Return the SHA-256 of the canonical JSON, hex: the name of the value's content."""
+    """Return the SHA-256 of the canonical JSON, in hex. It names the value's content."""
     return digest_of(encode(value))
 
 
@@ -177,7 +180,8 @@ def digest_of(encoded: bytes) -> str:
 def decode(text: bytes) -> Snapshot | Problem | Solution:
     """Return the snapshot, problem or solution that ``encode`` wrote.
 
-    What Cells send is read when it is asked for; ``Traffics.require_readable`` reads all of it.
+    The traffic of Cells is parsed only when it is asked for. ``Traffics.require_readable`` parses
+    all of it.
 
     Raises:
         InvalidInput: not JSON, another format, or a body that breaks its type's rules.

@@ -1,4 +1,7 @@
-"""The columns that jobs may use before any rule: their undominated Cells, and the one that each runs on."""
+"""The columns that jobs may use before any rule applies.
+
+These are the undominated Cells of each job, and the Cell that it runs on.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,13 @@ def first_draft(
     every_cell: bool = False,
     waived: frozenset[int] = frozenset(),
 ) -> Draft:
-    """Return one column for each undominated Cell of each job that may run; no rule has been applied.
+    """Return one column for each undominated Cell of each job that may run. No rule applies yet.
 
     The Cell that a job runs on stays a column even where another dominates it, because keeping it
-    costs no restart. ``every_cell`` keeps dominated ones too: published policies choose by other rules.
-    With ``policy.caution`` uncertain estimates count as slower, here and in all that looks at the draft.
-    Columns larger than the cluster are absent (see ``tessera.formulation.explain``).
+    costs no restart. ``every_cell`` keeps dominated Cells too, because published schedulers choose
+    by other rules. With ``policy.caution``, uncertain estimates count as slower, here and in
+    everything that uses the draft. Columns larger than the cluster are absent (see
+    ``tessera.formulation.explain``).
     """
     snapshot = cautious(snapshot, policy.caution)
     cells, best = cells_of(snapshot)
@@ -51,9 +55,10 @@ def first_draft(
 
 
 def _with_bounded(snapshot: Snapshot, cells: Cells, best: Bools) -> Bools:
-    """Return ``best`` with the Cells that a job's least GPU count makes worth having, bool[cells].
+    """Return ``best`` with Cells that are best for jobs with a least GPU count, bool[cells].
 
-    A Cell that a smaller one beats is the best choice of a job that may not run on the smaller one.
+    A Cell that a smaller one dominates may be the best choice of a job that may not run on the
+    smaller one.
     """
     jobs = snapshot.jobs
     bounded = jobs.min_gpus > 1
@@ -70,6 +75,7 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     """Return (job_start, cell of each column, current column of each job)."""
     jobs = snapshot.jobs
     keep = np.flatnonzero(kept_cells)
+    # The kept Cells of a workload are adjacent, so a job's columns are one range of them.
     first = np.searchsorted(cells.workload[keep], jobs.workload)
     count = np.searchsorted(cells.workload[keep], jobs.workload, side="right") - first
     count = np.where(snapshot.jobs.among(SCHEDULABLE), count, 0)
@@ -77,6 +83,7 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     owner = np.repeat(np.arange(len(jobs), dtype=np.int64), count)
     running = _current_cell(snapshot, cells)
     is_current = np.flatnonzero(kept == running[owner])
+    # Add the Cell that a job runs on where it is not among the job's columns.
     absent = running >= 0
     absent[owner[is_current]] = False
     extra = np.flatnonzero(absent)
@@ -92,7 +99,7 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
 
 
 def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
-    """Return the Cell that each job can stay on as it is, int64[jobs]; -1: none.
+    """Return the Cell that each job can stay on unchanged, int64[jobs]. It is -1 if there is none.
 
     A job with a GPU on an unschedulable node cannot stay: wherever it goes, it restarts.
     """
@@ -104,12 +111,14 @@ def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     most, types = int(cells.gpus.max()), len(snapshot.gpu_types)
     stays &= (jobs.current_gpus <= most) & (jobs.current_type >= 0)
     who = np.flatnonzero(stays)
+    # Find all Cells of the same workload, type and count by one sorted key.
     key = (cells.workload * types + cells.gpu_type) * (most + 1) + cells.gpus  # rises
     wanted = (jobs.workload[who] * types + jobs.current_type[who]) * (most + 1)
     wanted += jobs.current_gpus[who]
     first = np.searchsorted(key, wanted)
     count = np.searchsorted(key, wanted, side="right") - first
-    cell, job = ranges(first, count), np.repeat(who, count)  # some degrees and plans for each
+    cell, job = ranges(first, count), np.repeat(who, count)  # several degrees and plans for each
+    # Of these, take the one with the same degree and execution plan.
     same = np.flatnonzero(
         (cells.pipeline_degree[cell] == jobs.current_degree[job])
         & (cells.plan[cell] == jobs.current_plan[job])

@@ -1,4 +1,4 @@
-"""What is committed for each job in a round: the difference between what is and what was chosen."""
+"""The decision of a round for each job: the difference between its current and its chosen state."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tessera.formulation.values import NO_CELL, CellKey
 
 
 class DecisionKind(StrEnum):
-    """What a round does to a job."""
+    """The effect of a round on a job."""
 
     START = "start"  # waited, now runs
-    KEEP = "keep"  # goes on as it is
+    KEEP = "keep"  # continues unchanged
     RESIZE = "resize"  # other GPU count, same type
     RETYPE = "retype"  # other GPU type
-    REPLAN = "replan"  # same GPUs in number and type, other pipeline degree or plan
+    REPLAN = "replan"  # same number and type of GPUs, other pipeline degree or execution plan
     MOVE = "move"  # same Cell, other GPUs
     SUSPEND = "suspend"  # ran, now waits
     REJECT = "reject"  # can never run
-    WAIT = "wait"  # waited, goes on waiting
+    WAIT = "wait"  # waited, keeps waiting
 
 
 CHANGES_GPUS = frozenset(
@@ -45,16 +45,17 @@ CHANGES_GPUS = frozenset(
         DecisionKind.MOVE,
     }
 )
-"""Kinds that give the job a new allocation, hence a new generation."""
+"""Kinds that give the job a new allocation, and so a new generation."""
 
 
 class Decision(NamedTuple):
-    """One job's fate in a round. A tuple, for a round makes one for each job that there is.
+    """The outcome of a round for one job. It is a tuple because a round makes one for every job.
 
-    ``cell``, ``rate`` (samples/s on the shape it was given) and ``gang`` are what it runs on after the
-    round (``NO_CELL`` and None: nothing); ``restart_price`` (units of the objective) is what was charged.
-    ``reason`` says why it does not run; None where it does. ``admitted``: its deadline is promised.
-    ``opportunistic``: it was started past a blocked job and gives way to it later.
+    ``cell``, ``rate`` (samples/s on the shape it was given) and ``gang`` describe what the job runs
+    on after the round. If it does not run, they are ``NO_CELL``, 0 and None. ``restart_price`` is
+    the restart cost that was charged, in units of the objective. ``reason`` says why the job does
+    not run, and is None if it runs. ``admitted`` is true if its deadline is promised.
+    ``opportunistic`` is true if it was started past a blocked job and gives way to it later.
     """
 
     job: int
@@ -79,15 +80,15 @@ def decide(
 ) -> list[Decision]:
     """Return one decision for each job of the snapshot, in its order.
 
-    ``reasons`` says why each job that is not placed does not run. A waiting job that can never run is
-    rejected. ``now`` is ``current_gangs``, if that is known already.
+    ``reasons`` says why each job that is not placed does not run. A waiting job that can never run
+    is rejected. ``now`` is ``current_gangs(snapshot)``; if it is None, it is computed here.
     """
     now = current_gangs(snapshot) if now is None else now
     promised = np.array(admission.admitted if admission is not None else snapshot.jobs.admitted)
     promised[list(statement.lapsed)] = False
     stuck = ~snapshot.jobs.among(SCHEDULABLE)
     for job in placement.gangs.keys() & np.flatnonzero(stuck).tolist():
-        # the checker has refused this already
+        # The checker has already refused this.
         raise AssertionError(f"{snapshot.jobs.name[job]} may not run but was placed")
     runs = _running(snapshot, statement, solution, placement, promised, now)
     waits = np.ones(len(snapshot.jobs), dtype=np.bool_)
@@ -102,7 +103,7 @@ def decide(
 
 
 def _kinds_of_waiting(snapshot: Snapshot, statement: Statement, job: Ints) -> list[DecisionKind]:
-    """Return what becomes of each ``job`` (int64[some]), which does not run."""
+    """Return the decision for each ``job`` (int64[waiting]), none of which runs."""
     rejected = np.zeros(len(snapshot.jobs), dtype=np.bool_)
     rejected[list(statement.rejected)] = True
     rejected &= snapshot.jobs.among([JobState.QUEUED])
@@ -119,7 +120,7 @@ def _running(
     promised: Bools,
     now: Mapping[int, Gang],
 ) -> Iterator[Decision]:
-    """Return what is decided of each job that is placed."""
+    """Return the decision for each job that is placed."""
     problem, jobs = statement.problem, snapshot.jobs
     job = np.array(list(placement.gangs), dtype=np.int64)
     column = solution.choice[job]
@@ -151,7 +152,7 @@ _KINDS: Final = (
     DecisionKind.MOVE,
     DecisionKind.KEEP,
 )
-"""Kinds of jobs that run; the first that applies is taken."""
+"""Kinds of running jobs. The first that applies is taken."""
 
 
 def _kinds(
@@ -186,7 +187,7 @@ def _rates(problem: Problem, placement: Placement, cell: Ints) -> Floats:
 
 
 def _prices(problem: Problem, placement: Placement, job: Ints, column: Ints) -> Floats:
-    """Return the restart price that each placed job is charged, float64[placed]."""
+    """Return the restart cost that each placed job is charged, float64[placed]."""
     price = problem.restart_price[column].astype(np.float64)
     moves = np.array([one in placement.migrated for one in placement.gangs], dtype=np.bool_)
     gross = np.abs(problem.value[column] + price)

@@ -1,4 +1,4 @@
-"""What jobs need of nodes, and what nodes have: GPUs of one type, CPU cores, bytes of host memory."""
+"""Demands of jobs and capacities of nodes: GPUs of one type, CPU cores, bytes of host memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from tessera.formulation.tables import Ints, Table
 
 NOT_STATED: Final = -1
-"""CPU cores or bytes of a node of which nobody said how many it has: they limit nothing."""
+"""CPU cores or host memory of a node that did not state them. They limit nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a job on a Cell needs in all, or on one node. The type of its GPUs is the Cell's."""
+    """The demand of a job on a Cell, in all or on one node. Its GPUs are of the Cell's type."""
 
     gpus: int
     cpus: int = 0  # cores
     host_bytes: int = 0
 
     def on_node(self, gpus: int) -> Demand:
-        """Return what it needs on a node that holds ``gpus`` of its GPUs: as large a part, rounded up."""
+        """Return the demand on a node with ``gpus`` of its GPUs: this share of it, rounded up."""
         return Demand(
             gpus=gpus,
             cpus=-(-self.cpus * gpus // self.gpus),
@@ -32,14 +32,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a node has, or has left."""
+    """The resources that a node has, or has left."""
 
     gpus: int
-    cpus: int | None = None  # cores; None: not stated, which limits nothing
+    cpus: int | None = None  # cores; if None, they are not stated and limit nothing
     host_bytes: int | None = None  # the same
 
     def fits(self, demand: Demand) -> bool:
-        """Return whether there is enough of everything that ``demand`` needs here."""
+        """Return whether the capacity suffices for ``demand``."""
         return (
             demand.gpus <= self.gpus
             and (self.cpus is None or demand.cpus <= self.cpus)
@@ -47,7 +47,7 @@ class Capacity:
         )
 
     def minus(self, demand: Demand) -> Capacity:
-        """Return what is left once ``demand`` is taken."""
+        """Return the capacity that is left once ``demand`` is taken."""
         return Capacity(
             gpus=self.gpus - demand.gpus,
             cpus=None if self.cpus is None else self.cpus - demand.cpus,
@@ -55,7 +55,7 @@ class Capacity:
         )
 
     def plus(self, demand: Demand) -> Capacity:
-        """Return what there is once ``demand`` is given back."""
+        """Return the capacity once ``demand`` is given back."""
         return Capacity(
             gpus=self.gpus + demand.gpus,
             cpus=None if self.cpus is None else self.cpus + demand.cpus,
@@ -65,7 +65,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demands(Table):
-    """What each of many Cells, or columns, needs in all."""
+    """The total demand of each of many Cells or columns."""
 
     INDEX: ClassVar[str] = "demands"
     gpus: Ints
@@ -74,11 +74,11 @@ class Demands(Table):
 
     @property
     def of_gpus_alone(self) -> bool:
-        """Return whether nothing but GPUs is needed."""
+        """Return whether only GPUs are needed."""
         return not (self.cpus.any() or self.host_bytes.any())
 
     def at(self, index: Ints) -> Demands:
-        """Return the demands of ``index`` (int64[any], each may be named often)."""
+        """Return the demands of ``index`` (int64[any]). An index may occur several times."""
         gpus, none = self.gpus[index], np.zeros(len(index), np.int64)
         if self.of_gpus_alone:
             return Demands(gpus=gpus, cpus=none, host_bytes=none)

@@ -1,6 +1,6 @@
-"""Texts from outside that describe something: limits of each kind, checked before anything is built.
+"""Limits for each kind of document from outside, checked before anything is built.
 
-JSON is read here; ``tessera.estimator.documents`` reads YAML within the same limits.
+JSON is read here. ``tessera.estimator.documents`` reads YAML within the same limits.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 
 MAX_NUMBER: Final = 40
-"""Characters of one number. Nothing here counts or measures with more."""
+"""Characters of one number. No quantity here needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes that a document of one kind may have."""
+    """The sizes that a document of one kind may have."""
 
     size_bytes: int
     depth: int
-    """Lists and mappings inside each other."""
+    """Nesting depth of lists and mappings."""
     nodes: int
-    """Keys and values together; lists and mappings are values, too."""
+    """Keys and values together. Lists and mappings are values, too."""
     text: int = 65_536
     """Characters of one key or value."""
     yaml_bytes: int = 2**31
-    """Of a text in YAML, which takes fifty times as long to read as JSON."""
+    """Bytes of a YAML text, which takes fifty times as long to read as JSON."""
 
 
 ARCHITECTURE: Final = Limits(size_bytes=2**20, depth=16, nodes=100_000)
@@ -38,19 +38,19 @@ ARCHITECTURE: Final = Limits(size_bytes=2**20, depth=16, nodes=100_000)
 TOPOLOGY: Final = Limits(
     size_bytes=16 * 2**20, depth=8, nodes=2_000_000, text=1000, yaml_bytes=2**20
 )
-"""A network: a hundred thousand links written one by one."""
+"""A network of up to a hundred thousand links, written one by one."""
 POLICY: Final = Limits(size_bytes=65_536, depth=4, nodes=1000)
 """The options of a round."""
 CLUSTER_FILE: Final = Limits(size_bytes=16 * 2**20, depth=16, nodes=1_000_000)
-"""A cluster, jobs or tenants: ten thousand jobs."""
+"""A cluster, jobs or tenants: up to ten thousand jobs."""
 HARDWARE: Final = Limits(size_bytes=2**20, depth=8, nodes=20_000, text=1000)
 """The user's own GPU types."""
 TABLE_ROW: Final = Limits(size_bytes=2**20, depth=16, nodes=100_000)
 """A line of a file of records, such as measured layers."""
 NODE_LIST: Final = Limits(size_bytes=2**20, depth=4, nodes=100_000, text=1000)
-"""The nodes of an agent, or what its network is to be set to."""
+"""The nodes of an agent, or the settings that its network is to be given."""
 CELL_TRAFFIC: Final = Limits(size_bytes=2**20, depth=8, nodes=100_000, text=1000)
-"""What a Cell sends: a thousand stages."""
+"""The traffic of a Cell with up to a thousand stages."""
 SNAPSHOT: Final = Limits(size_bytes=2**31, depth=32, nodes=2**31, text=2**31)
 """A stored round. It is large by its nature, so only its depth and its numbers are limited."""
 
@@ -58,16 +58,19 @@ _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL
 _SOME_STRINGS: Final = re.compile(
     rb'(?:[^"]*+"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)){1,5000}', re.DOTALL
 )
-"""The text up to the end of one of the next strings: what is looked at without a rest for other threads."""
+"""The text up to the end of the next 5000 strings at most.
+
+This is as much as is scanned without a pause for other threads.
+"""
 _LONG_NUMBER: Final = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER + 1))
 _SUSPECT: Final = re.compile(rb"\\u|N|I|[eE]\+?0*[1-9][0-9]{2}")
-"""Outside of this there is no NUL, no surrogate and no number that is not finite."""
+"""A text without a match holds no NUL, no surrogate and no number that is not finite."""
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _NO_CHARACTER: Final = re.compile("[\0\ud800-\udfff]")
 
 
 class NotJson(InvalidInput):
-    """The text is not JSON; it may be something else."""
+    """An error for a text that is not JSON. It may be in another format."""
 
 
 def read_json(field: str, text: str | bytes, limits: Limits) -> Any:
@@ -75,8 +78,8 @@ def read_json(field: str, text: str | bytes, limits: Limits) -> Any:
 
     Raises:
         NotJson: it is not JSON.
-        InvalidInput: it is beyond the limits, names a key twice, or holds a number that is not finite or
-            half a character; names ``field``.
+        InvalidInput: it is beyond the limits, names a key twice, or holds a number that is not finite
+            or half a character; names ``field``.
     """
     raw = to_utf8(field, text, limits)
     longest = _check_structure(field, raw, limits)
@@ -115,7 +118,7 @@ def to_utf8(field: str, text: str | bytes, limits: Limits) -> bytes:
 
 
 def check_scalar(field: str, place: str, value: object, limits: Limits) -> None:
-    """Refuse a text that is too long or has NUL or half a character, and a number that is not finite."""
+    """Refuse a text that is too long or has a NUL or a surrogate, and a non-finite number."""
     at = f"{place}: " if place else ""
     if isinstance(value, str):
         if len(value) > limits.text:
@@ -129,7 +132,7 @@ def check_scalar(field: str, place: str, value: object, limits: Limits) -> None:
 
 
 def check_number(field: str, place: str, written: str) -> None:
-    """Refuse a number by its length, before it is read."""
+    """Refuse a number that is too long, before it is parsed."""
     if len(written) > MAX_NUMBER:
         at = f"{place}: " if place else ""
         raise InvalidInput(
@@ -148,16 +151,18 @@ def check_counts(field: str, depth: int, nodes: int, limits: Limits) -> None:
 
 
 def _check_structure(field: str, raw: bytes, limits: Limits) -> int:
-    """Check depth, counts and lengths before anything is built; exact up to where the text is JSON.
+    """Check depth, counts and lengths before anything is built.
 
-    Return the bytes of the longest text as it is written; 0: none can be too long.
+    The check is exact up to where the text stops being JSON. Return the length in bytes of the
+    longest text as it is written, or 0 if none can be too long.
     """
     longest, parts, end = 0, list[bytes](), 0
+    # Cut the contents out of strings, so that brackets and separators can be counted.
     while some := _SOME_STRINGS.match(raw, end):
         part, end = some[0], some.end()
         if len(raw) > limits.text:
             longest = max(longest, *(m.end() - m.start() - 2 for m in _STRING.finditer(part)))
-            if longest > 6 * limits.text:  # a character is written with up to six
+            if longest > 6 * limits.text:  # a character takes up to six bytes (\uXXXX)
                 raise InvalidInput(field, f"a text may have at most {limits.text:,} characters")
         parts.append(_STRING.sub(b'"', part))
     bare = b"".join(parts) + raw[end:]
@@ -175,7 +180,7 @@ def _check_structure(field: str, raw: bytes, limits: Limits) -> int:
 
 
 def _scalars(value: object) -> Iterator[tuple[str, object]]:
-    """Yield (path, value) of keys, and of values that hold no others."""
+    """Yield (path, value) of all keys and of all values that are not lists or mappings."""
     left = [("", value)]
     while left:
         path, found = left.pop()

@@ -1,8 +1,8 @@
 """A statement in the making: the columns that jobs may use, and the marks and rows that rules add.
 
-Each rule of a round is a pure function ``Draft -> Draft`` named after what it promises or limits
-(``tessera.formulation.promises``). It drops columns, marks jobs, or adds coupling rows;
-``tessera.formulation.statement`` runs them in order and turns the last draft into arrays.
+Each rule of a round is a pure function ``Draft -> Draft``, named after the promise or limit that it
+states (``tessera.formulation.promises``). It drops columns, marks jobs, or adds coupling rows.
+``tessera.formulation.statement`` runs the rules in order and turns the last draft into arrays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def go_on() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowUse:
-    """A coupling row and who uses it: columns, and jobs by waiting. Nobody is named twice."""
+    """A coupling row with its users: columns, and jobs that use it by waiting. None is repeated."""
 
     row: Row
     column: Ints  # int64[entries], index into the draft's columns
@@ -49,37 +49,40 @@ class RowUse:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draft:
-    """The columns of a round, and what is known of its jobs. Immutable; arrays are never written to.
+    """The columns of a round, and the facts known of its jobs. Arrays are never written to.
 
     Columns are grouped by job: those of job j are ``job_start[j] : job_start[j + 1]``.
     """
 
     snapshot: Snapshot
     policy: Policy
-    admission: Admission | None = None  # where the policy looks ahead
+    admission: Admission | None = None  # if the policy looks ahead
     cells: Cells
     job_start: Ints  # int64[jobs + 1]
     cell: Ints  # int64[columns], index into cells
-    current: Ints  # int64[jobs], the column that runs now and can go on as it is; -1: none
+    current: Ints  # int64[jobs], the column that runs now and can go on unchanged; -1: none
     must_run: Bools  # bool[jobs]
     least_rate: Floats  # float64[jobs], samples/s that placement must reach; 0: any
     movable: Bools  # bool[jobs]
     opportunistic: Bools  # bool[jobs], started past a blocked job if it starts now
     rows: tuple[RowUse, ...] = ()
     absent: Mapping[int, Reason] = field(default_factory=dict)
-    """Jobs that a rule has left without any column, and why."""
+    """Jobs that a rule has left without any column, each with the reason."""
     waived: frozenset[int] = frozenset()
-    """Jobs whose promises cannot be kept this round: rules treat them as if nothing had been promised."""
+    """Jobs whose promises cannot be kept in this round. Rules treat them as not promised."""
     rejected: frozenset[int] = frozenset()
-    """Jobs of ``absent`` that can never run: they are dropped for good."""
+    """Jobs of ``absent`` that can never run. They are dropped for good."""
     admits: frozenset[int] = frozenset()
-    """Jobs whose deadlines are promised by running this round."""
+    """Jobs whose deadlines are promised if they run in this round."""
     lapsed: frozenset[int] = frozenset()
-    """Jobs whose deadlines were promised and cannot be met any more."""
+    """Jobs whose deadlines were promised and can no longer be met."""
     witness: Ints | None = None
-    """int64[jobs], a column or -1: an answer in which every job marked so far runs; None: none is known."""
+    """int64[jobs], a column or -1: an answer in which every job marked so far runs.
+
+    It is None if no such answer is known.
+    """
     check: Callable[[], None] = go_on
-    """Raises where nobody waits for the statement any more. Loops that take long call it."""
+    """Raises an error once nobody waits for the statement any more. Long loops call it."""
 
     @cached_property
     def job(self) -> Ints:
@@ -88,7 +91,7 @@ class Draft:
 
     @cached_property
     def starts(self) -> Bools:
-        """Return, bool[columns], which columns are a start, move or resize: all but current ones."""
+        """Return whether each column is a start, move or resize (not current), bool[columns]."""
         out = np.ones(len(self.cell), dtype=np.bool_)
         out[self.current[self.current >= 0]] = False
         return out
@@ -100,7 +103,7 @@ class Draft:
 
     @cached_property
     def demand(self) -> Demands:
-        """Return what each column needs of nodes in all."""
+        """Return the total demand of each column on nodes."""
         return self.cells.demand.at(self.cell)
 
     @property
@@ -115,17 +118,26 @@ class Draft:
 
     @cached_property
     def unit_rate(self) -> Floats:
-        """Return the rate u_j of one effective GPU (Eq. 6), float64[jobs]; NaN for a job without Cells."""
+        """Return the rate u_j of one effective GPU (Eq. 6), float64[jobs].
+
+        It is NaN for a job without Cells.
+        """
         return unit_rate(self.snapshot, self.cells)
 
     @cached_property
     def expected_rate(self) -> Floats:
-        """Return the rate g_j of an equal share (Eq. 6b), float64[jobs]; NaN for a job without Cells."""
+        """Return the rate g_j of an equal share (Eq. 6b), float64[jobs].
+
+        It is NaN for a job without Cells.
+        """
         return expected_rate(self.snapshot, self.cells, self.weight)
 
     @cached_property
     def requested_rate(self) -> Floats:
-        """Return the rate R_j of the request (Eq. 6c), float64[jobs]; NaN for a job without Cells."""
+        """Return the rate R_j of the request (Eq. 6c), float64[jobs].
+
+        It is NaN for a job without Cells.
+        """
         return requested_rate(self.snapshot, self.cells)
 
     @cached_property
@@ -140,14 +152,17 @@ class Draft:
 
     @cached_property
     def promisable(self) -> Bools:
-        """Return which jobs' promises can be kept, bool[jobs]: not those waived, nor a profiling task's."""
+        """Return whether each job's promises can be kept, bool[jobs].
+
+        Those of waived jobs and of profiling tasks cannot.
+        """
         out = ~self.snapshot.profiling()
         out[list(self.waived)] = False
         return out
 
     @cached_property
     def has_columns(self) -> Bools:
-        """Return which jobs have a column, bool[jobs]."""
+        """Return the jobs that have a column, bool[jobs]."""
         return np.diff(self.job_start) > 0
 
     def columns_of(self, job: int) -> range:
@@ -155,9 +170,10 @@ class Draft:
         return range(int(self.job_start[job]), int(self.job_start[job + 1]))
 
     def only(self, keep: Bools, why: Mapping[int, Reason] | None = None) -> Draft:
-        """Return the draft with the columns ``keep`` (bool[columns]) alone.
+        """Return the draft with only the columns ``keep`` (bool[columns]).
 
-        ``why`` has a reason for each job that loses its last column by it; such a job need not run any more.
+        ``why`` has a reason for each job that thereby loses its last column. Such a job need not
+        run any more.
         """
         if keep.all():
             return self
@@ -179,7 +195,7 @@ class Draft:
         )
 
     def without(self, jobs: Mapping[int, Reason]) -> Draft:
-        """Return the draft with no column for ``jobs``, each for its reason."""
+        """Return the draft without columns for ``jobs``, each with its reason."""
         if not jobs:
             return self
         out = np.zeros(len(self.current), dtype=np.bool_)

@@ -12,12 +12,12 @@
     ├── NotAllowed              the resource's state does not allow this
     │   └── InUse               the resource cannot be deleted while others use it
     ├── LimitReached            the server holds as many of these as it may
-    ├── Unavailable             something Tessera stands on cannot be reached
+    ├── Unavailable             a service that Tessera depends on cannot be reached
     │   └── NotMigrated         the database's schema is not the one this release needs
     ├── TooBusy                 the server has taken on as much as it may; try again later
     └── DeadlineTooShort        the caller's deadline leaves no time to decide
 
-Each class is one name and one sentence; what happened is in the message and the attributes.
+Each class is one name and one sentence. The facts of a case are in the message and the attributes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class TesseraError(Exception):
     reason = "TESSERA_ERROR"
 
     def metadata(self) -> dict[str, str]:
-        """Return the facts a machine may act on, as flat strings."""
+        """Return the facts that a machine may act on, as flat strings."""
         return {}
 
 
 class InvalidInput(TesseraError):
-    """A field of a request or a file is wrong; the message says what is allowed."""
+    """A field of a request or a file is wrong. The message says what is allowed."""
 
     reason = "INVALID_INPUT"
 
@@ -94,7 +94,7 @@ class Conflict(TesseraError):
 
 
 class StaleEtag(Conflict):
-    """The etag does not match the stored one; read again and retry."""
+    """The etag does not match the stored one. The caller should read again and retry."""
 
     reason = "STALE_ETAG"
 
@@ -124,7 +124,7 @@ class Use:
     """The users of a resource of one kind: their number and the names of the first few."""
 
     kind: str  # for machines, e.g. "jobs"
-    one: str  # for people, e.g. "live job", and in the plural
+    one: str  # for people, e.g. "live job"; `many` is its plural
     many: str
     count: int
     names: tuple[str, ...]
@@ -159,7 +159,7 @@ class LimitReached(TesseraError):
 
 
 class Unavailable(TesseraError):
-    """Something that Tessera stands on cannot be reached."""
+    """A service that Tessera depends on cannot be reached."""
 
     reason = "UNAVAILABLE"
 
@@ -171,7 +171,7 @@ class NotMigrated(Unavailable):
 
 
 class TooBusy(TesseraError):
-    """The server has taken on as much work of this kind as it may; the same call may succeed later."""
+    """The server is doing as much work of this kind as it may. The same call may succeed later."""
 
     reason = "TOO_BUSY"
 

@@ -1,4 +1,4 @@
-"""One dominant reason with evidence and a next step for every job that does not run."""
+"""The main reason, with evidence and a next step, for every job that does not run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def explain(
 ) -> dict[int, Reason]:
     """Return a reason for each job without a column in ``solution``.
 
-    ``unplaced`` is what placement says of jobs whose chosen Cell found no blocks; ``given_up`` are jobs
-    whose promise could not be kept; ``absent`` those whom a rule left without a column, and why.
+    ``unplaced`` is placement's message for each job for whose chosen Cell it found no blocks.
+    ``given_up`` are jobs whose promise could not be kept. ``absent`` are the jobs that a rule left
+    without a column, each with the reason.
     """
     tried = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     tried[snapshot.estimates.workload] = True
@@ -97,7 +98,7 @@ def _no_cell(snapshot: Snapshot, workload: int, *, tried: bool) -> Reason:
 
 
 def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
-    """Explain a job whose smallest Cells exceed what is schedulable now, or what there is at all."""
+    """Explain a job whose smallest Cells exceed the schedulable nodes, or the whole cluster."""
     e, kinds = snapshot.estimates, len(snapshot.gpu_types)
     mine = (e.workload == workload) & np.isfinite(e.iter_time_s)
     least = np.full(kinds, np.iinfo(np.int64).max)

@@ -1,4 +1,4 @@
-"""What a round is to reach, in order: sums of values, and levels that compare the worst-off jobs."""
+"""The goals of a round, in order: sums of values, and levels that compare the worst-off jobs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from tessera.formulation.tables import Floats, Ints, frozen
 
 WEIGHTED_SUM: Final = "weighted sum"
-"""Unit of objectives that were added up: what they count differs."""
+"""Unit of a sum of several objectives, whose units differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Linear:
-    """Maximise the sum over chosen columns of ``value``; a job that waits adds 0 (Eq. 1).
+    """A goal to maximize the sum of ``value`` over chosen columns. A job that waits adds 0 (Eq. 1).
 
-    ``value`` and ``restart_price`` are int64[columns] in solver integers, ``scale`` of which are one unit;
-    the price is already taken off the value. Later goals may give away the share ``tolerance`` of what
-    was reached.
+    ``value`` and ``restart_price`` are int64[columns] in solver integers, ``scale`` of which are
+    one unit of the objective. The restart cost is already subtracted from the value. Later goals
+    may give away the share ``tolerance`` of the sum that was reached.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Levels:
-    """Minimise the largest level of any job, then the next largest, and so on.
+    """A goal to minimize the largest level of any job, then the next largest, and so on.
 
-    ``level`` is float64[columns], ``waiting`` float64[jobs]: the level of a job that waits. Higher is worse;
-    what is shown is ``sign * level``. Jobs without columns do not count, because nothing can be done for
-    them. The first ``depth`` places of the sorted levels are settled before the next goal; later goals may
-    raise each of them by the share ``tolerance`` of its size.
+    ``level`` is float64[columns]. ``waiting`` is float64[jobs], the level of a job that waits.
+    Higher is worse. Users are shown ``sign * level``. Jobs without columns do not count, because
+    nothing can be done for them. The first ``depth`` places of the sorted levels are settled before
+    the next goal. Later goals may raise each of them by the share ``tolerance`` of its size.
     """
 
     name: str
@@ -62,12 +62,13 @@ Goal = Linear | Levels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalResult:
-    """What became of a goal, in its own unit. For levels: those of the worst-off job.
+    """The result of a goal in its own unit. For levels, it is the level of the worst-off job.
 
-    ``bound`` is the best that any answer could reach once the goals before it are kept: above
-    ``objective`` for sums, below it for levels with ``sign`` 1. ``gap`` is relative, 0: proven.
-    ``bound_is_trivial``: no solver looked for a bound, so it only says what every job would reach if it
-    had the cluster to itself. It is true, but the gap says nothing about the answer.
+    ``bound`` is the best that any answer could reach once the goals before this one are kept. It is
+    above ``objective`` for sums, and below it for levels with ``sign`` 1. ``gap`` is relative; at 0
+    the result is proven optimal. If ``bound_is_trivial`` is true, no solver looked for a bound. The
+    bound then only says what every job would reach if it had the cluster to itself. It is valid,
+    but the gap says nothing about the answer.
     """
 
     name: str

@@ -1,15 +1,18 @@
-"""How an objective is written: terms with weights, and stages in order.
+"""The grammar of objectives: terms with weights, and stages in order.
 
     objective = stage { "then" stage }
     stage     = term { "+" term } [ "within" percent "%" ]
     term      = [ weight "*" ] name
     percent   = a number from 0 to below 100
 
-``finish-time-fairness then throughput`` first makes the worst-off job as well off as can be, then
-maximises throughput among the answers that do. ``max-min within 5% then throughput`` lets the later stages
-give away 5 % of what the stage before reached. ``0.7*throughput + 0.3*jct`` adds values. Fairness
-objectives are compared job by job and have no sum, so they stand alone in their stage. Terms of weight 0
-say nothing and are left out, and a term that stands alone has weight 1 whatever is written.
+``finish-time-fairness then throughput`` first makes the worst-off job as well off as possible. It
+then maximizes throughput among the answers that do so. ``max-min within 5% then throughput`` lets
+the later stages give away 5 % of what the stage before reached. ``0.7*throughput + 0.3*jct`` adds
+values.
+
+Fairness objectives are compared job by job and have no sum, so each is alone in its stage. Terms of
+weight 0 have no effect and are dropped. A term that is alone in its stage has weight 1, whatever
+weight is written.
 """
 
 from __future__ import annotations
@@ -25,21 +28,21 @@ LINEAR: Final = ("throughput", "deadline", "jct", "balanced", "cost")
 """Objectives that are sums over jobs."""
 
 LEXICOGRAPHIC: Final = ("finish-time-fairness", "max-min", "makespan")
-"""Objectives that compare the worst-off job, then the next."""
+"""Objectives that compare the worst-off job first, then the next."""
 
 OBJECTIVES: Final = (*LINEAR, *LEXICOGRAPHIC)
 
 LARGEST_WEIGHT: Final = 1e9
-"""No term may weigh more, not even in a recorded round: nothing else in its stage would count."""
+"""The largest weight of a term, even in a recorded round. With more, no other term would count."""
 
 _WITHIN = re.compile(r"^(?P<sum>.*?)(?:\s+within\s+(?P<percent>[0-9.]+)\s*%)?$", re.DOTALL)
 _TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[a-z-]+)$")
-_PLUS = re.compile(r"(?<![0-9.][eE])\+")  # that of 1e+3 adds nothing
+_PLUS = re.compile(r"(?<![0-9.][eE])\+")  # not the plus sign of 1e+3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One objective and the weight of its values beside others of its stage."""
+    """One objective, with the weight of its values relative to the other terms of its stage."""
 
     objective: str
     weight: float = 1.0
@@ -47,34 +50,39 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What is optimised at once; later stages may give away the share ``tolerance`` of it."""
+    """Terms that are optimized together. Later stages may give away the share ``tolerance``."""
 
     terms: tuple[Term, ...]
     tolerance: float = 0.0
 
     @property
     def lexicographic(self) -> bool:
-        """Return whether it compares the worst-off jobs instead of adding values up."""
+        """Return whether the stage compares the worst-off jobs instead of adding up values."""
         return self.terms[0].objective in LEXICOGRAPHIC
 
     @property
     def name(self) -> str:
-        """Return the stage as written, without its tolerance."""
+        """Return the stage as it was written, without its tolerance."""
         return " + ".join(
             t.objective if t.weight == 1.0 else f"{t.weight:g}*{t.objective}" for t in self.terms
         )
 
 
 MAX_STAGES: Final = 8
-"""Stages that a caller may ask for: each is solved in turn. There are that many objectives."""
+"""Stages that a caller may ask for, as each is solved in turn. There are eight objectives."""
 
 MIN_WEIGHT: Final = 1e-6
 MAX_WEIGHT: Final = 1e6
-"""Weights of terms that a caller may ask for: beyond them the lighter term is lost in rounding."""
+"""The largest weight of a term that a caller may ask for; ``MIN_WEIGHT`` is the smallest.
+
+Beyond these, the lighter term is lost in rounding.
+"""
 
 
 def require_bounded(stages: tuple[Stage, ...]) -> None:
-    """Refuse objectives that multiply a round's work. For callers: recorded rounds may have more.
+    """Refuse objectives that multiply a round's work.
+
+    This is a check for callers. Recorded rounds may have more.
 
     Raises:
         InvalidInput: there are too many stages, or a weight is too small or too large.
@@ -94,7 +102,7 @@ def require_bounded(stages: tuple[Stage, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> tuple[Stage, ...]:
-    """Return the stages of ``text``; the last is always a sum: throughput, unless it says otherwise.
+    """Return the stages of ``text``. The last is a sum: the one named, or else throughput.
 
     Raises:
         InvalidInput: it is not an objective; the message says what is.

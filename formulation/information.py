@@ -1,7 +1,7 @@
-"""What a policy may know: pure functions from a snapshot to the same snapshot with other estimates.
+"""The estimates that a scheduler may see: functions from a snapshot to one with other estimates.
 
-Which information a policy sees is chosen beside it and is never part of it, so that what is due to the
-policy and what to its information can be told apart. Jobs still run at their true rates.
+The information that a scheduler sees is chosen separately and is never part of the scheduler. Its
+effect can then be told apart from the scheduler's own. Jobs still run at their true rates.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ COUNTS: Final = (1, 2, 4, 8, 16)
 
 
 def estimates(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot as it is: every estimate, whatever its source."""
+    """Return the snapshot unchanged: every estimate, whatever its source."""
     return snapshot
 
 
 def cautious(snapshot: Snapshot, caution: float) -> Snapshot:
-    """Return the snapshot with every iteration time so many standard deviations longer (of its logarithm).
+    """Return the snapshot with uncertain iteration times made longer.
 
-    Estimates whose uncertainty is not known stay as they are, and so does everything with 0.
+    Each becomes longer by ``caution`` standard deviations of its logarithm. Estimates of unknown
+    uncertainty stay unchanged. With ``caution`` 0, all of them do.
     """
     e = snapshot.estimates
     if not caution or not np.nan_to_num(e.sd).any():
@@ -41,10 +42,10 @@ def cautious(snapshot: Snapshot, caution: float) -> Snapshot:
 
 
 def optimum(snapshot: Snapshot) -> Snapshot:
-    """Return what a full search measured and nothing else, which is what Arena calls the AP optimum.
+    """Return only the results of a full search, which is what Arena calls the AP optimum.
 
-    Rows of a plan that a full search chose (``BEST_FOUND``) stay; where a workload has none, its measured
-    rows stay.
+    Rows of an execution plan that a full search chose (``BEST_FOUND``) stay. If a workload has
+    none, its measured rows stay.
     """
     e = snapshot.estimates
     searched = e.pipeline_degree == BEST_FOUND
@@ -56,7 +57,7 @@ def optimum(snapshot: Snapshot) -> Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DpMemory(Table):
-    """Peak memory of each GPU under pure data parallelism; a row names its workload and GPUs once."""
+    """Peak memory of each GPU under pure data parallelism. A workload and GPU count has one row."""
 
     INDEX: ClassVar[str] = "data-parallel runs"
     workload: tuple[str, ...]  # Workload.key
@@ -65,11 +66,11 @@ class DpMemory(Table):
 
 
 def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) -> Information:
-    """Return the optimum behind the memory gate of data parallelism, as Arena's artifact has it.
+    """Return the optimum behind the memory gate of data parallelism, as in Arena's artifact.
 
-    The artifact has no times of data-parallel runs: a count runs at the optimum's time, but only where
-    ``safety`` x the memory of data parallelism is at most ``fraction`` x the GPU's. A workload and count
-    that the table lacks, or that ran out of memory, is infeasible on every type.
+    The artifact has no times of data-parallel runs. A count runs at the optimum's time, but only
+    where ``safety`` x the memory of data parallelism is at most ``fraction`` x the GPU's. A
+    workload and count that the table lacks, or that ran out of memory, is infeasible on every type.
     """
     if not (safety > 0 and fraction > 0):
         raise InvalidInput("data_parallel", "safety and fraction must be positive")
@@ -94,14 +95,16 @@ def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) 
 
 
 def single_gpu(measured_counts: int = 1) -> Information:
-    """Return Sia's bootstrapping: of the five counts the first ``measured_counts`` are measured.
+    """Return Sia's bootstrapping: of the five counts, the first ``measured_counts`` are measured.
 
-    Beyond the largest measured count that runs, throughput is extrapolated linearly in the number of
-    GPUs, for each (workload, type): with one count, single-GPU throughput x GPUs (Arena section 2.3, where k
-    goes from 1 to 5). Left open there, and chosen here: where no measured count runs, because the model
-    is too large, the least count that does run is measured instead; without it nothing at all
-    would be known of that model. A count is measured at its best plan and shape. Only counts that the
-    optimum's table has are extrapolated to, in every shape alike, whether they truly run or not.
+    Beyond the largest measured count that runs, throughput is extrapolated linearly in the number
+    of GPUs, for each (workload, type). With one count this is single-GPU throughput x GPUs (Arena
+    section 2.3, where k goes from 1 to 5).
+
+    Arena leaves open what happens where no measured count runs because the model is too large.
+    Here, the least count that does run is measured instead. Without it, nothing would be known of
+    that model. A count is measured at its best execution plan and shape. Throughput is extrapolated
+    only to counts in the optimum's table, in every shape alike, whether they truly run or not.
 
     Raises:
         InvalidInput: ``measured_counts`` is not one of 1 to 5.
@@ -117,12 +120,12 @@ def single_gpu(measured_counts: int = 1) -> Information:
 
 
 def _linear_beyond(e: Estimates, largest: int) -> Estimates:
-    """Return the rows with larger counts than ``largest`` at linear speed-up."""
+    """Return the rows, with linear speed-up for larger counts than ``largest``."""
     order = np.lexsort((e.iter_time_s, e.gpus, e.gpu_type, e.workload))
     e = _rows(e, order)
     pair = _group(e.workload, e.gpu_type)
     runs = np.isfinite(e.iter_time_s)
-    base = _base_rows(pair, e.gpus, runs, largest)  # by pair; -1: nothing runs
+    base = _base_rows(pair, e.gpus, runs, largest)  # by pair; -1: no row runs
     mine = base[pair] if len(pair) else base
     beyond = (mine >= 0) & (e.gpus > np.maximum(largest, e.gpus[mine]))
     linear_s = e.iter_time_s[mine] * e.gpus[mine] / e.gpus
@@ -134,10 +137,11 @@ def _linear_beyond(e: Estimates, largest: int) -> Estimates:
 
 
 def _base_rows(pair: Ints, gpus: Ints, runs: Bools, largest: int) -> Ints:
-    """Return the row from which each pair is extrapolated, int64[pairs]; -1: none of its rows runs.
+    """Return the row from which each pair is extrapolated, int64[pairs]; -1: no row runs.
 
-    Rows are sorted by pair, then count, then time. It is the fastest of the largest count up to
-    ``largest`` that runs, else that of the least count that does.
+    Rows are sorted by pair, then count, then time. The result is the fastest row of the largest
+    count up to ``largest`` that runs. If there is none, it is the fastest row of the least count
+    that runs.
     """
     pairs = int(pair.max(initial=-1)) + 1
     found = np.full(pairs, -1, dtype=np.int64)
@@ -149,7 +153,7 @@ def _base_rows(pair: Ints, gpus: Ints, runs: Bools, largest: int) -> Ints:
 
 
 def _group(*keys: Ints) -> Ints:
-    """Return a number for each distinct combination of sorted ``keys``, rising, int64[rows]."""
+    """Return a rising number for each distinct combination of sorted ``keys``, int64[rows]."""
     new = np.zeros(len(keys[0]), dtype=np.int64)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     return np.cumsum(new)
@@ -170,6 +174,6 @@ def _rows(e: Estimates, which: Bools | Ints) -> Estimates:
 
 
 def _with(snapshot: Snapshot, e: Estimates) -> Snapshot:
-    """Return the snapshot with these estimates, in the order that snapshots keep."""
+    """Return the snapshot with these estimates, in the order that snapshots require."""
     order = np.lexsort((e.nodes, e.plan, e.pipeline_degree, e.gpus, e.gpu_type, e.workload))
     return replace(snapshot, estimates=_rows(e, order))

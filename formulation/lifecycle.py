@@ -1,6 +1,6 @@
-"""The life of a job as one table: the only place that knows which event leads where.
+"""The life of a job as one table. No other module knows which event leads to which state.
 
-The table is the documentation; the database's CHECK constraint and its transition trigger are
+The table is the documentation. The database's CHECK constraint and its transition trigger are
 generated from it (``db/README.md``), so code and database cannot disagree.
 """
 
@@ -13,11 +13,11 @@ from tessera.formulation.errors import NotAllowed
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     QUEUED = "queued"  # waits for GPUs
     HELD = "held"  # waits for its user
-    STARTING = "starting"  # GPUs are reserved or held, the gang has not reported yet
+    STARTING = "starting"  # GPUs are reserved or held; the gang has not reported yet
     RUNNING = "running"  # the gang reports progress
     STOPPING = "stopping"  # loses its GPUs, then queues again
     HOLDING = "holding"  # loses its GPUs, then is held
@@ -30,7 +30,7 @@ class JobState(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What can happen to a job."""
+    """An event that can happen to a job."""
 
     HOLD = "hold"
     RELEASE = "release"
@@ -39,7 +39,7 @@ class JobEvent(StrEnum):
     RAN = "ran"
     SUSPEND = "suspend"
     GONE = "gone"  # every agent has reported the gang gone
-    LOST = "lost"  # a node that carried it is gone
+    LOST = "lost"  # a node that ran part of it is gone
     CANCEL = "cancel"
     FINISH = "finish"
     CRASH = "crash"  # exited with an error, a retry is left
@@ -86,7 +86,7 @@ TRANSITIONS: Final[dict[tuple[JobState, JobEvent], JobState]] = {
     (_S.CANCELLING, _E.FINISH): _S.SUCCEEDED,
     (_S.FAILING, _E.GONE): _S.FAILED,
 }
-"""(state, event) -> next state; a pair that is absent is not allowed."""
+"""(state, event) -> next state. A pair that is absent is not allowed."""
 
 TERMINAL: Final = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.REJECTED})
 """States that no event leaves."""
@@ -95,7 +95,7 @@ SCHEDULABLE: Final = frozenset({_S.QUEUED, _S.STARTING, _S.RUNNING, _S.STOPPING}
 """States in which a round may give the job GPUs."""
 
 ACTIVE: Final = frozenset({_S.STARTING, _S.RUNNING})
-"""States in which the job has GPUs of its own, reserved or held."""
+"""States in which the job has its own GPUs, reserved or held."""
 
 LEAVING: Final = frozenset({_S.STOPPING, _S.HOLDING, _S.CANCELLING, _S.FAILING})
 """States in which the job may still hold GPUs that it has to give back."""
@@ -119,7 +119,7 @@ def advance(state: JobState, event: JobEvent) -> JobState:
 
 
 def successors() -> dict[JobState, frozenset[JobState]]:
-    """Return, for each state, the other states one event away (what the database enforces)."""
+    """Return, for each state, the other states one event away. The database enforces this."""
     found: dict[JobState, set[JobState]] = {state: set() for state in JobState}
     for (before, _), after in TRANSITIONS.items():
         if after is not before:

@@ -1,4 +1,7 @@
-"""Why jobs that had columns were not chosen: their best offers at the round's prices, and what these cost."""
+"""Reasons for jobs that had columns and were not chosen.
+
+They compare the value of a job's best offer with its cost at the round's shadow prices.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +58,14 @@ _LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str]]] = {
         "wait for that job to start, or add Cells on which this one ends before",
     ),
 }
-"""Kind of row -> the reason where that row is what holds a job back."""
+"""Kind of row -> the reason if that row is what holds a job back."""
 
 
 def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reason]:
-    """Return a reason for each of ``jobs`` (int64[some], rising), which have columns and were not chosen."""
+    """Return a reason for each of ``jobs`` (int64[jobs], rising).
+
+    These are jobs that have columns but were not chosen.
+    """
     if not len(jobs):
         return {}
     offers = _best_offers(problem, solution, jobs)
@@ -94,9 +100,10 @@ def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reas
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Offers:
-    """The best offers of some jobs: the columns worth most for what they cost.
+    """The best offers of some jobs: for each, the column with the most value for its cost.
 
-    Where no column of a job is worth anything it is the one that loses least; of equals the first.
+    If no column of a job has a positive value, it is the one that loses least. Of equals it is the
+    first.
     """
 
     column: Ints  # int64[some jobs]
@@ -126,15 +133,15 @@ def _best_offers(problem: Problem, solution: Solution, jobs: Ints) -> _Offers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Use:
-    """What an offer takes of the rows, in words."""
+    """The use of rows by an offer, in words."""
 
     what: str
-    short: str  # the rows that have less free; empty: none
-    free: tuple[tuple[str, str], ...]  # evidence: what is free of each row that it takes from
+    short: str  # the rows with too little free; empty if there are none
+    free: tuple[tuple[str, str], ...]  # evidence: the free amount of each row that it uses
 
 
 class _Market:
-    """The rows once the round is decided. Offers that take the same of them share their words."""
+    """The rows once the round is decided. Offers with the same use of them share their texts."""
 
     def __init__(self, problem: Problem, solution: Solution) -> None:
         self._problem = problem
@@ -152,7 +159,7 @@ class _Market:
         )
 
     def use(self, column: int) -> _Use:
-        """Return what ``column`` takes."""
+        """Return the use of rows by ``column``."""
         first, end = self._start[column], self._start[column + 1]
         key = tuple(self._row[first:end]), tuple(self._amount[first:end])
         found = self._uses.get(key)
@@ -173,7 +180,7 @@ class _Market:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Limits:
-    """The rows that quotas and reservations are, and the jobs that these hold back."""
+    """The rows of quotas and reservations, and the jobs that they hold back."""
 
     problem: Problem
     prices: Floats
@@ -182,10 +189,10 @@ class _Limits:
     stopped: Ints  # int64[jobs], see _stopped
 
     def reason(self, job: int, column: int, *, pays: bool) -> Reason | None:
-        """Explain a job that a quota or a reservation holds back; None: it is something else.
+        """Return the reason if a quota or a reservation holds the job back, else None.
 
-        It does where no column of the job finds room in such a row, or where such a row is most of what the
-        best offer, ``column``, costs and the offer does not pay.
+        It does if no column of the job finds room in such a row. It also does if the best offer,
+        ``column``, does not pay, and such a row is the largest part of its cost.
         """
         problem, prices = self.problem, self.prices
         entry = int(self.stopped[job])
@@ -216,7 +223,7 @@ class _Limits:
 
 
 def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | None:
-    """Return the limits of the round; None: there are none."""
+    """Return the limits of the round, or None if there are none."""
     limit = np.array([row.kind in _LIMITS for row in problem.rows], dtype=np.bool_)
     if not limit.any():
         return None
@@ -230,7 +237,10 @@ def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | 
 
 
 def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
-    """Return, int64[jobs], the first usage entry by which limits stop all columns of a job; -1: none does."""
+    """Return the first usage entry by which limits stop all columns of a job, int64[jobs].
+
+    It is -1 if limits do not stop them all.
+    """
     found = np.full(len(problem.jobs), -1, dtype=np.int64)
     entry = np.flatnonzero(limit[problem.row] & (problem.amount > free[problem.row]))
     column = problem.usage_column[entry]
@@ -241,7 +251,7 @@ def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
 
 
 def _by_prices(use: _Use, spent: str, worth: float, cost: float) -> Reason:
-    """Explain a job whose best offer is worth something, by what it costs at the round's prices."""
+    """Explain a job whose best offer has a value, by its cost at the round's shadow prices."""
     what = use.what
     evidence = (
         ("offer", what),
@@ -275,7 +285,10 @@ def _by_prices(use: _Use, spent: str, worth: float, cost: float) -> Reason:
 
 
 def _only_costs(problem: Problem, use: _Use, worth: float) -> Reason:
-    """Explain a job that the last goal counts as a loss: room was short, or it is not worth its cost."""
+    """Explain a job that the last goal counts as a loss.
+
+    Either room was short, or the job is not worth its cost.
+    """
     evidence = (("offer", use.what), ("value", f"{worth:.6f}"), ("unit", problem.unit))
     if use.short and problem.unit != WEIGHTED_SUM:
         return Reason(

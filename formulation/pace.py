@@ -1,4 +1,4 @@
-"""The pace of training where agents replay it faster than real time."""
+"""The conversion of training times where agents replay training faster than real time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tessera.formulation.snapshot import Snapshot
 
 
 def at_real_pace(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with iteration times and restart costs in real seconds.
+    """Return the snapshot with iteration times and restart durations in real seconds.
 
-    All other times of a snapshot (deadlines, ages, promised schedules) and of a policy (the time to the
-    next round, minimum runs, promotions) are real time already.
+    All other times are already real: those of a snapshot (deadlines, ages, deadline schedules) and
+    of a policy (the time to the next round, minimum runs, promotions).
     """
     factor = snapshot.clock_factor
     if factor == 1.0:
@@ -28,7 +28,7 @@ def at_real_pace(snapshot: Snapshot) -> Snapshot:
 
 
 def at_training_pace(decisions: Iterable[Decision], clock_factor: float) -> tuple[Decision, ...]:
-    """Return decisions that were made at real pace with rates as estimates and agents state them."""
+    """Return decisions made at real pace, with their rates as estimates and agents state them."""
     if clock_factor == 1.0:
         return tuple(decisions)
     return tuple(decision._replace(rate=decision.rate / clock_factor) for decision in decisions)

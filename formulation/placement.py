@@ -1,4 +1,4 @@
-"""A solution brought down to nodes and GPU indices."""
+"""The placement of a solution on nodes and GPU indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tessera.formulation.values import Hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """The GPUs of one job: (node, GPU indices on it) in order of node; indices rise.
+    """The GPUs of one job: (node, GPU indices on it), ordered by node. The indices rise.
 
     Nodes are indices into ``Snapshot.nodes``.
     """
@@ -34,15 +34,15 @@ class Gang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where each chosen job runs: job index -> gang."""
+    """The gang of each chosen job, by job index."""
 
     gangs: dict[int, Gang] = field(default_factory=dict)
     migrated: frozenset[int] = frozenset()
-    """Jobs that keep their Cell but change GPUs (defragmentation): each pays its restart price."""
+    """Jobs that keep their Cell but change GPUs (defragmentation). Each pays its restart cost."""
 
 
 def current_gangs(snapshot: Snapshot) -> dict[int, Gang]:
-    """Return the GPUs that each job owns now, held or reserved (not those it is giving back)."""
+    """Return the GPUs that each job owns now, held or reserved, without those being released."""
     a = snapshot.allocations
     own = np.flatnonzero((a.job >= 0) & (a.hold != Hold.RELEASING))
     share = a.job[own] * len(snapshot.nodes) + a.node[own]
@@ -64,9 +64,9 @@ def current_gangs(snapshot: Snapshot) -> dict[int, Gang]:
 
 
 def changed(gangs: Mapping[int, Gang], now: Mapping[int, Gang]) -> set[int]:
-    """Return the jobs of ``gangs`` that own other GPUs, or none, ``now``."""
+    """Return the jobs of ``gangs`` that own other GPUs, or none, in ``now``."""
     return {
         job
         for job, gang in gangs.items()
-        if now.get(job) is not gang and now.get(job) != gang  # most keep the very gang
+        if now.get(job) is not gang and now.get(job) != gang  # most keep the same gang object
     }

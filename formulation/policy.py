@@ -1,4 +1,4 @@
-"""What a round is asked to do: the objective, the promises and limits. Defaults carry their reason."""
+"""The policy of a round: an objective, promises and limits. Each default has its reason."""
 
 from __future__ import annotations
 
@@ -18,82 +18,109 @@ DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = (
     "planned",
 )
 KEEP: Final = "keep"
-"""Keeps the deadlines that earlier rounds promised, as look-ahead does, and promises no others."""
+"""The mode that keeps earlier promises of deadlines, as look-ahead does, and adds none."""
 PLANNED: Final = "planned"
-"""Plans as look-ahead does, anew each round, and promises nothing."""
+"""The mode that plans again in each round, as look-ahead does, and promises nothing."""
 LOOKS_AHEAD: Final = (KEEP, "look-ahead", PLANNED)
 PROMISES_NONE: Final = ("ignore", KEEP)
-"""Modes under which a deadline that is not promised yet is not looked at."""
+"""Modes that ignore a deadline which is not promised yet."""
 
 NETWORK_LEVELS: Final = 8
-"""Priorities that NICs and switches have (IEEE 802.1Q); Crux section 4.3."""
+"""Priority levels that NICs and switches have (IEEE 802.1Q; Crux section 4.3)."""
 
 MAX_QUEUE_WEIGHTS: Final = 64
 MAX_QUEUE_WEIGHT: Final = 1e6
-"""Queues that a caller may give a weight, and the largest, which is that of a job."""
+"""The largest weight of a queue that a caller may ask for, which is also that of a job.
+
+``MAX_QUEUE_WEIGHTS`` is the number of queues that a caller may give a weight.
+"""
 
 MAX_FAIRNESS_LEVELS: Final = 64
-"""Places that a caller may have settled one by one. Each takes up to 20 solves and adds a row to all later
-problems; beyond the worst 64 jobs the sums of the next stage order the others well enough."""
+"""Places that a caller may have settled one by one.
+
+Each takes up to 20 solves and adds a row to all later problems. Beyond the worst 64 jobs, the sums
+of the next stage order the others well enough.
+"""
 
 MAX_CAUTION: Final = 10.0
-"""More standard deviations than anyone means."""
+"""The largest caution, in standard deviations. No realistic use needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The choices that shape a round's statement. Flat, so that it can be recorded with the round."""
+    """The choices that shape a round's statement. Flat, so that a round can record it."""
 
     objective: str = "throughput"
-    """What to optimise; ``tessera.formulation.grammar`` says how objectives combine."""
+    """The objective to optimize. ``tessera.formulation.grammar`` says how objectives combine."""
     raw_throughput: bool = False
-    """Sum samples/s as they are (Arena Eq. 5 to the letter), which favours small models."""
+    """Sum samples/s without normalization (Arena Eq. 5 to the letter). This favors small models."""
     queue_weights: str = ""
-    """Factor on the weight of each queue's jobs, e.g. ``1:4,2:1``; a queue that is absent has 1."""
+    """Factor on the weight of each queue's jobs, e.g. ``1:4,2:1``. Default of a queue: 1."""
     restart_horizon_s: float = 3600.0
-    """Restart seconds are spread over the lesser of this and the job's remaining time."""
+    """Restart seconds are spread over this time, or the job's remaining time if that is less."""
     max_restart_share: float = 0.9
-    """A restart never costs more of a Cell's value than this, so that short jobs still start."""
+    """Largest share of a Cell's value that a restart may cost, so that short jobs still start."""
     defragment_every_rounds: int = 12
-    """Look for moves that mend fragmentation each such round (hourly at 300 s); 0: never."""
+    """Look for moves that reduce fragmentation every N rounds (hourly at 300 s). 0 disables it."""
     round_s: float = 300.0
-    """Seconds to the next round: a job that waits now is taken to wait so long; the first slot of plans."""
+    """Seconds to the next round.
+
+    A waiting job is assumed to wait this long. It is also the first slot of schedules.
+    """
 
     deadlines: str = ""
     """One of ``DEADLINE_MODES``. Default: look-ahead if the objective names deadline, else keep."""
     run_to_completion: bool = False
-    """No launched job is suspended (Arena section 3.5)."""
+    """Never suspend a launched job (Arena section 3.5)."""
     min_run_s: float = 0.0
-    """A job is neither moved, resized nor suspended before it has run so long."""
+    """Seconds that a job runs before it may be moved, resized or suspended."""
     max_changes: int = -1
-    """At most so many running jobs are moved, resized or suspended, or as many as promises force; -1: any."""
+    """Running jobs that a round may move, resize or suspend. -1 means any number.
+
+    If promises force more changes, that number is allowed.
+    """
     queue_order: bool = False
     """Launch by queue and time of arrival (Arena section 3.5), not by value alone."""
     promote_after_s: float = math.inf
-    """A job that has waited so long counts as one queue higher, twice so long as two."""
+    """Seconds of waiting after which a job is promoted by one queue; after twice that, by two."""
     opportunistic: bool = False
-    """With ``queue_order``: start jobs of lower queues past a blocked one, and suspend them for it."""
+    """With ``queue_order``, start jobs of lower queues past a blocked one, and suspend them later.
+
+    They are suspended for the blocked job once it fits.
+    """
     reserve_after_s: float = math.inf
-    """GPUs are reserved for the first job that has waited so long; others only backfill around it."""
+    """Seconds of waiting after which GPUs are reserved for a job.
+
+    They are reserved for the first such job. Others only backfill around it.
+    """
     cost_of: str = "dollars"
-    """What ``cost`` counts: ``dollars`` an hour or ``watts``."""
+    """The quantity that ``cost`` counts: ``dollars`` per hour or ``watts``."""
     rate_floor: float = 0.5
-    """``cost`` runs no job below this share of its rate at the requested GPUs."""
+    """Share of its rate at the requested GPUs below which ``cost`` runs no job."""
     fairness_levels: int = 4
-    """How many of the worst-off jobs a lexicographic objective settles before the next objective."""
+    """Number of worst-off jobs that a lexicographic objective settles before the next objective."""
     network_levels: int = NETWORK_LEVELS
-    """Levels of network priority that jobs are compressed to, where the cluster's network is described."""
+    """Priority levels that jobs are compressed to, if the cluster's network is described."""
     network_floor: float = 0.0
-    """Share of its rate alone that each job shall have on the network; 0: work done is all that counts."""
+    """Share of its rate without contention that each job shall keep on the network.
+
+    If it is 0, only the total work done counts.
+    """
     network_measure_s: float = 0.0
-    """A job on several nodes goes before all others that it meets on the network until agents have measured
-    its traffic, at most so long from the start of its allocation; 0: not (Crux 5)."""
+    """Longest priority of a job to be measured, from the start of its allocation (Crux 5).
+
+    Until agents have measured its traffic, a job on several nodes goes before all others that it
+    meets on the network. 0 disables this.
+    """
     caution: float = 0.0
-    """An iteration is taken to last exp(caution x sd) times its estimate, sd being that of the logarithm:
-    1 leaves one in six to be slower, where estimates are right about themselves. 0: estimates as they are."""
+    """Standard deviations (of the logarithm) by which iteration times are taken to be longer.
+
+    An iteration is taken to last exp(caution x sd) times its estimate. With 1, one in six is slower
+    still, if estimates state their uncertainty correctly. With 0, estimates are used unchanged.
+    """
 
     def __post_init__(self) -> None:
-        """Refuse values that have no meaning."""
+        """Refuse meaningless values."""
         for name in ("restart_horizon_s", "round_s", "promote_after_s", "reserve_after_s"):
             value = getattr(self, name)
             endless = name in ("promote_after_s", "reserve_after_s")
@@ -128,7 +155,9 @@ class Policy:
         _ = self.stages, self.weight_of_queue
 
     def require_bounded(self) -> None:
-        """Refuse what multiplies a round's work. For callers: recorded rounds may have more.
+        """Refuse values that multiply a round's work.
+
+        This is a check for callers. Recorded rounds may have more.
 
         Raises:
             InvalidInput: a value is beyond its limit.
@@ -151,7 +180,7 @@ class Policy:
 
     @property
     def deadline_mode(self) -> DeadlineMode:
-        """Return how deadlines are treated."""
+        """Return the mode in which deadlines are treated."""
         for mode in DEADLINE_MODES:
             if self.deadlines == mode:
                 return mode

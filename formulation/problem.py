@@ -1,8 +1,8 @@
-"""The statement of a round as arrays. Knows no solver, no database, no clock.
+"""The statement of a round as arrays. It knows no solver, no database and no clock.
 
 Equations (1) to (4) of ``formulation/README.md``:
 
-    maximise    sum over columns c of value[c] * x[c]                                    (1)
+    maximize    sum over columns c of value[c] * x[c]                                    (1)
     subject to  sum over columns c of job j of x[c] <= 1,  = 1 where j must run          (2)
                 sum over columns c of usage[r, c] * x[c]
                     + sum over waiting jobs j of idle[r, j] <= capacity[r]               (3)
@@ -22,39 +22,39 @@ from tessera.formulation.errors import InvalidInput, ProblemTooLarge
 from tessera.formulation.tables import Bools, Floats, Ints, frozen, ranges
 
 VALUE_SCALE: Final = 1_000_000
-"""Solver integers in one effective GPU: rounding is below a thousandth of any gap."""
+"""Solver integers in one effective GPU. Rounding is then below a thousandth of any gap."""
 
 MAX_TOTAL: Final = 2**53
-"""No objective or row may exceed this: exact in float64, far inside int64."""
+"""Limit of every objective and row. Integers below it are exact in float64, far inside int64."""
 
 MAX_WORTH: Final = MAX_TOTAL / 8
-"""The worth of all jobs together stays below this."""
+"""Limit of the sum of all jobs' values."""
 
 _FINITE: Final = 1e280
-"""A sum of this over all jobs is still finite."""
+"""Limit of a value whose sum over all jobs is still finite."""
 
 
 class RowKind(StrEnum):
-    """What a coupling row limits."""
+    """The quantity that a coupling row limits."""
 
     GPUS = "gpus"  # of a GPU type
     CPUS = "cpus"  # cores of the nodes of a GPU type
     HOST_MEMORY = "host memory"  # MiB of the nodes of a GPU type
-    QUOTA = "quota"  # GPUs that a tenant's guaranteed jobs are charged
+    QUOTA = "quota"  # GPUs that count against the quota of a tenant's guaranteed jobs
     HELD = "held"  # GPUs that a tenant may hold: its quota and what it may borrow
-    KEPT = "kept for"  # GPUs that others may hold where a tenant's quota is not lent
+    KEPT = "kept for"  # GPUs that others may hold if a tenant's quota is not lent
     RESERVED = "reserved"  # GPUs beyond the start of a job that has waited long
     CERTIFICATES = "certificates"  # GPUs of a type that the schedules of admitted jobs leave
-    CHANGES = "changes"  # running jobs that do not stay as they are; placement's moves count too
+    CHANGES = "changes"  # running jobs that change; placement's moves count too
     GOAL = "goal"  # what an earlier goal leaves to later ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A coupling row: a resource that columns use up.
+    """A coupling row: a resource that columns use.
 
-    ``subject`` is what the kind is limited for: a GPU type, a tenant, a job, a goal; empty where the kind
-    says it all.
+    ``subject`` is the GPU type, tenant, job or goal that the row is for. It is empty if the kind is
+    enough.
     """
 
     kind: RowKind
@@ -63,12 +63,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Return the row's name as prices and reasons have it, e.g. ``gpus/a100``."""
+        """Return the row's name as in shadow prices and reasons, e.g. ``gpus/a100``."""
         return f"{self.kind}/{self.subject}" if self.subject else str(self.kind)
 
     @classmethod
     def from_name(cls, name: str, capacity: int) -> Self:
-        """Return the row of that name. Raises ValueError where its first part is no kind of row."""
+        """Return the row of that name. Raises ValueError if its first part is not a kind of row."""
         kind, _, subject = name.partition("/")
         return cls(kind=RowKind(kind), subject=subject, capacity=capacity)
 
@@ -77,20 +77,22 @@ class Row:
 class Problem:
     """The statement of a round. All arrays are read-only.
 
-    Columns are grouped by job: those of job j are ``job_start[j] : job_start[j + 1]``. Usage is in
-    compressed rows by column: column c uses ``amount[k]`` of row ``row[k]`` for k in
-    ``usage_start[c] : usage_start[c + 1]``. What a job uses of a row by waiting (a row that counts who
-    waits needs it) is in compressed rows by job: ``idle_amount[k]`` of row ``idle_row[k]`` for k in
-    ``idle_start[j] : idle_start[j + 1]``; only jobs with columns have any.
+    Columns are grouped by job: those of job j are ``job_start[j] : job_start[j + 1]``. Usage is
+    stored as compressed rows by column: column c uses ``amount[k]`` of row ``row[k]`` for k in
+    ``usage_start[c] : usage_start[c + 1]``.
+
+    A row that counts waiting jobs is used by jobs that wait. This use is stored as compressed rows
+    by job: ``idle_amount[k]`` of row ``idle_row[k]`` for k in ``idle_start[j] : idle_start[j +
+    1]``. Only jobs with columns have any.
     """
 
     jobs: tuple[str, ...]
     job_start: Ints  # int64[jobs + 1]
     cells: Cells
-    plans: tuple[str, ...]  # names of the plans that `cells.plan` points to
+    plans: tuple[str, ...]  # names of the execution plans that `cells.plan` points to
     cell: Ints  # int64[columns], index into cells
-    value: Ints  # int64[columns], what the column is worth, restart price already taken off
-    restart_price: Ints  # int64[columns], what was taken off
+    value: Ints  # int64[columns], in solver integers, restart cost already subtracted
+    restart_price: Ints  # int64[columns], the restart cost that was subtracted
     scale: float  # solver integers in one unit of the objective
     unit: str  # of the objective, e.g. "effective GPUs" or "samples/s"
     rows: tuple[Row, ...]
@@ -102,13 +104,13 @@ class Problem:
     idle_amount: Ints  # int64[idle nonzeros]
     must_run: Bools  # bool[jobs]
     least_rate: Floats  # float64[jobs], samples/s below which it must not be placed; 0: any
-    movable: Bools  # bool[jobs], False: it keeps its GPUs as long as it keeps its Cell
+    movable: Bools  # bool[jobs], False: it keeps its GPUs while it keeps its Cell
     current: Ints  # int64[jobs], the column that runs now; -1: none
     restart_share: Floats  # float64[jobs], share of a column's gross value that a restart costs
-    weight: Floats  # float64[jobs]; what its promise weighs where promises must be given up
+    weight: Floats  # float64[jobs]; weight of its promise if promises must be given up
 
     def __post_init__(self) -> None:
-        """Freeze the arrays; check shapes and that no sum can overflow."""
+        """Freeze the arrays, check their shapes, and check that no sum can overflow."""
         for name, dtype in (
             ("job_start", np.int64),
             ("cell", np.int64),
@@ -211,7 +213,7 @@ class Problem:
         return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.idle_start))
 
     def cost(self, prices: Floats) -> Floats:
-        """Return what each column's usage costs at ``prices`` (float64[rows]), float64[columns]."""
+        """Return each column's cost of usage at ``prices`` (float64[rows]), float64[columns]."""
         return np.bincount(
             self.usage_column, weights=prices[self.row] * self.amount, minlength=len(self.cell)
         ).astype(np.float64)
@@ -221,17 +223,17 @@ class Problem:
         return range(int(self.job_start[job]), int(self.job_start[job + 1]))
 
     def usage_of(self, column: int) -> dict[int, int]:
-        """Return row -> amount of ``column``."""
+        """Return the usage of ``column``, row -> amount."""
         span = slice(int(self.usage_start[column]), int(self.usage_start[column + 1]))
         return dict(zip(self.row[span].tolist(), self.amount[span].tolist(), strict=True))
 
     def idle_usage_of(self, job: int) -> dict[int, int]:
-        """Return row -> amount that ``job`` uses by waiting."""
+        """Return what ``job`` uses by waiting, row -> amount."""
         span = slice(int(self.idle_start[job]), int(self.idle_start[job + 1]))
         return dict(zip(self.idle_row[span].tolist(), self.idle_amount[span].tolist(), strict=True))
 
     def used(self, choice: Ints) -> Ints:
-        """Return how much of each row ``choice`` (int64[jobs], column or -1) uses, int64[rows]."""
+        """Return the use of each row by ``choice`` (int64[jobs], column or -1), int64[rows]."""
         column = choice[choice >= 0]
         first = self.usage_start[column]
         picked = ranges(first, self.usage_start[column + 1] - first)
@@ -258,10 +260,10 @@ def restricted(
     capacity: Ints | None = None,
     must_run: Bools | None = None,
 ) -> Problem:
-    """Return the problem of ``jobs`` with ``columns`` alone, both rising indices into the whole.
+    """Return the problem with ``jobs`` and ``columns`` only, both rising indices into the whole.
 
-    ``capacity`` (int64[rows]) and ``must_run`` (bool[jobs of the whole]) take the place of its own. A job
-    that is left no column may only wait, and must be free to.
+    ``capacity`` (int64[rows]) and ``must_run`` (bool[jobs of the whole]) replace the problem's own.
+    A job that is left without columns can only wait, so it must not be one that must run.
     """
     names, must = problem.jobs, problem.must_run if must_run is None else must_run
     count = np.bincount(problem.column_job[columns], minlength=len(names))[jobs]
@@ -269,6 +271,7 @@ def restricted(
     entries = ranges(problem.usage_start[columns], uses)
     idle = ranges(problem.idle_start[jobs], idles)
     current = problem.current[jobs]
+    # A job stays if its current column is among ``columns``.
     place = np.searchsorted(columns, current)
     stays = (current >= 0) & (place < len(columns))
     stays[stays] = columns[place[stays]] == current[stays]
@@ -299,7 +302,7 @@ def restricted(
 
 
 def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
-    """Reduce a per-column array by job; jobs without columns give 0."""
+    """Reduce a per-column array by job. Jobs without columns give 0."""
     out = np.zeros(len(job_start) - 1)
     some = np.flatnonzero(np.diff(job_start) > 0)
     if len(some):
@@ -310,17 +313,18 @@ def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
 def bounded_worth(
     gross: Floats, price: Floats, scale: float, job_start: Ints
 ) -> tuple[Floats, Floats]:
-    """Return what columns are worth and their prices, such that all jobs together fit in integers.
+    """Return values of columns and their restart costs, bounded so that all fit in integers.
 
-    One job of an absurd worth must not make every round of its cluster fail, nor round the worth of others
-    away: where the greatest worths together exceed ``MAX_WORTH``, those above a common limit count as that
-    limit, and all others stay as they are. ``job_start`` has shape (jobs + 1,).
+    One job of an absurd value must not make every round of its cluster fail, nor round the values
+    of others away. If the greatest values together exceed ``MAX_WORTH``, those above a common limit
+    count as that limit. All others stay unchanged. ``job_start`` has shape (jobs + 1,).
     """
     gross, price = (np.clip(v, -_FINITE, _FINITE) for v in (gross, price))
     size = np.abs(gross) + np.abs(price)
     greatest = np.sort(jobwise(np.maximum, size, job_start)) * scale
     if greatest.sum() <= MAX_WORTH:
         return gross, price
+    # Find the limit at which the capped values sum to MAX_WORTH, from the smallest job upwards.
     below = np.append(0.0, np.cumsum(greatest)[:-1])
     limits = (MAX_WORTH - below) / (len(greatest) - np.arange(len(greatest)))
     limit = limits[np.argmax(limits < greatest)] / scale
@@ -329,12 +333,12 @@ def bounded_worth(
 
 
 def scaled(values: Floats, scale: float) -> Ints:
-    """Return ``values * scale`` rounded to integers: the one place where numbers become integers.
+    """Return ``values * scale`` rounded to integers. Only this function turns values into integers.
 
     Raises:
         ProblemTooLarge: a value is not finite, or too large once scaled.
     """
     product = values * scale
-    if not np.abs(product).max(initial=0.0) < MAX_TOTAL:  # of numbers with a NaN the largest is NaN
+    if not np.abs(product).max(initial=0.0) < MAX_TOTAL:  # the maximum of numbers with a NaN is NaN
         raise ProblemTooLarge("value", "a value is not finite or exceeds 2^53 once scaled")
     return np.rint(product).astype(np.int64)

@@ -43,9 +43,9 @@ def unit_rate(snapshot: Snapshot, cells: Cells) -> Floats:
 
         u_j = max { r_c / n_c : c a Cell of j's workload }
 
-    A rate of ``n * u_j`` is what ``n`` GPUs give at the workload's most efficient Cell. It depends on the
-    workload alone, never on what the job asks for. It is NaN for a job without Cells. Sia (SOSP'23,
-    section 3.4) normalises rates by the GPU for the same reason.
+    ``n`` GPUs at the workload's most efficient Cell give a rate of ``n * u_j``. It depends on the
+    workload alone, never on the job's request. It is NaN for a job without Cells. Sia (SOSP'23,
+    section 3.4) normalizes rates by the GPU for the same reason.
     """
     best = np.zeros(len(snapshot.workloads))
     np.maximum.at(best, cells.workload, cells.rate / cells.gpus)
@@ -57,9 +57,9 @@ def expected_rate(snapshot: Snapshot, cells: Cells, weight: Floats) -> Floats:
 
         g_j = max { r_c : c a Cell of j's workload, n_c <= max(1, G / J) }
 
-    ``G`` is the number of schedulable GPUs and ``J`` the number of jobs that may run and have a ``weight``
-    (float64[jobs], Eq. 9). A workload without a Cell that small has the best rate of its smallest GPU
-    count. It is NaN for a job without Cells.
+    ``G`` is the number of schedulable GPUs and ``J`` the number of jobs that may run and have a
+    ``weight`` (float64[jobs], Eq. 9). A workload without a Cell that small has the best rate of its
+    smallest GPU count. It is NaN for a job without Cells.
     """
     may_run = snapshot.jobs.among(SCHEDULABLE) & ~snapshot.profiling() & (weight > 0)
     share = max(1, int(snapshot.schedulable_gpus().sum()) // max(1, int(may_run.sum())))
@@ -78,23 +78,27 @@ def _by_job(snapshot: Snapshot, of_workload: Floats) -> Floats:
 
 
 def requested_rate(snapshot: Snapshot, cells: Cells) -> Floats:
-    """Return the best rate that each job's request could give it, samples/s, float64[jobs] (Eq. 6c).
+    """Return the best rate that each job's request allows, samples/s, float64[jobs] (Eq. 6c).
 
-    It is the best rate at the requested GPU count on any type, or the best rate of all if no Cell has
-    that count. It is NaN for a job without Cells. Published schedulers and metrics measure against it; a
-    job's worth never does, because then asking for less would make a job worth more.
+    It is the best rate at the requested GPU count on any type, or the best rate of all if no Cell
+    has that count. It is NaN for a job without Cells. Published schedulers and metrics measure
+    against it. A job's value never depends on it, because asking for less would then make a job
+    worth more.
     """
     jobs = snapshot.jobs
     stride = 1 + max(cells.gpus.max(initial=0), jobs.requested_gpus.max(initial=0))
     key = cells.workload * stride + cells.gpus
-    fastest = np.ones(len(cells), dtype=np.bool_)  # of its workload, type and count: the first is
+    fastest = np.ones(len(cells), dtype=np.bool_)
+    # Cells are sorted, so the first of each workload, type and count is the fastest.
     fastest[1:] = (key[1:] != key[:-1]) | (cells.gpu_type[1:] != cells.gpu_type[:-1])
     key, workload, rate = key[fastest], cells.workload[fastest], cells.rate[fastest]
+    # The best rates of each workload, and of each workload and count, over all types.
     best = np.zeros(len(snapshot.workloads))
     np.maximum.at(best, workload, rate)
     order = np.argsort(key, kind="stable")
     unique, first = np.unique(key[order], return_index=True)
     at_count = np.maximum.reduceat(rate[order], first) if len(first) else np.zeros(0)
+    # A job whose count has no Cell keeps the best rate of its workload.
     wanted = jobs.workload * stride + jobs.requested_gpus
     where = np.searchsorted(unique, wanted)
     hit = where < len(unique)
@@ -107,9 +111,9 @@ def requested_rate(snapshot: Snapshot, cells: Cells) -> Floats:
 def restart_share(snapshot: Snapshot, expected: Floats, policy: Policy) -> Floats:
     """Return the share of a Cell's value that a start, move or resize costs, float64[jobs] (Eq. 7).
 
-    The share is the restart seconds divided by a horizon: the policy's, or the job's remaining time at
-    the rate ``expected`` (float64[jobs], samples/s) if that is shorter. Each job has one horizon, so that
-    a faster Cell is never worth less because it finishes sooner.
+    The share is the restart seconds divided by a horizon: the policy's, or the job's remaining time
+    at the rate ``expected`` (float64[jobs], samples/s) if that is shorter. Each job has one
+    horizon, so that a faster Cell is never worth less because it finishes sooner.
     """
     jobs = snapshot.jobs
     remaining_s = work_left(snapshot) / expected

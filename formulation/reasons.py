@@ -1,4 +1,4 @@
-"""Why a job does not run: stable codes, a sentence, a next step, evidence.
+"""The reason why a job does not run: a stable code, a sentence, a next step, and evidence.
 
 Programs may act on the codes. Evidence is flat, so that it can travel as strings.
 """
@@ -13,7 +13,7 @@ from tessera.formulation.moments import rfc3339
 
 
 class ReasonCode(StrEnum):
-    """The dominant reason; the first that applies wins."""
+    """The code of the main reason. The first that applies is used."""
 
     HELD = "HELD"
     LEAVING = "LEAVING"
@@ -21,32 +21,32 @@ class ReasonCode(StrEnum):
     NO_FEASIBLE_CELL = "NO_FEASIBLE_CELL"
     FITS_NOWHERE = "FITS_NOWHERE"
     NODES_AWAY = "NODES_AWAY"
-    # a rule of the round leaves it no column
+    # a rule of the round leaves the job no column
     BACK_OFF = "BACK_OFF"  # it failed, and is tried again later
     PINS_CONTRADICT = "PINS_CONTRADICT"  # pinned type and avoided nodes leave no GPUs
-    GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as what was requested
+    GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as the request
     DEADLINE_PAST = "DEADLINE_PAST"
     DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"  # its best Cell would finish too late
-    DEADLINE_REFUSED = "DEADLINE_REFUSED"  # it could be met only by breaking earlier promises
+    DEADLINE_REFUSED = "DEADLINE_REFUSED"  # meeting it would break earlier promises
     DEADLINE_PLANNED = "DEADLINE_PLANNED"  # promised; its schedule starts it later
-    MISSING_DATA = "MISSING_DATA"  # the objective needs what is not known
+    MISSING_DATA = "MISSING_DATA"  # the objective needs unknown data
     BEHIND_QUEUE = "BEHIND_QUEUE"  # a job of a higher queue is blocked
     RESERVED = "RESERVED"  # the GPUs are reserved for a job that has waited long
     QUOTA_SPENT = "QUOTA_SPENT"
     NO_WEIGHT = "NO_WEIGHT"
-    # it had columns, and was not chosen
+    # the job had columns but was not chosen
     FRAGMENTED = "FRAGMENTED"
     PROMISE_GIVEN_UP = "PROMISE_GIVEN_UP"
     OUTPRICED = "OUTPRICED"
     NO_CAPACITY = "NO_CAPACITY"
     NOT_WORTH_RESTART = "NOT_WORTH_RESTART"
-    NOT_CHOSEN = "NOT_CHOSEN"  # by the published policy that decided
+    NOT_CHOSEN = "NOT_CHOSEN"  # by the published scheduler that decided
     BUDGET_SPENT = "BUDGET_SPENT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a job does not run."""
+    """The reason why a job does not run."""
 
     code: ReasonCode
     message: str
@@ -57,7 +57,7 @@ class Reason:
 def is_held(state: JobState, name: str, since_s: float | None = None) -> Reason:
     """Return the reason of a job that a user holds.
 
-    ``since_s`` is since when, in seconds since 1970; None where that is not known.
+    ``since_s`` is the start of the hold in seconds since 1970, or None if it is not known.
     """
     since = "" if since_s is None else rfc3339(since_s)
     leaves = "; its GPUs are being given back" if state is JobState.HOLDING else ""

@@ -1,7 +1,8 @@
-"""The runtimes that agents of this release carry, and what they can do for users' jobs.
+"""The runtimes that agents of this release include, and their abilities.
 
-This is the one place that declares them: servers refuse at submission what no runtime can run, and agents
-carry exactly these. Agents import this module, so it stays light: the standard library and errors only.
+Runtimes are declared in this module only. Servers refuse at submission a job that no runtime can
+run, and agents include exactly these. Agents import this module, so it stays light: it needs only
+the standard library and errors.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from typing import Final
 from tessera.formulation.errors import InvalidInput
 
 REPLAY: Final = "replay"
-"""Replays users' jobs: a process that takes as long as training would, and trains nothing."""
+"""Replays users' jobs, as a process that takes as long as training would but trains nothing."""
 
 PROFILER: Final = "profile"
-"""Measures layers, in tasks of the service's own."""
+"""Measures layers, in the service's own tasks."""
 
 FAIL_AT: Final = "fail-at"
-"""The only command of a replayed job: ``fail-at N`` fails once N iterations are done, to try out failures."""
+"""The only command of a replayed job, for testing failures.
+
+``fail-at N`` fails once N iterations are done.
+"""
 
 MAX_DIGITS: Final = 15
 """Digits of N in ``fail-at N``."""
 
 
 def fail_at(command: Sequence[str], field: str = "command") -> int | None:
-    """Return the iteration at which ``command`` asks a replayed job to fail; None: at none.
+    """Return the iteration at which ``command`` asks a replayed job to fail, or None.
 
     Raises:
         InvalidInput: the replay runtime does not know such a command.
@@ -55,8 +59,8 @@ def _check_task(field: str, command: Sequence[str]) -> None:
 class Capabilities:
     """A runtime's abilities, by which servers judge jobs before they are queued.
 
-    ``check_command`` raises InvalidInput, of the field that it is given, for a command that the runtime
-    cannot run. ``trains`` says whether it trains the job's model.
+    ``check_command`` raises InvalidInput for a command that the runtime cannot run, naming the
+    field it is given. ``trains`` is true if the runtime trains the job's model.
     """
 
     trains: bool
@@ -71,7 +75,7 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
 
 
 def _is_count(text: str) -> bool:
-    """Return whether ``text`` is a whole number that iterations can reach."""
+    """Return whether ``text`` is a whole number of a size that iterations can have."""
     return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 

@@ -1,4 +1,4 @@
-"""Everything a round may look at, read in one transaction: cluster, jobs, estimates, allocations, clock."""
+"""The data of a round, read in one transaction: cluster, jobs, estimates, allocations, clock."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import PROFILING, Cell, CellKey, GpuType, Hold, Workload
 
 STATES: tuple[JobState, ...] = tuple(JobState)
-"""State of code k in ``Jobs.state``."""
+"""State of each code in ``Jobs.state``."""
 
 STATE_CODE: dict[JobState, int] = {state: code for code, state in enumerate(STATES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Nodes(Table):
-    """The cluster's nodes; a node holds GPUs of one type."""
+    """The cluster's nodes. A node holds GPUs of one type."""
 
     INDEX: ClassVar[str] = "nodes"
     name: tuple[str, ...]
     gpu_type: Ints  # index into Snapshot.gpu_types
     gpus: Ints
     rack: tuple[str, ...]
-    schedulable: Bools  # False: draining, or not heard of for longer than its lease
+    schedulable: Bools  # False: draining, or not heard for longer than its lease
     version: Ints
     cpus: Ints = usual(NOT_STATED, is_new=True)  # cores
     host_bytes: Ints = usual(NOT_STATED, is_new=True)  # host memory
 
     def states_more(self) -> Bools:
-        """Return which nodes state more than their GPUs, bool[nodes]."""
+        """Return whether each node states a capacity other than its GPUs, bool[nodes]."""
         found: Bools = (self.cpus != NOT_STATED) | (self.host_bytes != NOT_STATED)
         return found
 
     def capacity(self, node: int) -> Capacity:
-        """Return what ``node`` has."""
+        """Return the capacity of ``node``."""
         cpus, host_bytes = int(self.cpus[node]), int(self.host_bytes[node])
         return Capacity(
             gpus=int(self.gpus[node]),
@@ -60,26 +60,29 @@ class Nodes(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimates(CellTable):
-    """Predicted or measured iteration times, sorted by (workload, type, gpus, degree, plan, nodes)."""
+    """Predicted or measured iteration times.
+
+    They are sorted by (workload, type, gpus, degree, plan, nodes).
+    """
 
     INDEX: ClassVar[str] = "estimates"
     workload: Ints  # index into Snapshot.workloads
     gpu_type: Ints
     gpus: Ints
-    nodes: Ints  # nodes the GPUs are spread over; with gpus, the shape
+    nodes: Ints  # nodes that the GPUs are spread over; with gpus, the shape
     pipeline_degree: Ints  # BEST_FOUND: not recorded
     plan: Ints  # index into Snapshot.plans
-    iter_time_s: Floats  # inf: it was tried and does not run
+    iter_time_s: Floats  # inf: was tried and does not run
     source: Ints  # Source
     sd: Floats = usual(np.nan, is_new=True)
-    """Standard deviation of the logarithm of ``iter_time_s``; NaN: not known."""
+    """Standard deviation of the logarithm of ``iter_time_s``. NaN: it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs(CellTable):
     """The jobs that have not ended, in order of submission.
 
-    A column that is not given is as of a job that was submitted with nothing said of it, and waits.
+    A column that is not given has the values of a waiting job that was submitted with defaults.
     """
 
     INDEX: ClassVar[str] = "jobs"
@@ -96,38 +99,38 @@ class Jobs(CellTable):
     iterations: Floats  # of the whole job
     iterations_left: Floats
     requested_gpus: Ints
-    requested_type: Ints = usual(-1)  # index into Snapshot.gpu_types; -1: any
-    pinned_type: Bools = usual(False)  # True: the requested type is a demand, not a wish
+    requested_type: Ints = usual(-1)  # index into Snapshot.gpu_types; -1: any type
+    pinned_type: Bools = usual(False)  # True: the requested type is required, not only preferred
     tenant: tuple[str, ...] = usual("")
     queue: Ints = usual(1)  # 1 is served first
     weight: Floats = usual(1.0)
     guaranteed: Bools = usual(False)
     movable: Bools = usual(True)  # False: never moved by defragmentation
-    deadline_s: Floats = usual(np.inf)  # seconds since 1970; inf: none
+    deadline_s: Floats = usual(np.inf)  # seconds since 1970; inf: no deadline
     admitted: Bools = usual(False)  # a round has promised that the deadline will be met
     opportunistic: Bools = usual(False)
-    """It was started past a blocked job, and gives way once that one fits."""
+    """Whether the job was started past a blocked one. It gives way once that one fits."""
     submit_s: Floats  # seconds since 1970
     queued_s: Floats  # when it last began to wait: its submission, or the loss of its GPUs
-    since_s: Floats = usual(0.0)  # when its present allocation began, seconds since 1970; 0: none
-    service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held so far
-    restart_s: Floats = usual(60.0)  # what a start, move or resize costs
-    generation: Ints = usual(0)  # of the latest allocation; 0: none yet
-    # the Cell it runs on, for ACTIVE jobs; NO_CELL: none
+    since_s: Floats = usual(0.0)  # start of its allocation, seconds since 1970; 0: it has none
+    service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held until now
+    restart_s: Floats = usual(60.0)  # duration of a start, move or resize
+    generation: Ints = usual(0)  # of the latest allocation; 0: there was none yet
+    # the Cell that an ACTIVE job runs on; NO_CELL if there is none
     current_type: Ints = usual(-1)  # -1: none
     current_gpus: Ints = usual(0)
     current_degree: Ints = usual(0)
     current_plan: Ints = usual(0)  # index into Snapshot.plans
     min_gpus: Ints = usual(0, is_new=True)
-    """GPU counts below this are no columns of the job; 0: no bound."""
+    """Least GPU count of the job's columns. 0: there is no bound."""
     max_gpus: Ints = usual(0, is_new=True)
-    """GPU counts above this are no columns of the job; 0: no bound."""
-    failures: Ints = usual(0, is_new=True)  # in a row
+    """Largest GPU count of the job's columns. 0: there is no bound."""
+    failures: Ints = usual(0, is_new=True)  # consecutive failures
     retry_s: Floats = usual(0.0, is_new=True)
-    """The job is not tried again before this time, seconds since 1970; 0: at once."""
+    """Time before which the job is not tried again, in seconds since 1970. 0: immediately."""
 
     def among(self, states: Iterable[JobState]) -> Bools:
-        """Return which jobs are in one of ``states``, bool[jobs]."""
+        """Return whether each job is in one of ``states``, bool[jobs]."""
         wanted = np.zeros(len(STATES), dtype=np.bool_)
         wanted[[STATE_CODE[state] for state in states]] = True
         found: Bools = wanted[self.state]
@@ -136,7 +139,7 @@ class Jobs(CellTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Allocations(Table):
-    """One row for each (GPU, job) that holds or awaits it."""
+    """One row for each pair of a GPU and a job that holds or awaits it."""
 
     INDEX: ClassVar[str] = "allocations"
     job: Ints  # index into Snapshot.jobs; -1: a job that has ended or is not in the snapshot
@@ -148,13 +151,13 @@ class Allocations(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tenants(Table):
-    """Tenants that have settings; a tenant that is absent has weight 1 and no limits."""
+    """Tenants that have settings. A tenant that is absent has weight 1 and no limits."""
 
     INDEX: ClassVar[str] = "tenants"
     name: tuple[str, ...]
     weight: Floats
     borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1: any number
-    lends: Bools  # False: others may not use its quota while it does not
+    lends: Bools  # False: others may not use the quota while the tenant does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,7 +181,7 @@ class Avoids(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Legs(CellTable):
-    """Certificates: what admitted jobs were promised to run on, and when, so as to meet their deadlines."""
+    """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
 
     INDEX: ClassVar[str] = "legs"
     job: Ints  # index into Snapshot.jobs
@@ -192,7 +195,7 @@ class Legs(CellTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices(Table):
-    """What the rows cost in the cluster's last decided round: solvers begin with them."""
+    """The shadow prices of rows in the cluster's last decided round. Solvers start from them."""
 
     INDEX: ClassVar[str] = "prices"
     name: tuple[str, ...]  # of the row, e.g. "gpus/a100"
@@ -208,7 +211,7 @@ NO_PRICES: Final = Prices.from_rows([])
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """What a round may look at. Immutable; ``codec.digest`` names its content."""
+    """The data of a round. Immutable; ``codec.digest`` names its content."""
 
     cluster: str
     epoch: int
@@ -217,9 +220,7 @@ class Snapshot:
     gpu_types: tuple[GpuType, ...]
     nodes: Nodes
     workloads: tuple[Workload, ...]
-    plans: tuple[
-        str, ...
-    ]  # ids of execution plans; "" is the best plan that the Cell's author found
+    plans: tuple[str, ...]  # ids of execution plans; "": the best that the Cell's author found
     estimates: Estimates
     jobs: Jobs
     allocations: Allocations
@@ -229,15 +230,15 @@ class Snapshot:
     legs: Legs = NO_LEGS
     prices: Prices = NO_PRICES
     topology: DescribedTopology | None = None
-    """The cluster's network; None: not described."""
+    """The cluster's network. If it is None, the network is not described."""
     traffic: Traffics = NO_TRAFFIC
     standing: Standing = NO_STANDING
     measured: Measured = NO_MEASURED
     clock_factor: float = 1.0
-    """Seconds of training that the cluster's agents replay in a second; 1 where jobs really train."""
+    """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 
     def __post_init__(self) -> None:
-        """Check that every index points somewhere and every number has a meaning."""
+        """Check that every index is in range and every number is meaningful."""
         if not 0 < self.clock_factor < np.inf:
             raise InvalidInput("clock_factor", "must be above 0")
         types, works = len(self.gpu_types), len(self.workloads)
@@ -298,18 +299,18 @@ class Snapshot:
             values = getattr(getattr(self, table), column)
             if not len(values):
                 continue
-            if not values.min() >= least or (finite and values.max() == np.inf):  # no NaN either
+            if not values.min() >= least or (finite and values.max() == np.inf):  # also refuses NaN
                 raise InvalidInput(f"{table}.{column}", f"must be numbers of at least {least}")
 
         if (self.estimates.sd < 0).any() or np.isinf(self.estimates.sd).any():
             raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN: not known")
 
     def cell(self, key: CellKey) -> Cell:
-        """Return a Cell by names."""
+        """Return the Cell of ``key``, with names."""
         return key.named(self.gpu_types, self.plans)
 
     def key(self, cell: Cell) -> CellKey:
-        """Return a Cell, of types and plans that the snapshot has, by indices."""
+        """Return a Cell as indices. The snapshot must have its type and execution plan."""
         return CellKey(
             gpu_type=[kind.name for kind in self.gpu_types].index(cell.gpu_type),
             gpus=cell.gpus,
@@ -325,7 +326,7 @@ class Snapshot:
         ).astype(np.int64)
 
     def node_size(self) -> Ints:
-        """Return the largest node of each type among schedulable ones, int64[types]; 0: none."""
+        """Return the largest schedulable node of each type, int64[types]; 0 if there is none."""
         size = np.zeros(len(self.gpu_types), dtype=np.int64)
         ok = self.nodes.schedulable
         np.maximum.at(size, self.nodes.gpu_type[ok], self.nodes.gpus[ok])
@@ -338,12 +339,15 @@ class Snapshot:
         return batch[self.jobs.workload] if len(batch) else np.zeros(0, np.int64)
 
     def profiling(self) -> Bools:
-        """Return which jobs are profiling tasks, bool[jobs]."""
+        """Return whether each job is a profiling task, bool[jobs]."""
         tasks = np.array([w.model == PROFILING for w in self.workloads], dtype=np.bool_)
         return tasks[self.jobs.workload] if tasks.any() else np.zeros(len(self.jobs), np.bool_)
 
     def disturbed(self) -> Bools:
-        """Return, bool[jobs], which jobs own a GPU (held or reserved) of an unschedulable node."""
+        """Return whether each job owns a GPU of an unschedulable node, bool[jobs].
+
+        A job owns the GPUs that it holds or has reserved.
+        """
         out = np.zeros(len(self.jobs), dtype=np.bool_)
         a = self.allocations
         own = (a.hold != Hold.RELEASING) & (a.job >= 0)

@@ -1,4 +1,4 @@
-"""An answer to a problem: at most one column a job, with its objective and proven bound."""
+"""A solution to a problem: at most one column for each job, with objective and proven bound."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from tessera.formulation.tables import Floats, Ints, frozen
 
 
 class SolveStatus(StrEnum):
-    """What a solver can say of its answer. INFEASIBLE and UNKNOWN never mean "run no job"."""
+    """The state of a solver's answer. INFEASIBLE and UNKNOWN never mean "run no job"."""
 
-    OPTIMAL = "optimal"  # the answer is best, proven
-    FEASIBLE = "feasible"  # an answer, not proven best
+    OPTIMAL = "optimal"  # the answer is proven best
+    FEASIBLE = "feasible"  # there is an answer, not proven best
     INFEASIBLE = "infeasible"  # proven: the must-run jobs do not fit together
-    UNKNOWN = "unknown"  # no answer inside the budget
+    UNKNOWN = "unknown"  # there is no answer within the budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """A choice of at most one column a job.
+    """A choice of at most one column for each job.
 
-    ``objective`` and ``bound`` are in the problem's integers; ``bound >= `` the optimum, always.
-    ``choice`` is int64[jobs], a column or -1; all -1 where ``status`` is INFEASIBLE or UNKNOWN.
-    ``prices`` is float64[rows], problem integers a unit of the row (LP duals), empty: not known.
-    ``work`` is solver name -> deterministic work at which it stopped, so that it can be repeated.
+    ``objective`` and ``bound`` are in the problem's integers. ``bound`` is never below the optimum.
+    ``choice`` is int64[jobs], a column or -1. It is -1 everywhere if ``status`` is INFEASIBLE or
+    UNKNOWN.
+
+    ``prices`` is float64[rows], the shadow price of one unit of each row in problem integers (LP
+    duals). It is empty if they are not known. ``work`` is solver name -> deterministic work at
+    which the solver stopped, so that the run can be repeated.
     """
 
     status: SolveStatus
@@ -50,7 +53,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """Return (bound - objective) / |bound|; 0: proven optimal, inf: no answer."""
+        """Return (bound - objective) / |bound|. 0: proven optimal; inf: there is no answer."""
         if not self.has_answer:
             return float("inf")
         return max(0.0, self.bound - self.objective) / max(abs(self.bound), 1.0)

@@ -23,13 +23,15 @@ from tessera.formulation.tables import Bools, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Statement:
-    """What a round asks: the problem, and what to reach on it in order.
+    """The problem of a round, and its goals in order.
 
-    ``problem.value`` is that of the last goal, which is a sum. ``absent`` has a reason for each job that
-    a rule left without a column; ``rejected`` those of them that can never run. ``opportunistic`` is
-    bool[jobs]: which jobs give way to a blocked one later, should they start now. ``witness`` is int64[jobs],
-    an answer in which every job that must run does, where the rules know one: nobody trusts it unseen.
-    ``admits`` are the jobs whose deadlines are promised if they run, ``lapsed`` those whose promise is over.
+    ``problem.value`` is that of the last goal, which is a sum. ``absent`` has a reason for each job
+    that a rule left without a column. ``rejected`` are those of them that can never run.
+    ``opportunistic`` is bool[jobs]: jobs that give way to a blocked job later if they start now.
+
+    ``witness`` is int64[jobs], an answer in which every job that must run does so. It is None if
+    the rules do not know one. It must be checked before it is used. ``admits`` are the jobs whose
+    deadlines are promised if they run. ``lapsed`` are those whose promise has ended.
     """
 
     problem: Problem
@@ -51,11 +53,11 @@ def state(
     published: bool = False,
     check: Callable[[], None] = go_on,
 ) -> Statement:
-    """State the round; the promises of the jobs ``waived`` cannot be kept.
+    """State the round, without the promises of the jobs ``waived``, which cannot be kept.
 
-    ``published`` states it for policies that choose by rules of their own: every Cell is a column, dominated
-    ones too, and there are no promises. ``check`` is called now and then, and raises where nobody waits
-    for the statement any more.
+    ``published`` states it for published schedulers, which choose by their own rules. Every Cell is
+    then a column, dominated ones too, and there are no promises. ``check`` is called now and then.
+    It raises an error once nobody waits for the statement any more.
 
     Raises:
         ProblemTooLarge: a value or a row would overflow.
@@ -73,7 +75,7 @@ def offered(
     every_cell: bool = False,
     check: Callable[[], None] = go_on,
 ) -> Draft:
-    """Return every column that its job can physically run: nothing has been promised or judged yet."""
+    """Return every column that its job can physically run, before any promise or goal."""
     draft = replace(
         first_draft(snapshot, policy, admission, every_cell=every_cell, waived=waived), check=check
     )
@@ -83,7 +85,7 @@ def offered(
 
 
 def stated(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
-    """State the round of what is ``offered``. Raises ProblemTooLarge."""
+    """State the round of the draft that ``offered`` returned. Raises ProblemTooLarge."""
     draft = with_needs(draft)
     for rule in promises:
         draft.check()
@@ -103,7 +105,7 @@ def stated(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
 
 
 def build_problem(snapshot: Snapshot, policy: Policy) -> Problem:
-    """Return the problem of the round alone."""
+    """Return only the problem of the round."""
     return state(snapshot, policy).problem
 
 
@@ -156,8 +158,11 @@ def _entries(row: RowUse, index: int, owner: Ints, amount: Ints) -> Entries:
 
 
 def _by_owner(parts: list[Entries], owners: int) -> Entries:
-    """Return the entries in compressed rows by owner: (start, row, amount); zero amounts are left out."""
-    if len(parts) == 1 and len(parts[0][0]) == owners:  # one entry each, in order
+    """Return the entries in compressed rows by owner: (start, row, amount).
+
+    Zero amounts are left out.
+    """
+    if len(parts) == 1 and len(parts[0][0]) == owners:  # one entry for each owner, in order
         return np.arange(owners + 1, dtype=np.int64), parts[0][1], parts[0][2]
     owner, row, amount = (
         np.concatenate([np.zeros(0, np.int64), *column])

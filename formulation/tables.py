@@ -1,6 +1,7 @@
-"""Frozen tables: dataclasses whose fields are equally long, read-only NumPy columns or tuples.
+"""Frozen tables: dataclasses whose fields are read-only NumPy columns or tuples of equal length.
 
-A round reads 100,000 jobs and their estimates; one Python object a row would cost more than solving.
+A round reads 100,000 jobs and their estimates. One Python object per row would cost more than
+solving.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ _DTYPES: dict[str, type[np.generic]] = {"Ints": np.int64, "Floats": np.float64, 
 
 
 def usual(value: float | str, *, is_new: bool = False) -> Any:
-    """Declare a column that may be absent: every row then has ``value``.
+    """Declare a column that may be absent; every row then has ``value``.
 
-    ``is_new``: what is written leaves the column out where every row has ``value``, so that it is as it was
-    before there was such a column.
+    If ``is_new`` is true, the column is not encoded if every row has ``value``. The encoded form is
+    then the same as before the column existed.
     """
     return field(default=(), metadata={"usual": value, "is_new": is_new})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """Base of the columnar types: checks lengths, converts to the declared dtype, forbids writes."""
+    """Base of columnar types: checks lengths, converts to the declared dtype, forbids writes."""
 
     INDEX: ClassVar[str] = ""
-    """The axis that every column runs along, for messages."""
+    """The axis of every column, for messages."""
 
     def __post_init__(self) -> None:
         """Convert, freeze and check every column."""
@@ -44,7 +45,7 @@ class Table:
         for name, dtype, missing in _columns(type(self)):
             value = getattr(self, name)
             if isinstance(value, Table):
-                continue  # a table beside this one, with an axis of its own
+                continue  # a nested table, with its own axis
             if length and missing is not None and _is_absent(value):
                 value = (missing,) * length if dtype is None else np.full(length, missing, dtype)
             if dtype is not None:
@@ -66,7 +67,10 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]]) -> Self:
-        """Build from one dictionary a row; all must have every column, or none one with a default."""
+        """Build a table from one dictionary per row.
+
+        All dictionaries have the same columns. Columns with a default may be left out of all.
+        """
         needed = {f.name for f in fields(cls) if "usual" not in f.metadata}
         columns = needed | rows[0].keys() if rows else needed
         return cls(**{name: [row[name] for row in rows] for name in columns})
@@ -82,7 +86,7 @@ class Table:
         return found
 
     def without_news(self) -> frozenset[str]:
-        """Return the new columns that have the usual value in every row."""
+        """Return the new columns that have their usual value in every row."""
         return frozenset(
             f.name
             for f in fields(self)
@@ -90,7 +94,7 @@ class Table:
         )
 
     def equals(self, other: Self) -> bool:
-        """Return whether every column is equal, NaN to NaN included."""
+        """Return whether every column is equal. NaN equals NaN."""
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
             if isinstance(mine, Table):
@@ -116,14 +120,18 @@ class CellTable(Table):
         return CellKey._make([getattr(self, name).item(row) for name in self.CELL])
 
     def keys(self, rows: Ints | None = None) -> list[CellKey]:
-        """Return the Cell of each of ``rows`` (int64[some]); None: of every row."""
+        """Return the Cell of each of ``rows`` (int64[any]), or of every row if it is None."""
         columns = (getattr(self, name) for name in self.CELL)
         some = (column if rows is None else column[rows] for column in columns)
         return list(map(CellKey._make, zip(*(column.tolist() for column in some), strict=True)))
 
 
 class _Column(NamedTuple):
-    """A field of a table: its dtype (None: it is no array) and its usual value (None: it must be given)."""
+    """A field of a table.
+
+    ``dtype`` is None if it is not an array. ``usual`` is its usual value, or None if it must be
+    given.
+    """
 
     name: str
     dtype: type[np.generic] | None
@@ -131,7 +139,7 @@ class _Column(NamedTuple):
 
 
 _COLUMNS: Final[dict[type[Any], tuple[_Column, ...]]] = {}
-"""What ``_columns`` has found of each table."""
+"""The result of ``_columns`` for each table."""
 
 
 def _columns(table: type[Any]) -> tuple[_Column, ...]:
@@ -150,7 +158,7 @@ def array_columns(table: type[Table]) -> dict[str, np.dtype[Any]]:
 
 
 def _is_absent(column: Any) -> bool:
-    """Return whether nothing was given for a column."""
+    """Return whether a column was not given."""
     size = column.size if isinstance(column, np.ndarray) else len(column)
     return bool(size == 0)
 
@@ -161,7 +169,10 @@ def _all_are(column: NDArray[Any], value: float) -> bool:
 
 
 def frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return ``values`` as a read-only array with at least one axis; one that is such already as it is."""
+    """Return ``values`` as a read-only array with at least one axis.
+
+    An array that is read-only already is returned without a copy.
+    """
     if isinstance(values, np.ndarray) and values.dtype == dtype and not values.flags.writeable:
         return values if values.ndim else values[None]
     array = np.array(values, dtype=dtype, copy=None, ndmin=1).view()
@@ -177,7 +188,7 @@ def ranges(starts: Ints, counts: Ints) -> Ints:
 
 
 def starts(counts: Ints) -> Ints:
-    """Return where runs of so many begin, and where the last one ends, (counts + 1,)."""
+    """Return the starts of consecutive runs of ``counts``, and the last end, (counts + 1,)."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 

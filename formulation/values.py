@@ -1,4 +1,4 @@
-"""The small values that everything else is said in: GPU types, workloads, Cells by names and by indices."""
+"""The basic values: GPU types, workloads, and Cells by names and by indices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 BEST_FOUND = 0
-"""Pipeline degree of a Cell whose plan a full search chose: the degree exists but was not recorded."""
+"""Pipeline degree of a Cell whose execution plan a full search chose.
+
+The degree exists but was not recorded.
+"""
 
 PROFILING = "tessera.profiling"
-"""Model of the workloads of profiling tasks: jobs of the service's own, for GPUs that nobody else wants."""
+"""Model of the workloads of profiling tasks, the service's own jobs on otherwise idle GPUs."""
 
 
 class Source(IntEnum):
-    """Where an estimate comes from, best first."""
+    """The source of an estimate, best first."""
 
     MEASURED = 0
     PROFILED = 1
@@ -23,9 +26,9 @@ class Source(IntEnum):
 
 
 class Hold(IntEnum):
-    """How a job holds a GPU.
+    """The way in which a job holds a GPU.
 
-    A GPU has at most one holder (HELD or RELEASING) and, beside it, at most one successor
+    A GPU has at most one holder (HELD or RELEASING). In addition, it has at most one successor
     (RESERVED), which becomes the holder once the agent has reported the holder gone.
     """
 
@@ -36,7 +39,7 @@ class Hold(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuType:
-    """A kind of GPU."""
+    """A model of GPU with its memory, cost and power."""
 
     name: str
     memory_bytes: int
@@ -46,7 +49,7 @@ class GpuType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is trained; jobs of one workload share their estimates."""
+    """A model, its size and its global batch. Jobs of one workload share their estimates."""
 
     model: str
     params: str
@@ -60,34 +63,35 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a job can be given: so many GPUs of a type, and into how many stages its model is cut for them.
+    """GPUs of one type for a job, with the number of stages into which its model is divided.
 
-    The unit that is estimated, chosen and allocated (Crius, section 4; Arena, section 3.1). What those leave
-    to a search within the Cell, data and tensor parallelism, is the plan. With ``nodes`` it is a Cell and its
-    shape, as estimates and measurements have it; a job is given a Cell and lies on nodes as there is room.
+    A Cell is the unit that is estimated, chosen and allocated (Crius, section 4; Arena, section
+    3.1). Data and tensor parallelism, which those papers leave to a search within the Cell, are its
+    execution plan. With ``nodes`` it is a Cell and its shape, as in estimates and measurements. A
+    job is given a Cell, and is placed on nodes where there is room.
     """
 
     gpu_type: str
     gpus: int
     pipeline_degree: int  # BEST_FOUND: not recorded
     plan: str = ""  # id of an execution plan; "": the best that the Cell's author found
-    nodes: int = 0  # that the GPUs are spread over, equally many on each; 0: any, or the fewest
+    nodes: int = 0  # nodes with equal numbers of the GPUs; 0: any, or the fewest
 
     def on(self, nodes: int) -> Cell:
-        """Return the Cell spread over ``nodes`` nodes; 0: on any."""
+        """Return the Cell spread over ``nodes`` nodes. 0: any number of nodes."""
         return self if nodes == self.nodes else replace(self, nodes=nodes)
 
 
 class CellKey(NamedTuple):
-    """A Cell by indices of a snapshot, where a round handles many: a tuple, quickly made and compared."""
+    """A Cell by indices of a snapshot. A tuple, because rounds make and compare many."""
 
-    gpu_type: int  # index into Snapshot.gpu_types; -1: none
+    gpu_type: int  # index into Snapshot.gpu_types; -1: no type
     gpus: int
     pipeline_degree: int
     plan: int  # index into Snapshot.plans
 
     def named(self, gpu_types: Sequence[GpuType], plans: Sequence[str]) -> Cell:
-        """Return the Cell by names, on any nodes."""
+        """Return the Cell by names, on any number of nodes."""
         return Cell(
             gpu_type=gpu_types[self.gpu_type].name,
             gpus=self.gpus,
@@ -97,4 +101,4 @@ class CellKey(NamedTuple):
 
 
 NO_CELL: Final = CellKey(gpu_type=-1, gpus=0, pipeline_degree=0, plan=0)
-"""Of a job that runs on none."""
+"""The Cell of a job that does not run."""
