@@ -1,4 +1,4 @@
-"""What carries a map from DSCP tags to priorities out on an interface."""
+"""Back ends that apply a map from DSCP tags to priorities to an interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tessera.service.agent.network.commands import Run, run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One entry of the map of an interface. ``before``: None where there was none."""
+    """A change of one entry of an interface's map. If ``before`` is None, there was no entry."""
 
     interface: str
     tag: int
@@ -23,12 +23,12 @@ class Change:
 
     @property
     def raises(self) -> bool:
-        """Return whether traffic that may be in flight is moved up, past its own earlier packets."""
+        """Return whether traffic in flight may move up, past its own earlier packets."""
         return self.before is not None and self.after > self.before
 
 
 class Backend(Protocol):
-    """Carries a map out on one interface."""
+    """A back end that applies a map to one interface."""
 
     @property
     def interface(self) -> str:
@@ -37,7 +37,7 @@ class Backend(Protocol):
 
     @property
     def dry_run(self) -> bool:
-        """Return whether ``apply`` only says what it would do."""
+        """Return whether ``apply`` only reports what it would do."""
         ...
 
     def read(self) -> dict[int, int]:
@@ -45,9 +45,10 @@ class Backend(Protocol):
         ...
 
     def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
-        """Map each tag in ``wanted``, leave others alone; return what was (dry run: would be) changed.
+        """Map each tag in ``wanted`` and leave others alone; return the changes.
 
-        Writes only what differs, and reads back.
+        In a dry run, the changes are only returned. Otherwise, only the differences are written,
+        and then read back.
 
         Raises:
             InvalidInput: not a map from DSCP tags to priorities.
@@ -57,16 +58,16 @@ class Backend(Protocol):
         ...
 
     def commands(self, changes: Sequence[Change]) -> list[list[str]]:
-        """Return what ``apply`` runs for ``changes``."""
+        """Return the commands that ``apply`` runs for ``changes``."""
         ...
 
     def findings(self) -> tuple[str, ...]:
-        """Return in sentences what on this interface keeps priorities from having an effect."""
+        """Return sentences on what keeps priorities from having an effect on this interface."""
         ...
 
 
 class Advice:
-    """The back end ``none``: remembers what it was asked for, and does nothing."""
+    """The back end ``none``: it remembers the requested map and does nothing."""
 
     dry_run = True
 
@@ -75,26 +76,26 @@ class Advice:
         self._asked: dict[int, int] = {}
 
     def read(self) -> dict[int, int]:
-        """Return what was asked for."""
+        """Return the requested map."""
         return dict(self._asked)
 
     def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
-        """Return what a back end would have had to change."""
+        """Return the changes that a back end would have had to make."""
         changes = differences(self.interface, self._asked, wanted)
         self._asked |= wanted
         return changes
 
     def commands(self, changes: Sequence[Change]) -> list[list[str]]:
-        """Return nothing."""
+        """Return an empty list."""
         return []
 
     def findings(self) -> tuple[str, ...]:
-        """Say that nothing is carried out."""
+        """Report that nothing is applied."""
         return ("back end none: priorities are advice only, nothing is carried out",)
 
 
 class Tool(ABC):
-    """A back end that reads and writes with a command of the system."""
+    """A back end that reads and writes with a system command."""
 
     def __init__(self, interface: str, *, run: Run = run, dry_run: bool = True) -> None:
         self.interface = interface
@@ -107,14 +108,17 @@ class Tool(ABC):
 
     @abstractmethod
     def commands(self, changes: Sequence[Change]) -> list[list[str]]:
-        """Return what ``apply`` runs for ``changes``, what must be set up before them included."""
+        """Return the commands that ``apply`` runs for ``changes``, including any setup."""
 
     def findings(self) -> tuple[str, ...]:
-        """Return in sentences what on this interface keeps priorities from having an effect."""
+        """Return sentences on what keeps priorities from having an effect on this interface."""
         return ()
 
     def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
-        """Write what differs, and read back: some tools end with 0 although the driver refused."""
+        """Write the differences and read them back.
+
+        Some tools exit with 0 although the driver refused.
+        """
         changes = differences(self.interface, self.read(), wanted)
         if self.dry_run or not changes:
             return changes
@@ -133,7 +137,7 @@ class Tool(ABC):
 def differences(
     interface: str, found: Mapping[int, int], wanted: Mapping[int, int]
 ) -> tuple[Change, ...]:
-    """Return what must change in ``found`` for ``wanted`` to hold, by tag. Raises InvalidInput."""
+    """Return the changes that turn ``found`` into ``wanted``, by tag. Raises InvalidInput."""
     for tag, priority in wanted.items():
         check_tag(tag, "tag")
         if not 0 <= priority < PRIORITIES:
@@ -146,10 +150,11 @@ def differences(
 
 
 def stages(changes: Iterable[Change]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
-    """Return what may be written at once, and what only after that has drained.
+    """Return the changes to write immediately, and those to write after these have drained.
 
-    New entries and moves down reorder nothing: what waits in the higher queue leaves first. A move up lets
-    packets overtake earlier ones of their queue pair, so it comes when fewer jobs crowd the higher queue.
+    New entries and moves down do not reorder packets, because packets in the higher queue leave
+    first. A move up lets packets overtake earlier ones of their queue pair, so it comes when fewer
+    jobs crowd the higher queue.
     """
     every = tuple(changes)
     return tuple(c for c in every if not c.raises), tuple(c for c in every if c.raises)

@@ -1,4 +1,7 @@
-"""Carries the servers' map out beside the agent's event loop: what fails here is said, and stops no job."""
+"""The task that applies the servers' map outside of the agent's event loop.
+
+A failure here is reported and stops no job.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,21 @@ from tessera.v1 import agents_pb2 as pb
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 10.0
-"""How long gangs wait for the map that they should find; a tool that hangs must not hold them."""
+"""Seconds that gangs wait for their map; a tool that hangs must not hold them up."""
 
 AGAIN_S: Final = 60.0
-"""Between two looks at an unchanged map: it may have failed, or another program may have changed it."""
+"""Seconds between two checks of an unchanged map.
+
+It may have failed, or another program may have changed it.
+"""
 
 
 class Carrying:
-    """Keeps the interfaces of this agent's nodes to the newest settings.
+    """A worker that keeps the interfaces of this agent's nodes at the newest settings.
 
-    ``nodes`` are tried apart, so that one interface that refuses hides no other. ``spawn`` as the
-    supervisor's. ``prepare`` makes what the host's jobs share for their turns on PCIe links. All methods
-    belong to one event loop; commands run in threads.
+    ``nodes`` are handled separately, so that one failing interface does not hide another. ``spawn``
+    is as in the supervisor. ``prepare`` makes the resources that the host's jobs share for their
+    turns on PCIe links. All methods belong to one event loop; commands run in threads.
     """
 
     def __init__(
@@ -42,23 +48,24 @@ class Carrying:
         self._nodes = tuple(nodes)
         self._clock, self._spawn, self._prepare = clock, spawn, prepare
         self._patience_s = patience_s
-        self._settings: Settings | None = None  # None: no server has spoken of a network yet
+        self._settings: Settings | None = None  # None until a server has sent a network plan
         self._again_s = 0.0
-        self._newer = False  # the settings are others than those that are being carried out
+        self._newer = False  # the settings differ from those being applied
         self._busy = False
         self._told: Callable[[], None] = lambda: None
         self.settled = True
         self.remarks: tuple[str, ...] = ()
-        """What keeps the settings from having an effect here, in sentences."""
+        """Sentences on what keeps the settings from having an effect here."""
 
     def tell(self, told: Callable[[], None]) -> None:
-        """Call ``told`` whenever ``settled`` has become true or ``remarks`` are others."""
+        """Call ``told`` whenever ``settled`` has become true or ``remarks`` have changed."""
         self._told = told
 
     def desired(self, settings: Settings | None) -> None:
-        """Begin to carry ``settings`` out; until that is done, or given up, ``settled`` is false.
+        """Begin to apply ``settings``; until this is done or given up, ``settled`` is false.
 
-        None: the servers have no plan. What interfaces do with the tags of jobs that run stays then.
+        If ``settings`` is None, the servers have no plan. Interfaces then keep their treatment of
+        the tags of running jobs.
         """
         if settings is None:
             if self._settings is None:
@@ -76,7 +83,7 @@ class Carrying:
             self._spawn(self._carry_out())
 
     def environment(self, job: str) -> Mapping[str, str]:
-        """Return what the processes of ``job`` must find in their environment; empty: it has no tag."""
+        """Return the environment variables for the processes of ``job``; empty if it has no tag."""
         return self._nodes[0].environment(job) if self._nodes else {}
 
     async def _carry_out(self) -> None:
@@ -97,7 +104,7 @@ class Carrying:
         self._told()
 
     async def _on(self, node: NodeNetwork, settings: Settings) -> tuple[str, ...]:
-        """Carry ``settings`` out on a node's interfaces; return what is wrong there."""
+        """Apply ``settings`` to a node's interfaces; return what is wrong there."""
         try:
             await asyncio.to_thread(node.desired, settings)
             while (wait_s := await asyncio.to_thread(node.advance)) is not None:
@@ -114,7 +121,7 @@ class Carrying:
         return ()
 
     def _say(self, remarks: tuple[str, ...]) -> None:
-        """Keep ``remarks``, and log those that are new."""
+        """Keep ``remarks``, and log the new ones."""
         for text in remarks:
             if text not in self.remarks:
                 log.warning("%s", text, extra={"action": "network"})
@@ -133,9 +140,9 @@ class Carrying:
 
 
 def settings_from_message(desired: pb.Desired) -> Settings | None:
-    """Return the tags of gangs and the map that a server described; None: it has no network plan.
+    """Return the gangs' tags and the map that a server sent, or None without a network plan.
 
-    A gang whose tag the map lacks goes without: its traffic is as unmarked traffic is.
+    A gang whose tag is not in the map goes without it: its traffic is treated as unmarked.
     """
     if not desired.HasField("network"):
         return None

@@ -28,7 +28,7 @@ EXIT_INVALID = 2
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says how a node's network is set."""
+    """Add the options for a node's network."""
     add = parser.add_argument
     add(
         "--network-backend",
@@ -67,10 +67,10 @@ def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
 
 
 def read_settings(path: Path, fabric: Fabric) -> Settings:
-    """Return the settings that a JSON file asks for: levels, jobs (job: level) and maybe tags (job: DSCP).
+    """Read settings from a JSON file: levels, jobs (job: level) and optional tags (job: DSCP).
 
     Raises:
-        InvalidInput: not such a file.
+        InvalidInput: the file does not hold such settings.
         OSError: it cannot be read.
     """
     try:
@@ -87,7 +87,7 @@ def read_settings(path: Path, fabric: Fabric) -> Settings:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return the exit status: 2 if something is wrong."""
+    """Run the command; return the exit status, which is 2 if something is wrong."""
     options = _parser().parse_args(arguments)
     try:
         said = _answer(options)
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _answer(options: argparse.Namespace) -> dict[str, Any]:
-    """Do what was asked; return what to print."""
+    """Do what was requested; return the object to print."""
     found = backends(options, dry_run=options.action != "apply")
     if options.action == "show":
         return {b.interface: _shown(b) for b in found}
@@ -144,7 +144,10 @@ def _shown(backend: Backend) -> dict[str, Any]:
 
 
 def _carried_out(backend: Backend, settings: Settings) -> dict[str, Any]:
-    """Apply as the agent does, with a drain between the steps; return what was changed, and how."""
+    """Apply as the agent does, with a drain between the steps.
+
+    Return the changes, the commands and the findings.
+    """
     changes = differences(backend.interface, backend.read(), settings.priorities)
     commands = [shlex.join(argv) for argv in backend.commands(changes)]
     network = NodeNetwork([backend], clock=time.monotonic)

@@ -1,4 +1,4 @@
-"""Runs the system's network tools; all back ends go through here, so that tests can answer in their place."""
+"""The runner of the system's network tools. All back ends use it, so tests can replace it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from tessera.formulation.errors import Unavailable
 
 Run = Callable[[Sequence[str]], str]
-"""Runs a command and returns what it prints. Raises Unavailable."""
+"""A function that runs a command and returns its output. Raises Unavailable."""
 
 PATIENCE_S = 20.0
 
 SYSTEM = "/usr/sbin:/sbin"
-"""Where these tools are, though a user's PATH often is without."""
+"""The directories that hold these tools, which are often missing from a user's PATH."""
 
 _ADVICE = (
     ("not permitted", "run the agent as root, or give it CAP_NET_ADMIN"),
@@ -30,7 +30,8 @@ def run(argv: Sequence[str]) -> str:
     """Run ``argv`` and return its standard output.
 
     Raises:
-        Unavailable: it is not there, failed, or did not end; the message says which, and what to do.
+        Unavailable: it is not installed, failed or did not end; the message says which, and what to
+            do.
     """
     command = shlex.join(argv)
     try:

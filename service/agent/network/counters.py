@@ -1,6 +1,7 @@
-"""Byte counters of NICs, and how they are sampled; ``period`` says what they show.
+"""Byte counters of NICs, and how they are sampled. ``period`` interprets the samples.
 
-RoCE does not pass through the kernel: its bytes are in the RDMA port's counters only, not in the interface's.
+RoCE does not pass through the kernel. Its bytes are in the RDMA port's counters only, not in the
+interface's.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _WORD = 4  # port_*_data count words of four bytes (InfiniBand specification, Po
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter:
-    """Bytes sent or received through one port since some moment."""
+    """A counter of the bytes sent or received through one port since some moment."""
 
     name: str
     path: Path
     unit_bytes: int = 1
 
     def read(self) -> int:
-        """Return bytes. Raises Unavailable: the port is gone."""
+        """Return the counter in bytes. Raises Unavailable: the port is gone."""
         try:
             return int(self.path.read_text()) * self.unit_bytes
         except (OSError, ValueError) as error:
@@ -32,7 +33,7 @@ class Counter:
 
 
 def counters(sys: Path = SYS, *, received: bool = False) -> tuple[Counter, ...]:
-    """Return the counters of what each interface and RDMA port has sent (or received), by name."""
+    """Return the counters of bytes sent (or received) of each interface and RDMA port, by name."""
     way, rdma = ("rx_bytes", "port_rcv_data") if received else ("tx_bytes", "port_xmit_data")
     found = [
         Counter(name=path.parents[1].name, path=path)
@@ -52,7 +53,10 @@ def sample(
     clock: Callable[[], float],
     sleep: Callable[[float], object],
 ) -> tuple[list[float], list[int]]:
-    """Return ``count`` times and what ``read`` returned then, ``step_s`` apart; lateness does not add up."""
+    """Return ``count`` times, ``step_s`` apart, and the values of ``read`` at these times.
+
+    Delays do not add up.
+    """
     if not (step_s > 0 and count > 0):
         raise InvalidInput("step_s", "must be above 0, as must be count")
     times_s: list[float] = []

@@ -1,4 +1,7 @@
-"""The DCB tables by iproute2's ``dcb``: any NIC whose driver has them (man pages dcb-app(8), dcb-ets(8))."""
+"""The DCB tables through iproute2's ``dcb``, for any NIC whose driver supports them.
+
+See the man pages dcb-app(8) and dcb-ets(8).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from tessera.service.agent.network.scheduling import Scheduling, shortcomings
 
 
 class Dcb(Tool):
-    """Entries dscp-prio of the APP table."""
+    """A back end for the dscp-prio entries of the APP table."""
 
     def read(self) -> dict[int, int]:
-        """Return the table; a tag with several priorities counts as not mapped, so that it is replaced."""
+        """Return the table. A tag with several priorities counts as unmapped, to be replaced."""
         return parse(self._run(["dcb", "-j", "app", "show", "dev", self.interface]))
 
     def commands(self, changes: Sequence[Change]) -> list[list[str]]:
-        """Return one command: ``replace`` adds the new entries, then removes the old ones of these tags."""
+        """Return one command: ``replace`` adds new entries, then removes these tags' old ones."""
         if not changes:
             return []
         entries = [f"{c.tag}:{c.after}" for c in changes]
@@ -41,7 +44,7 @@ class Dcb(Tool):
 
 
 def parse(text: str) -> dict[int, int]:
-    """Return DSCP -> priority of what ``dcb -j app show`` prints. Raises Unavailable: not that."""
+    """Return DSCP -> priority from the output of ``dcb -j app show``. Raises Unavailable."""
     try:
         found: defaultdict[int, set[int]] = defaultdict(set)
         for tag, priority in _table(text).get("dscp_prio", ()):
@@ -52,7 +55,7 @@ def parse(text: str) -> dict[int, int]:
 
 
 def parse_scheduling(ets: str, pfc: str) -> Scheduling:
-    """Return what ``dcb -j ets show`` and ``dcb -j pfc show`` print. Raises Unavailable: not that."""
+    """Parse the output of ``dcb -j ets show`` and ``dcb -j pfc show``. Raises Unavailable."""
     try:
         table, flags = _table(ets), _table(pfc).get("prio_pfc", ())
         return Scheduling(

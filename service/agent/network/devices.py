@@ -1,4 +1,4 @@
-"""What the kernel says of RDMA devices and interfaces under /sys."""
+"""The kernel's information on RDMA devices and interfaces under /sys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ MOVERS = {
     "mlx5_core": "mlx5dv_modify_qp_udp_sport",
     "bnxt_en": "bnxt_re_dv_modify_qp_udp_sport",
 }
-"""PCI drivers whose library moves a live queue pair to another UDP source port, and the call (rdma-core)."""
+"""PCI drivers whose library moves a live queue pair to another UDP source port.
+
+The value is the call (rdma-core).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
-    """Whether paths of a device's queue pairs can be chosen; ``reason`` says why, or by what."""
+    """A statement of whether the paths of a device's queue pairs can be chosen.
+
+    ``reason`` gives the cause if they cannot, and the library call if they can.
+    """
 
     device: str
     steerable: bool
@@ -31,15 +37,16 @@ def rdma_devices(interface: str, sys: Path = SYS) -> tuple[str, ...]:
 
 
 def link_layers(device: str, sys: Path = SYS) -> set[str]:
-    """Return what the ports of an RDMA device run on: ``Ethernet`` or ``InfiniBand``."""
+    """Return the link layers of an RDMA device's ports: ``Ethernet`` or ``InfiniBand``."""
     found = (sys / "class/infiniband" / device).glob("ports/*/link_layer")
     return {path.read_text().strip() for path in found}
 
 
 def forced_traffic_class(device: str, sys: Path = SYS) -> int | None:
-    """Return the class that MLNX_OFED forces on all RC queue pairs of ``device``, over jobs' own marks.
+    """Return the class that MLNX_OFED forces on all RC queue pairs of ``device``.
 
-    None: none is forced, or this driver has no such file (upstream's has not).
+    It overrides the jobs' own marks. Return None if none is forced, or if the driver has no such
+    file, like the upstream driver.
     """
     for path in sorted((sys / "class/infiniband" / device / "tc").glob("*/traffic_class")):
         found = re.search(r"Global tclass=(-?\d+)|\A\s*(-?\d+)\s*\Z", path.read_text())
@@ -61,8 +68,9 @@ def steering(
 ) -> Steering:
     """Return whether a path can be chosen for traffic of ``device``.
 
-    ``adaptive_routing``: the fabric spreads packets itself (the operator knows). ``transport_moves_ports``:
-    the job's transport sets the source port of its queue pairs when told; NCCL's own does not.
+    ``adaptive_routing`` means that the fabric spreads packets itself, which the operator knows.
+    ``transport_moves_ports`` means that the job's transport sets the source port of its queue pairs
+    on request. NCCL's own transport does not.
     """
     base = sys / "class/infiniband" / device
     if not base.is_dir():

@@ -1,4 +1,7 @@
-"""The environment of a job's processes, which marks their traffic. Set once: queue pairs keep their class."""
+"""The environment of a job's processes, which marks their traffic.
+
+It is set once, because queue pairs keep their class.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ ECT0 = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How jobs' libraries are told. ``queue_pairs``: a connection; 0 leaves NCCL's default.
+    """The settings that are passed to jobs' libraries.
 
-    ``ucx`` and ``hccl`` add the same for these libraries. HCCL wants multiples of 4, hence no ECN bits.
-    Without ``marks`` traffic stays in the class that it has: a fabric that maps by DSCP already, and is told
-    nothing of these marks, could carry it in a worse one.
+    ``queue_pairs`` is the number per connection; 0 leaves NCCL's default. ``ucx`` and ``hccl`` add
+    the same settings for these libraries. HCCL requires multiples of 4, so it gets no ECN bits.
+
+    Without ``marks``, traffic stays in its present class. A fabric that already maps by DSCP, and
+    does not know these marks, could carry it in a worse one.
     """
 
     marks: bool = True
@@ -28,7 +33,7 @@ class Launch:
     hccl: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what the libraries would."""
+        """Refuse values that the libraries would refuse."""
         if not 0 <= self.ecn <= 3:
             raise InvalidInput("ecn", f"must be 0 to 3, not {self.ecn}")
         if not 0 <= self.queue_pairs <= 128:
@@ -41,12 +46,14 @@ def traffic_class(tag: int, ecn: int) -> int:
 
 
 def environment(job: str, settings: Settings, launch: Launch | None = None) -> dict[str, str]:
-    """Return the variables that mark the traffic of ``job``; none where the job has no tag or is not marked.
+    """Return the variables that mark the traffic of ``job``.
 
-    NCCL reads NCCL_IB_TC into the traffic class (RoCE) and NCCL_IB_SL into the service level (InfiniBand).
-    Both are set: if ``ncclConfig_t.trafficClass`` is used and NCCL_IB_SL is not, NCCL writes the class into
-    the four bits of the service level, too (nccl 2.30.7, net_ib). The service level is the priority at launch
-    and stays that for the job's life, as nothing maps it anew.
+    There are none if the job has no tag or is not marked. NCCL reads NCCL_IB_TC into the traffic
+    class (RoCE) and NCCL_IB_SL into the service level (InfiniBand).
+
+    Both are set: if ``ncclConfig_t.trafficClass`` is used and NCCL_IB_SL is not, NCCL also writes
+    the class into the four bits of the service level (nccl 2.30.7, net_ib). The service level is
+    the priority at launch and stays the same for the job's life, because nothing maps it again.
     """
     launch = launch or Launch()
     tag = settings.tags.get(job)
@@ -68,7 +75,7 @@ def environment(job: str, settings: Settings, launch: Launch | None = None) -> d
 
 
 def overridden(job: str, settings: Settings, forced: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a sentence for each RDMA device whose forced traffic class hides the mark of ``job``."""
+    """Return a sentence for each RDMA device whose forced traffic class hides a job's mark."""
     tag = settings.tags.get(job)
     if tag is None:
         return ()

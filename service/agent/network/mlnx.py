@@ -1,4 +1,4 @@
-"""NVIDIA (Mellanox) NICs by ``mlnx_qos``: trust the DSCP, and map it (MLNX_OFED manual, QoS)."""
+"""NVIDIA (Mellanox) NICs through ``mlnx_qos``: trust and map the DSCP (MLNX_OFED manual, QoS)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEMBER = re.compile(r"^\s*priority:\s+(\d)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What ``mlnx_qos -i`` prints of an interface."""
+    """An interface's state, as printed by ``mlnx_qos -i``."""
 
     trust: str
     priorities: dict[int, int] = field(default_factory=dict)  # empty unless the DSCP is trusted
@@ -28,14 +28,21 @@ class State:
 
 
 class MlnxQos(Tool):
-    """Trust and map of a ConnectX interface."""
+    """A back end for the trust state and the map of a ConnectX interface."""
 
     def read(self) -> dict[int, int]:
-        """Return the map; empty where the interface does not trust the DSCP, as no entry is in force then."""
+        """Return the map.
+
+        It is empty if the interface does not trust the DSCP, because no entry is in force then.
+        """
         return self._state().priorities
 
     def commands(self, changes: Sequence[Change]) -> list[list[str]]:
-        """Return two commands, as the tool refuses trust and map in one; all entries in the second."""
+        """Return two commands, because the tool refuses trust and map in one.
+
+        The second command holds all entries. If the interface trusts the DSCP already, it is the
+        only one.
+        """
         if not changes:
             return []
         base = ["mlnx_qos", "-i", self.interface]
@@ -61,7 +68,7 @@ class MlnxQos(Tool):
 
 
 def parse(text: str) -> State:
-    """Return what the text says. Raises Unavailable: it is not what ``mlnx_qos -i`` prints."""
+    """Return the state in ``text``. Raises Unavailable if ``mlnx_qos -i`` did not print it."""
     trust = _TRUST.search(text)
     if trust is None:
         raise Unavailable(f"`mlnx_qos` printed no trust state: {text[:200]!r}")

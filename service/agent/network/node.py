@@ -1,4 +1,4 @@
-"""A node's network as it should be: maps on its interfaces, marks for the jobs that start."""
+"""A node's desired network: maps on its interfaces and marks for the jobs that start."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from tessera.service.agent.network.launch import Launch, environment, overridden
 log = logging.getLogger(__name__)
 
 DRAIN_S = 0.1
-"""What queues hold is gone after this: 64 MB at 200 Gb/s take 3 ms, pauses of flow control come on top."""
+"""Seconds after which queues have drained.
+
+64 MB at 200 Gb/s take 3 ms, and pauses by flow control come on top.
+"""
 
 
 class NodeNetwork:
-    """Carries ``Settings`` out on the interfaces of a node, in steps that keep packets in order.
+    """An applier of ``Settings`` to a node's interfaces, in steps that keep packets in order.
 
-    New entries and moves down come first, moves up ``drain_s`` later, and no step sooner than that after
-    another. Nothing here waits: ``desired`` and ``advance`` do what is due by ``clock``, and ``advance`` says
-    when to call it again. They run commands, so an event loop calls them in a thread (a ``tc`` of 64 entries
-    takes 2 s).
+    New entries and moves down come first, and moves up follow ``drain_s`` later. Any two steps are
+    at least ``drain_s`` apart. Nothing here waits: ``desired`` and ``advance`` do what is due by
+    ``clock``, and ``advance`` returns when to call it again. Both run commands, so an event loop
+    calls them in a thread (a ``tc`` of 64 entries takes 2 s).
     """
 
     def __init__(
@@ -48,16 +51,19 @@ class NodeNetwork:
         self._said: tuple[str, ...] = ()
 
     def desired(self, settings: Settings) -> None:
-        """Make ``settings`` hold, as far as that may be done now; the same again changes nothing.
+        """Make ``settings`` hold as far as possible now. The same settings again change nothing.
 
         Raises:
-            InvalidInput, NotAllowed, Unavailable: as ``Backend.apply``; what was done until then stays.
+            InvalidInput, NotAllowed, Unavailable: as in ``Backend.apply``; earlier changes stay.
         """
         self._settings = settings
         self.advance()
 
     def advance(self) -> float | None:
-        """Take the next step if it is due; return in how many seconds to call again, None: all is done."""
+        """Take the next step if it is due.
+
+        Return the seconds after which to call again, or None if all is done.
+        """
         left_s = self._not_before_s - self._clock()
         if left_s > 0:
             return left_s
@@ -65,7 +71,7 @@ class NodeNetwork:
         return max(0.0, self._not_before_s - self._clock()) if any(waiting) else None
 
     def _step(self, backend: Backend) -> bool:
-        """Change what may be changed now; return whether more must follow."""
+        """Make the changes that are allowed now; return whether more must follow."""
         wanted = self._settings.priorities
         if backend.dry_run:
             self._tell(backend.apply(wanted))
@@ -87,11 +93,11 @@ class NodeNetwork:
         return bool(at_once and later)
 
     def environment(self, job: str) -> Mapping[str, str]:
-        """Return what the processes of ``job`` must find in their environment; empty: it has no tag."""
+        """Return the environment variables for the processes of ``job``; empty if it has no tag."""
         return environment(job, self._settings, self._launch)
 
     def findings(self) -> tuple[str, ...]:
-        """Return in sentences what keeps the settings from having an effect here. Raises Unavailable."""
+        """Return sentences on what keeps the settings from having an effect. Raises Unavailable."""
         return (*self._settings.remarks, *self._on_interfaces())
 
     def _on_interfaces(self) -> Iterable[str]:

@@ -1,7 +1,8 @@
 """UDP source ports of RoCE and the paths that switches hash them onto.
 
-The port follows the Linux kernel's rule (include/rdma/ib_verbs.h, since commit d5665a21): from the flow
-label, or where that is 0, as with NCCL, from the product of both queue pair numbers.
+The port follows the Linux kernel's rule (include/rdma/ib_verbs.h, since commit d5665a21). It is
+derived from the flow label. If the label is 0, as with NCCL, it is derived from the product of both
+queue pair numbers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ FIRST_PORT = 0xC000
 PORTS = 0x4000
 ROCE_PORT = 4791
 _LABEL_BITS = 20
-_STRIDE = 9973  # odd, hence every port comes once
+_STRIDE = 9973  # odd, so every port occurs once
 
 Path = TypeVar("Path", bound=Hashable)
 
 
 def flow_label_of(local: int, remote: int) -> int:
-    """Return the 20-bit label that drivers derive from queue pair numbers; the same at both ends."""
+    """Return the 20-bit label that drivers derive from queue pair numbers, alike at both ends."""
     for number in (local, remote):
         if not 0 <= number < 1 << 24:
             raise InvalidInput("queue pair", f"a number has 24 bits, {number} has not")
@@ -32,7 +33,10 @@ def flow_label_of(local: int, remote: int) -> int:
 
 
 def source_port(label: int, local: int = 0, remote: int = 0) -> int:
-    """Return the UDP source port of a queue pair with flow label ``label``; 0: from its numbers."""
+    """Return the UDP source port of a queue pair with flow label ``label``.
+
+    If ``label`` is 0, the port is derived from the queue pair numbers.
+    """
     if not 0 <= label < 1 << _LABEL_BITS:
         raise InvalidInput("flow label", f"has {_LABEL_BITS} bits, {label} has not")
     used = label or flow_label_of(local, remote)
@@ -40,7 +44,7 @@ def source_port(label: int, local: int = 0, remote: int = 0) -> int:
 
 
 def flow_label_for(port: int) -> int:
-    """Return a flow label, not 0, whose source port is ``port``: for transports that set labels."""
+    """Return a nonzero flow label whose source port is ``port``, for transports that set labels."""
     if not FIRST_PORT <= port < FIRST_PORT + PORTS:
         raise InvalidInput("port", f"must be {FIRST_PORT} to {FIRST_PORT + PORTS - 1}, not {port}")
     return port - FIRST_PORT or (1 << 14) | 1
@@ -56,7 +60,7 @@ def candidates(count: int, start: int = 0) -> list[int]:
 def ports_by_path(
     probe: Callable[[int], Path | None], ports: Iterable[int]
 ) -> dict[Path, list[int]]:
-    """Return which of ``ports`` lead over which path. ``probe`` returns None where it heard nothing."""
+    """Return the ``ports`` that lead over each path. ``probe`` returns None if it got no answer."""
     found: dict[Path, list[int]] = {}
     for port in ports:
         path = probe(port)
@@ -68,9 +72,10 @@ def ports_by_path(
 def port_for(
     path: Path, probe: Callable[[int], Path | None], ports: Iterable[int], *, confirm: int = 1
 ) -> int | None:
-    """Return the first of ``ports`` that leads over ``path``, each time of ``confirm`` more probes.
+    """Return the first of ``ports`` that leads over ``path``, also in ``confirm`` more probes.
 
-    None: none does. A port that answers differently at times is not a path: the fabric is adaptive there.
+    If no port does, return None. A port whose path varies does not count: the fabric routes
+    adaptively there.
     """
     for port in ports:
         if probe(port) == path and all(probe(port) == path for _ in range(confirm)):

@@ -1,9 +1,9 @@
-"""The length of a job's iterations, and its bytes of one, from a byte counter read at times (Crux 5).
+"""The length and the bytes of a job's iterations, from a sampled byte counter (Crux 5).
 
-Training repeats itself, so the rate of its traffic has peaks in the spectrum at the iteration's frequency
-and its multiples. The fundamental itself may be weak (an iteration has bursts of its own), so the period is
-first taken from the autocorrelation, which is the Fourier transform of the power spectrum and adds up all
-multiples, and then made exact by the power of the multiples together.
+Training is periodic, so the spectrum of its traffic's rate has peaks at the iteration's frequency
+and its multiples. The fundamental itself may be weak, because an iteration has its own bursts. The
+period is therefore first taken from the autocorrelation, which is the Fourier transform of the
+power spectrum and adds up all multiples. It is then refined by the power of the multiples together.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from tessera.formulation.tables import Floats
 
 LEAST_SAMPLES = 32
 LEAST_PERIODS = 3
-"""Periods that must have been seen."""
+"""The number of periods that must have been seen."""
 
-_NEAR = 0.85  # of the best peak: the first such is the period, later ones its multiples
+_NEAR = 0.85  # of the best peak: the first peak above it is the period, later ones are multiples
 _HARMONICS = 12
 _GRID = 201
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """What was found. ``confidence``: the correlation with the same one period later, up to 1."""
+    """An iteration that was found.
+
+    ``confidence`` is the correlation with the signal one period later, at most 1.
+    """
 
     period_s: float
     bytes: float
@@ -38,26 +41,28 @@ class Iteration:
 def iteration(
     times_s: Floats, counts: Floats, *, least_confidence: float = 0.3
 ) -> Iteration | None:
-    """Return the iteration that a counter of bytes shows; None: nothing regular.
+    """Return the iteration that a byte counter shows, or None if nothing is regular.
 
-    ``times_s`` rise, ``counts`` are the counter at these times. A counter that falls has been reset. At least
-    three periods must be there, with two samples each.
+    ``times_s`` rise, and ``counts`` are the counter's values at these times. A counter that falls
+    has been reset. At least three periods must be present, with two samples each.
 
     Raises:
         InvalidInput: too few samples, or times that do not rise.
     """
     rate, step_s = uniform(times_s, counts)
+    # Remove the trend, which hides the period. A constant rate has no period at all.
     mean = float(rate.mean())
     wave = _detrended(rate)
     if mean <= 0 or float(np.abs(wave).max()) <= 1e-9 * mean:
         return None
     correlation = autocorrelation(wave)
     lag = _first_peak(correlation)
-    noise = 4 / np.sqrt(len(wave))  # of the largest correlation of as much noise
+    noise = 4 / np.sqrt(len(wave))  # of the largest correlation of the same amount of noise
     if lag is None or correlation[lag] < max(least_confidence, noise):
         return None
+    # The lag is a whole number of steps; the spectrum gives the period more exactly.
     steps = _refined(wave, lag)
-    # A part of an iteration at the end would bias the mean.
+    # A partial iteration at the end would bias the mean.
     whole = round(len(rate) // steps * steps)
     mean = float(rate[:whole].mean())
     return Iteration(
@@ -68,7 +73,7 @@ def iteration(
 
 
 def uniform(times_s: Floats, counts: Floats) -> tuple[Floats, float]:
-    """Return bytes a second on an even grid, and its step in seconds."""
+    """Return bytes per second on an even grid, and its step in seconds."""
     times, values = np.asarray(times_s, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     if times.ndim != 1 or times.shape != values.shape or len(times) < LEAST_SAMPLES:
         raise InvalidInput("counts", f"takes at least {LEAST_SAMPLES} samples, each with its time")
@@ -85,7 +90,10 @@ def uniform(times_s: Floats, counts: Floats) -> tuple[Floats, float]:
 
 
 def autocorrelation(wave: Floats) -> Floats:
-    """Return the correlation of ``wave`` (mean 0) with itself at each lag up to a third of its length."""
+    """Return the correlation of ``wave`` (mean 0) with itself at each lag.
+
+    Lags range up to a third of the wave's length.
+    """
     count = len(wave)
     power = np.abs(np.fft.rfft(wave, 2 * count)) ** 2
     lags = count // LEAST_PERIODS + 1
@@ -102,7 +110,7 @@ def _detrended(rate: Floats) -> Floats:
 
 
 def _first_peak(correlation: Floats) -> int | None:
-    """Return the first lag whose peak is near the highest, past the fall from lag 0; None: no peak."""
+    """Return the first lag past the fall from lag 0 whose peak is near the highest, or None."""
     below = np.flatnonzero(correlation <= 0)
     if not len(below):
         return None
@@ -116,7 +124,7 @@ def _first_peak(correlation: Floats) -> int | None:
 
 
 def _refined(wave: Floats, lag: int) -> float:
-    """Return the period in steps near ``lag`` whose multiples of frequency carry most power together."""
+    """Return the period in steps near ``lag`` whose frequency's multiples carry the most power."""
     count = len(wave)
     periods = np.linspace(lag - 1.0, lag + 1.0, _GRID)
     first = np.exp(-2j * np.pi * np.outer(1 / periods, np.arange(count)))
@@ -129,9 +137,9 @@ def _refined(wave: Floats, lag: int) -> float:
 
 
 def main() -> None:
-    """Read times and counts as JSON from the standard input; write what was found, or null.
+    """Read times and counts as JSON from standard input; write the iteration found, or null.
 
-    That is how ``sampling`` calls it, in a process of its own.
+    ``sampling`` runs this in a separate process.
     """
     times_s, counts = json.load(sys.stdin)
     found = iteration(np.array(times_s), np.array(counts, np.float64))

@@ -1,8 +1,9 @@
-"""Which way packets with a given UDP source port take: UDP probes with growing time to live, as traceroute's.
+"""Paths of packets by UDP source port, found like traceroute: UDP probes with growing time to live.
 
-The kernel hands ICMP answers to the socket that sent the probe (ip(7), IP_RECVERR), so this needs no raw
-socket and no privilege. IPv4. The probes' five-tuple is that of RoCE; a NIC at the end drops them, as
-they are no valid RoCE packets, so the last hop is known only where the host itself answers.
+The kernel hands ICMP answers to the socket that sent the probe (ip(7), IP_RECVERR), so this needs
+no raw socket and no privilege. It supports IPv4 only. The probes have the five-tuple of RoCE. A NIC
+at the end drops them, because they are not valid RoCE packets, so the last hop is known only if the
+host itself answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _UNREACHABLE = 3  # ICMP type
 _PAYLOAD = b"tessera path probe"
 
 Hops = tuple[str, ...]
-"""Addresses of the routers, in order; "" where one did not answer."""
+"""Addresses of the routers, in order. An address is "" if the router did not answer."""
 
 
 def trace(
@@ -33,9 +34,10 @@ def trace(
     ecn_dscp: int = 0,
     to_port: int = ROCE_PORT,
 ) -> Hops:
-    """Return the hops to ``address`` of packets with source port ``port``, up to where it is reached.
+    """Return the hops to ``address`` of packets with source port ``port``, until it is reached.
 
-    ``wait_s``: for each hop's answer. ``ecn_dscp``: the ToS byte, for switches that hash it.
+    ``wait_s`` is the time for each hop's answer. ``ecn_dscp`` is the ToS byte, for switches that
+    hash it.
 
     Raises:
         InvalidInput: no such address.
@@ -72,7 +74,10 @@ def trace(
 def first_hops(
     address: str, count: int = 1, *, wait_s: float = 0.5, ecn_dscp: int = 0
 ) -> Callable[[int], Hops | None]:
-    """Return a probe for ``paths.port_for``: the first ``count`` hops; None where one did not answer."""
+    """Return a probe for ``paths.port_for`` that yields the first ``count`` hops.
+
+    It returns None if a hop did not answer.
+    """
 
     def probe(port: int) -> Hops | None:
         hops = trace(address, port, most_hops=count, wait_s=wait_s, ecn_dscp=ecn_dscp)
@@ -82,7 +87,10 @@ def first_hops(
 
 
 def _answer(probe: socket.socket, wait_s: float) -> tuple[str, bool]:
-    """Return who answered, "" for none in time, and whether that was the end of the way."""
+    """Return the address that answered, and whether it was the end of the path.
+
+    The address is "" if no answer came in time.
+    """
     ready = select.poll()
     ready.register(probe, 0)  # errors are always reported
     if not ready.poll(wait_s * 1000):

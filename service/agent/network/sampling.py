@@ -1,7 +1,7 @@
-"""Measures what a gang sends in an iteration, while it is the only one here that sends (Crux 5).
+"""Measurement of what a gang sends in an iteration, while no other gang here sends (Crux 5).
 
-The agent reads byte counters in a thread, a second at a time, and lets a process of its own find the
-period (``period``), so that numpy is not loaded here. Nothing that fails here stops a job: it is said once.
+The agent reads byte counters in a thread, one second at a time. A separate process finds the period
+(``period``), so that numpy is not loaded here. A failure here stops no job and is logged once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ log = logging.getLogger(__name__)
 
 STEP_S: Final = 0.01
 CHUNK_S: Final = 1.0
-"""Between two looks whether the gang still runs, alone."""
+"""Seconds between two checks that the gang still runs, alone."""
 
 TRIES: Final = 10
-"""Windows without a regular iteration, warm-up among them, after which a gang is not measured."""
+"""Windows without a regular iteration, including warm-up, after which a gang is not measured."""
 
 LEAST_CONFIDENCE: Final = 0.5
 
 ANALYSIS_S: Final = 60.0
-"""What finding a period may take; it takes half a second."""
+"""The largest time in seconds for finding a period; it takes half a second."""
 
 Samples = tuple[list[float], list[int]]
-"""Times in seconds, and the counter at these."""
+"""Times in seconds, and the values of the counter at these times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One iteration of a gang, as this node's counters show it. ``confidence``: up to 1."""
+    """One iteration of a gang, as this node's counters show it. ``confidence`` is at most 1."""
 
     period_s: float
     sent_bytes: float
@@ -51,9 +51,10 @@ Analyse = Callable[[Samples], Awaitable[Found | None]]
 
 
 class Sampling:
-    """Measures gangs, each once, for ``window_s`` at a time. All methods belong to one event loop.
+    """A sampler that measures gangs, each once, for ``window_s`` at a time.
 
-    ``read`` returns the bytes that the node has sent, ``sleep`` blocks the thread that it is called in.
+    ``read`` returns the bytes that the node has sent. ``sleep`` blocks the thread that it is called
+    in. All methods belong to one event loop.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Sampling:
         self._said: set[str] = set()
 
     def told(self, report: Report) -> Report:
-        """Return the report with what was measured of its gang, if that is known."""
+        """Return the report with its gang's measurements added, if they are known."""
         found = self._found.get((report.job, report.generation))
         if found is None:
             return report
@@ -83,9 +84,10 @@ class Sampling:
     async def watch(
         self, here: Callable[[], Iterable[tuple[Gang, bool]]], changed: Callable[[], object]
     ) -> None:
-        """Measure what is ``here`` (live gangs, and whether their processes run); never return.
+        """Measure the gangs that are ``here``; never return.
 
-        ``changed`` is called when ``told`` would say something new.
+        ``here`` returns the live gangs, and whether their processes run. ``changed`` is called when
+        ``told`` would return something new.
         """
         while True:
             try:
@@ -99,10 +101,10 @@ class Sampling:
             await asyncio.sleep(CHUNK_S)
 
     async def step(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> bool:
-        """Measure a gang for one window if one is to be; return whether it was measured.
+        """Measure one gang for one window, if any is due; return whether it was measured.
 
         Raises:
-            Unavailable: a counter cannot be read, or the samples not be analysed.
+            Unavailable: a counter cannot be read, or the samples cannot be analysed.
         """
         key = self._due(here)
         if key is None:
@@ -129,7 +131,7 @@ class Sampling:
         return True
 
     def _due(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> Key | None:
-        """Return the gang to measure now; forget those that are gone."""
+        """Return the gang to measure now, or None; forget the gangs that are gone."""
         senders = _senders(here())
         for past in (self._found, self._tries):
             for key in past.keys() - senders.keys():
@@ -144,7 +146,7 @@ class Sampling:
     async def _sampled(
         self, key: Key, here: Callable[[], Iterable[tuple[Gang, bool]]]
     ) -> Samples | None:
-        """Return samples of a whole window; None: the gang did not run through it, or not alone."""
+        """Return samples of a whole window, or None if the gang did not run through it alone."""
         times_s: list[float] = []
         counts: list[int] = []
         chunk = max(1, round(min(CHUNK_S, self._window_s) / self._step_s))
@@ -176,7 +178,7 @@ def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[Key, bool]:
 
 
 async def analysed_apart(samples: Samples) -> Found | None:
-    """Return the iteration that the samples show, found by a process of its own. Raises Unavailable."""
+    """Return the iteration in the samples, found by a separate process. Raises Unavailable."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -203,10 +205,10 @@ async def analysed_apart(samples: Samples) -> Found | None:
 
 
 def sent(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
-    """Return what reads the bytes that interfaces, and their RDMA ports, have sent.
+    """Return a function that reads the bytes sent by interfaces and their RDMA ports.
 
-    Without names those are all that are hardware. What goes over InfiniBand ports is counted there, IP
-    packets included.
+    Without names, all hardware interfaces are read. Traffic over InfiniBand ports is counted at
+    these ports, including IP packets.
 
     Raises:
         InvalidInput: there is nothing to read.

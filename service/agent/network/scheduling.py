@@ -1,4 +1,4 @@
-"""Whether a NIC serves priorities strictly and in their order: by class, algorithm and flow control."""
+"""Checks that a NIC serves priorities strictly and in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """How a NIC serves its priorities (IEEE 802.1Qaz). The highest strict class is served first."""
+    """A NIC's scheduling of priorities (IEEE 802.1Qaz). The highest strict class goes first."""
 
     class_of: Mapping[int, int] = field(default_factory=dict)  # traffic class of each priority
     algorithm: Mapping[int, str] = field(default_factory=dict)  # of each traffic class
@@ -17,10 +17,10 @@ class Scheduling:
 
 
 def shortcomings(used: Iterable[int], scheduling: Scheduling) -> list[str]:
-    """Return in sentences what keeps the priorities ``used`` from being strict, in order and alike in loss.
+    """Return sentences on what keeps the priorities ``used`` from strict service.
 
-    ``vendor`` is not strict: mlx5 puts all classes of it into one group, which takes turns (Linux,
-    en_dcbnl.c, mlx5e_build_tc_group).
+    They should be strict, in order and alike in loss. ``vendor`` is not strict: mlx5 puts all of
+    its classes into one group, which takes turns (Linux, en_dcbnl.c, mlx5e_build_tc_group).
     """
     s, found = scheduling, []
     known = [priority for priority in sorted(set(used)) if priority in s.class_of]

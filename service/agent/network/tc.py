@@ -1,9 +1,9 @@
-"""Linux queueing on an interface's way out by ``tc``: for TCP between hosts, and for tests; not for RDMA.
+"""Linux queueing of an interface's outgoing traffic by ``tc``, for TCP between hosts and tests.
 
-A root discipline with a class for each priority, and u32 filters that put a DSCP tag into its class.
-``prio`` is strict and needs no rate. ``htb`` needs the link's rate; it lends what is free to the class that
-is served first, and guarantees every class a small share, so that none starves (man pages tc-prio(8),
-tc-htb(8)).
+It does not apply to RDMA. There is a root discipline with a class for each priority, and u32
+filters put a DSCP tag into its class. ``prio`` is strict and needs no rate. ``htb`` needs the
+link's rate. It lends free bandwidth to the class that is served first and guarantees every class a
+small share, so that none starves (man pages tc-prio(8), tc-htb(8)).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tessera.service.agent.network.backend import Change, Tool
 from tessera.service.agent.network.commands import Run, run
 
 HANDLE = "7e5:"
-"""The discipline's handle, by which it is known as ours."""
+"""The discipline's handle, by which it is recognised as ours."""
 
 FLOOR = 0.001
-"""Share of the link that htb guarantees each class."""
+"""The share of the link that htb guarantees each class."""
 
 _DEFAULTS = frozenset({"noqueue", "pfifo_fast", "fq_codel", "fq", "mq", "pfifo"})
 _ROOT = "ff"
@@ -37,10 +37,11 @@ Discipline = Literal["htb", "prio"]
 
 
 class Tc(Tool):
-    """Priorities of what leaves one interface. ``unmarked``: of traffic with any other DSCP.
+    """Priorities of the traffic that leaves one interface.
 
-    That traffic carries ssh and the agent's own stream, hence it is served first unless said otherwise.
-    An existing discipline of ours is left as it is: remove it to change rate or kind.
+    ``unmarked`` is the priority of traffic with any other DSCP. This traffic carries ssh and the
+    agent's own stream, so it is served first by default. An existing discipline of ours is not
+    changed: remove it to change its rate or kind.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class Tc(Tool):
         self._unmarked = unmarked
 
     def read(self) -> dict[int, int]:
-        """Return the map of both IP versions; a tag that is mapped for one only is left out."""
+        """Return the map of both IP versions. A tag mapped for only one of them is left out."""
         if not self._is_ours():
             return {}
         shown = ["tc", "-j", "filter", "show", "dev", self.interface, "parent", HANDLE]
         return parse_filters(self._run(shown))
 
     def commands(self, changes: Sequence[Change]) -> list[list[str]]:
-        """Return what sets the discipline up where it is not complete, then two filters for each change."""
+        """Return commands that complete the discipline, then two filters for each change."""
         if not changes:
             return []
         found = self._setting_up()
@@ -82,7 +83,7 @@ class Tc(Tool):
         return found
 
     def removal(self) -> list[list[str]]:
-        """Return what takes the discipline and all its filters away; nothing where it is not there."""
+        """Return the command that removes the discipline and its filters; [] if it is not there."""
         return [["tc", "qdisc", "del", "dev", self.interface, "root"]] if self._is_ours() else []
 
     def _is_ours(self) -> bool:
@@ -100,7 +101,7 @@ class Tc(Tool):
         return False
 
     def _setting_up(self) -> list[list[str]]:
-        """Return what makes the discipline, or the classes that it lacks after a start that was cut short."""
+        """Return commands that make the discipline, or classes missing after an aborted start."""
         kind, there = self._discipline, self._is_ours()
         root = ["tc", "qdisc", "replace", "dev", self.interface, "root", "handle", HANDLE, kind]
         if kind == "prio":
@@ -120,7 +121,7 @@ class Tc(Tool):
         return found
 
     def _class(self, minor: str, parent: str, rate: int, ceiling: int, order: int) -> list[str]:
-        """Return the command that makes an htb class; ``order``: 0 is served first. Rates in bit/s."""
+        """Return the command that makes an htb class. Rates are in bit/s; order 0 goes first."""
         return [
             "tc",
             "class",
@@ -169,7 +170,7 @@ class Tc(Tool):
 
 
 def parse_filters(text: str) -> dict[int, int]:
-    """Return DSCP -> priority of what ``tc -j filter show`` prints of our discipline. Raises Unavailable."""
+    """Return DSCP -> priority from ``tc -j filter show`` of our discipline. Raises Unavailable."""
     found: dict[str, dict[int, int]] = {protocol: {} for protocol in _PROTOCOLS}
     for row in _json(text, "tc -j filter show"):
         options = row.get("options") or {}
@@ -198,10 +199,10 @@ def _json(text: str, command: str) -> list[dict[str, Any]]:
 
 
 def _classes(text: str) -> list[str]:
-    """Return the minor numbers of our classes, hexadecimal (``tc class show`` knows no JSON in 6.1)."""
+    """Return our classes' minor numbers, hexadecimal (``tc class show`` has no JSON in 6.1)."""
     return re.findall(rf"^class \w+ {HANDLE}(\w+) ", text, flags=re.MULTILINE)
 
 
 def _minor(priority: int) -> str:
-    """Return the class of a priority: 1 is served first."""
+    """Return the class of a priority. Class 1 is served first."""
     return f"{PRIORITIES - priority:x}"

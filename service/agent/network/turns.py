@@ -1,11 +1,12 @@
-"""Turns on a PCIe link of a host, by level: those of a lower level wait while a higher one transfers.
+"""Turns on a host's PCIe link by level: lower levels wait while a higher one transfers.
 
-For programs that ask: data loaders, offload, checkpoints, transports that stage through host memory. What
-NICs and GPUs move between themselves (GPUDirect) asks nobody, and PCIe has no priorities that an agent can
-set.
+They are for programs that ask for them: data loaders, offload, checkpoints, and transports that
+stage through host memory. Transfers between NICs and GPUs themselves (GPUDirect) take no turns, and
+PCIe has no priorities that an agent can set.
 
-Lock files in a directory that the host's jobs share (/dev/shm), a file for each link and level. A process
-that dies gives its turn back. Waiting is bounded, so nobody starves; a transfer that runs is not interrupted.
+There is a lock file for each link and level, in a directory that the host's jobs share (/dev/shm).
+A process that dies gives its turn back. Waiting is bounded, so nobody starves. A running transfer
+is not interrupted.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ SHARED = 0o1777
 
 
 def prepare(directory: Path = DIRECTORY) -> Path:
-    """Make the directory, for jobs of all users; the agent's part. Raises OSError."""
+    """Make the directory for jobs of all users. The agent calls this. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    if stat.S_IMODE(directory.stat().st_mode) != SHARED:  # else another user's agent made it
+    if stat.S_IMODE(directory.stat().st_mode) != SHARED:  # otherwise another user's agent made it
         directory.chmod(SHARED)
     return directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """A job's view of the links. ``patience_s``: the longest wait. ``sleep``: such as ``time.sleep``."""
+    """A job's view of the links.
+
+    ``patience_s`` is the longest wait. ``sleep`` is a function such as ``time.sleep``.
+    """
 
     directory: Path
     level: int
@@ -45,7 +49,7 @@ class Turns:
     poll_s: float = 0.0002
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Refuse values that have no meaning."""
         if not 0 <= self.level < self.levels:
             raise InvalidInput("level", f"must be 0 to {self.levels - 1}, not {self.level}")
         if not (self.patience_s >= 0 and self.poll_s > 0):
@@ -53,7 +57,7 @@ class Turns:
 
     @contextmanager
     def hold(self, link: str) -> Iterator[float]:
-        """Hold ``link`` (such as a root port's PCI address); yields the seconds waited.
+        """Hold ``link`` (such as a root port's PCI address); yield the seconds waited.
 
         Jobs of one level hold it together. Raises OSError: the directory cannot be used.
         """
