@@ -1,1 +1,1 @@
-"""The agent on a GPU node: holds a stream to any server and keeps gangs as they should be."""
+"""The agent on a GPU node, which keeps a stream to any server and runs the desired gangs."""

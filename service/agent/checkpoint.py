@@ -1,9 +1,12 @@
-"""A job's latest checkpoint, fenced by generation: once a newer one has opened it, an older cannot write.
+"""A job's latest checkpoint, fenced by generation.
 
-A directory a job, on a file system that all of the job's nodes share (with working ``flock``). It holds
-``lock``, ``fence.json`` (the newest job of the name and its newest generation that opened it) and
-``checkpoint.json``. Imported by the jobs' processes, so it stays light: hence also an error outside of
-``tessera.formulation.errors``.
+Once a newer generation has opened the checkpoint, an older one cannot write it. Each job has a
+directory on a file system that all of the job's nodes share (with working ``flock``). The directory
+holds ``lock``, ``fence.json`` (the newest job of the name and its newest generation that opened it)
+and ``checkpoint.json``.
+
+The jobs' processes import this module, so it stays light. This is why its error is defined outside
+of ``tessera.formulation.errors``.
 """
 
 from __future__ import annotations
@@ -27,10 +30,10 @@ class StaleGeneration(RuntimeError):
 
 
 def open_generation(directory: str, generation: int, job: int = 0) -> int:
-    """Shut out all older generations; return the iterations of the latest checkpoint, 0 where none.
+    """Shut out all older generations; return the iterations of the latest checkpoint, or 0.
 
-    ``job`` is the job's number, which rises with each job; 0: not known. What an earlier job of the same name
-    left is removed, and that job is shut out.
+    ``job`` is the job's number, which rises with each job. If it is 0, the number is unknown. The
+    files of an earlier job of the same name are removed, and that job is shut out.
 
     Raises:
         StaleGeneration: a newer generation, or a newer job of this name, was here before.
@@ -41,7 +44,7 @@ def open_generation(directory: str, generation: int, job: int = 0) -> int:
     try:
         fenced_job, fence = _checked_fence(directory, generation, job)
         if job and fenced_job and job != fenced_job and os.path.exists(_checkpoint_path(directory)):
-            os.unlink(_checkpoint_path(directory))  # before the fence says that it is this job's
+            os.unlink(_checkpoint_path(directory))  # before the fence names this job as the owner
         if (job or fenced_job, generation) != (fenced_job, fence):
             value = {"generation": generation, "job": job or fenced_job}
             write_json(_fence_path(directory), value, durable=True)
@@ -55,7 +58,8 @@ def save(directory: str, generation: int, iterations: int, job: int = 0) -> None
     """Replace the checkpoint, durably.
 
     Raises:
-        StaleGeneration: a newer generation, or a newer job of this name, has opened it; nothing was written.
+        StaleGeneration: a newer generation, or a newer job of this name, has opened it; nothing was
+            written.
     """
     lock = _lock(directory)
     try:
@@ -70,9 +74,10 @@ def save(directory: str, generation: int, iterations: int, job: int = 0) -> None
 
 
 def _checked_fence(directory: str, generation: int, job: int) -> tuple[int, int]:
-    """Return the newest job and generation that opened the store, under its lock. Raises StaleGeneration.
+    """Return the newest job and generation that opened the store. Raises StaleGeneration.
 
-    Where one of the jobs is not known, they are taken for the same: an older release wrote no number.
+    The caller holds the store's lock. If the number of one of the jobs is unknown, they are taken
+    to be the same, because an older release wrote no number.
     """
     stored = read_json(_fence_path(directory))
     path = _fence_path(directory)
@@ -93,7 +98,7 @@ def _lock(directory: str) -> int:
 
 
 def _whole(path: str, stored: dict[str, object], name: str) -> int:
-    """Return a number of a stored object. Raises ValueError: it has none, or one that means nothing."""
+    """Return a number from a stored object. Raises ValueError if it is missing or meaningless."""
     value = stored.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
         raise ValueError(

@@ -1,7 +1,8 @@
-"""JSON files that are never seen half written; imported by the jobs' processes too, so it stays light.
+"""JSON files that are never seen half written.
 
-A job's process writes files that its agent reads. So nothing that lies there may stop the agent: a link, a
-pipe, a file without an end or one that means nothing is an error of that file.
+The jobs' processes import this module too, so it stays light. A job's process writes files that its
+agent reads, so nothing found there may stop the agent. A link, a pipe, an endless file or one
+without meaning is an error of that file.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_BYTES = 64 * 2**20
-"""The largest file that is read: a gang's description with all of its members."""
+"""The largest number of bytes that are read: a gang's description with all of its members."""
 
 
 def write_json(path: str, value: dict[str, Any], *, durable: bool = False) -> None:
-    """Replace the file at ``path`` in one step. ``durable``: it also survives a power failure."""
+    """Replace the file at ``path`` in one step. If ``durable``, it survives a power failure."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -37,11 +38,11 @@ def write_json(path: str, value: dict[str, Any], *, durable: bool = False) -> No
 
 
 def read_json(path: str, most_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
-    """Return what ``write_json`` wrote; None where there is no such file.
+    """Return the object that ``write_json`` wrote, or None if there is no such file.
 
     Raises:
-        ValueError: it is not a regular file of at most ``most_bytes`` that holds a JSON object, so something
-            else wrote it.
+        ValueError: it is not a regular file of at most ``most_bytes`` that holds a JSON object, so
+            something else wrote it.
         OSError: it cannot be read.
     """
     try:
@@ -60,7 +61,7 @@ def read_json(path: str, most_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
 
 
 def read_start(path: str, most_bytes: int, *, from_end: bool = False) -> bytes:
-    """Return the first ``most_bytes`` of a regular file, or its last.
+    """Return the first ``most_bytes`` of a regular file, or its last ones if ``from_end``.
 
     Raises:
         ValueError: it is a link, a pipe or another thing that is not a regular file.

@@ -1,4 +1,4 @@
-"""What an agent is told to run and what it says of it, as values, as JSON on disk and as messages."""
+"""Gangs that an agent must run and its reports of them, as values, JSON and messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.v1 import agents_pb2 as pb
 
 
 class Phase(StrEnum):
-    """How far a gang is on this agent's nodes."""
+    """The progress of a gang on this agent's nodes, from start to end."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -25,25 +25,29 @@ LIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
 """Phases in which a gang occupies its GPUs."""
 
 Key = tuple[str, int]
-"""Job and generation."""
+"""A job and its generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A gang's part in the network plan in force, which may change while it runs.
+    """A gang's part in the network plan in force, which may change while the gang runs.
 
-    ``routes``: (source, target, the switches between), by names of the cluster's topology.
+    Each of the ``routes`` is (source, target, the switches between them), by names of the cluster's
+    topology.
     """
 
-    level: int  # of 0 to levels - 1 the higher is served first
+    level: int  # 0 to levels - 1; a higher one is served first
     levels: int
-    dscp: int  # negative: none
+    dscp: int  # negative: no tag
     routes: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """A generation of a job, as seen from one agent. Times are simulated seconds for the replay runtime."""
+    """A generation of a job, as seen from one agent.
+
+    Times are simulated seconds for the replay runtime.
+    """
 
     job: str
     generation: int
@@ -59,13 +63,13 @@ class Gang:
     iterations_done: float = 0.0  # known to the server; a checkpoint may be further on
     restart_s: float = 0.0
     command: tuple[str, ...] = ()
-    runtime: str = ""  # what runs it; "": the agent's own
-    job_number: int = 0  # tells the job from an earlier one of its name; 0: not known
-    network: Part | None = field(default=None, compare=False)  # kept apart from the rest, too
+    runtime: str = ""  # name of the runtime; "" is the agent's own
+    job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
+    network: Part | None = field(default=None, compare=False)  # also stored apart from the rest
 
     @property
     def key(self) -> Key:
-        """Return job and generation."""
+        """Return the job and the generation."""
         return self.job, self.generation
 
     @property
@@ -75,15 +79,17 @@ class Gang:
 
     @property
     def devices(self) -> frozenset[tuple[str, int]]:
-        """Return the (node, GPU index) pairs that it occupies here."""
+        """Return the (node, GPU index) pairs that the gang occupies here."""
         return frozenset((node, gpu) for node, gpus in self.shares for gpu in gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is said of one member. ``iterations_done`` negative and ``iter_time_s`` 0: not known.
+    """A report about one member of a gang.
 
-    ``period_s`` of an iteration and ``sent_bytes`` by this node in one are by its counters; 0: not known.
+    A negative ``iterations_done`` and an ``iter_time_s`` of 0 mean that the value is unknown.
+    ``period_s`` is the duration of an iteration and ``sent_bytes`` the bytes that this node sends
+    in one, both by the node's counters; 0 means unknown.
     """
 
     job: str
@@ -98,11 +104,11 @@ class Report:
 
 
 _CELL: Final = ("gpu_type", "gpus", "pipeline_degree", "plan")
-"""What a file says of a gang's Cell, among the rest; the nodes are the members."""
+"""The fields of a gang's Cell in its file. The Cell's nodes are the members."""
 
 
 def gang_to_json(gang: Gang) -> dict[str, Any]:
-    """Return ``gang`` as a JSON object, less its part in the network, which is told anew each time."""
+    """Return ``gang`` as a JSON object, without its network part, which is sent each time."""
     plain = asdict(gang)
     del plain["network"]
     cell = plain.pop("cell")
@@ -110,7 +116,7 @@ def gang_to_json(gang: Gang) -> dict[str, Any]:
 
 
 def gang_from_json(value: dict[str, Any]) -> Gang:
-    """Return the gang that ``gang_to_json`` described."""
+    """Return the gang that ``gang_to_json`` has written."""
     rest = {name: part for name, part in value.items() if name not in _CELL}
     tuples = {name: tuple(value[name]) for name in ("members", "command")}
     shares = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
@@ -154,9 +160,9 @@ def _part(message: pb.GangNetwork) -> Part:
 def observed_message(
     reports: Iterable[Report], revision: int, network: Iterable[str] = ()
 ) -> pb.AgentMessage:
-    """Return the message that says what runs here, seen under ``revision`` of the desired state.
+    """Return the message that reports what runs here, under ``revision`` of the desired state.
 
-    ``network``: what keeps the network plan from having an effect here, in sentences.
+    ``network`` holds sentences on what keeps the network plan from having an effect here.
     """
     gangs = [
         pb.ObservedGang(

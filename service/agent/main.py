@@ -41,15 +41,17 @@ log = logging.getLogger(__name__)
 EXIT_INVALID, EXIT_SUPERSEDED = 2, 3
 
 CLUSTER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-"""Names of clusters, as servers check them."""
+"""The names that a cluster may have, as servers check them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What an agent is started with. ``checkpoints`` is shared by all nodes that a job may run on.
+    """The settings that an agent is started with.
 
-    ``backends`` carry priorities out on the nodes' interfaces; none: the network plan is not looked at.
-    ``sent_bytes`` reads what the node has sent: traffic is measured for ``measure_s``; None: it is not.
+    All nodes that a job may run on share ``checkpoints``. ``backends`` apply priorities to the
+    nodes' interfaces; without any, the agent ignores the network plan. ``sent_bytes`` reads the
+    number of bytes that the node has sent, and traffic is measured for ``measure_s``. If
+    ``sent_bytes`` is None, traffic is not measured.
     """
 
     servers: tuple[str, ...]
@@ -79,16 +81,18 @@ class Config:
 
 
 class _Leave(Exception):
-    """The agent was asked to end."""
+    """A request that the agent end."""
 
 
 async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
-    """Run the agent until ``leave`` is set; its children go on, unless ``config.stop_on_exit``.
+    """Run the agent until ``leave`` is set.
+
+    Its children continue to run, unless ``config.stop_on_exit`` is set.
 
     Raises:
         InvalidInput: another user could write to the data directory.
         NotAllowed: another agent runs on the same data directory.
-        Superseded: a newer incarnation has taken the nodes over; the children have been stopped.
+        Superseded: a newer incarnation has taken over the nodes; the children have been stopped.
     """
     state = StateDir(config.data_dir.resolve(), config.checkpoints.resolve() / config.cluster)
     state.claim()
@@ -132,10 +136,11 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
 
 
 async def _stay_connected(link: Link, supervisor: Supervisor) -> None:
-    """Keep the stream; stop all gangs if another process has taken over. Raises Superseded.
+    """Keep the stream open; stop all gangs if another process has taken over. Raises Superseded.
 
-    That process cannot adopt them: this one holds the data directory, so it has another. It starts the same
-    gangs itself, and nobody would ever stop these.
+    That process cannot adopt the gangs: this process holds the data directory, so the other one has
+    a different directory. It starts the same gangs itself, and nobody would ever stop the ones
+    started here.
     """
     try:
         await link.run()
@@ -146,7 +151,7 @@ async def _stay_connected(link: Link, supervisor: Supervisor) -> None:
 
 
 def _carrying(config: Config, tasks: asyncio.TaskGroup) -> Carrying | None:
-    """Return what carries the network plan out; None: nothing does."""
+    """Return the object that applies the network plan, or None if no back end is configured."""
     if not config.backends:
         return None
     clock = time.monotonic
@@ -155,7 +160,7 @@ def _carrying(config: Config, tasks: asyncio.TaskGroup) -> Carrying | None:
 
 
 def _sampling(config: Config) -> Sampling | None:
-    """Return what measures the traffic of gangs; None: nothing does."""
+    """Return the object that measures the traffic of gangs, or None if none is to be measured."""
     if config.sent_bytes is None:
         return None
     return Sampling(
@@ -174,10 +179,10 @@ def parse_node(text: str) -> pb.AgentNode:
 
 
 def read_nodes(path: Path) -> list[pb.AgentNode]:
-    """Return the nodes of a JSON list of objects with node, gpu_type, gpus and maybe rack.
+    """Read nodes from a JSON list of objects with node, gpu_type, gpus and, optionally, rack.
 
     Raises:
-        InvalidInput: not such a list.
+        InvalidInput: the file does not hold such a list.
         OSError: the file cannot be read.
     """
     try:
@@ -256,7 +261,8 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
     nodes += read_nodes(options.nodes_file) if options.nodes_file else []
     if not nodes:
         raise InvalidInput("--node", "name at least one node, here or in --nodes-file")
-    if not CLUSTER.fullmatch(options.cluster):  # it is a part of the path of checkpoints
+    # The name becomes a part of the path of checkpoints.
+    if not CLUSTER.fullmatch(options.cluster):
         raise InvalidInput(
             "--cluster",
             "must be 1 to 100 letters, digits, '-', '_' or '.', the first a letter or digit",
@@ -290,7 +296,10 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
 def _counted(
     options: argparse.Namespace, nodes: Sequence[pb.AgentNode]
 ) -> Callable[[], int] | None:
-    """Return what reads the bytes that the node has sent; None: not asked for. Raises InvalidInput."""
+    """Return a function that reads the bytes that the node has sent. Raises InvalidInput.
+
+    If measuring was not requested, return None.
+    """
     window_s = options.measure_traffic
     if not (window_s == 0 or 1 <= window_s < math.inf):
         raise InvalidInput("--measure-traffic", f"must be 0, or at least 1 second, not {window_s}")
@@ -312,7 +321,7 @@ def _counted(
 
 
 def runtimes(options: argparse.Namespace, config: Config) -> dict[str, Runtime]:
-    """Return the runtimes that this agent carries, those of ``formulation.runtimes``. Raises InvalidInput."""
+    """Return the agent's runtimes by name, as in ``formulation.runtimes``. Raises InvalidInput."""
     return {
         REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
         PROFILER: ProfilerRuntime(
@@ -339,7 +348,10 @@ def _set_up_logging(level: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent, or ``network ...``; return the exit status: 2 for a wrong setting, 3 if superseded."""
+    """Run the agent, or ``network ...``, and return the exit status.
+
+    The status is 2 if a setting is wrong and 3 if the agent was superseded.
+    """
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["network"]:
         return network.main(given[1:])

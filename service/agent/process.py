@@ -1,4 +1,4 @@
-"""A process that outlives its parent: found again by id and start time, waited for without polling."""
+"""A process that outlives its parent, is found by id and start time, and is not polled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What tells a process from a later one of the same id."""
+    """The properties that distinguish a process from a later one with the same id."""
 
     pid: int
     start_ticks: int  # since boot, field 22 of /proc/PID/stat
@@ -33,7 +33,7 @@ def boot_id() -> str:
 
 
 def identity_of(pid: int) -> Identity | None:
-    """Return the identity of the process that has the id ``pid`` now; None: there is none."""
+    """Return the identity of the process that has the id ``pid`` now, or None if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -43,12 +43,12 @@ def identity_of(pid: int) -> Identity | None:
 
 
 class Process:
-    """A process in a session of its own, started by this agent or by an earlier one."""
+    """A process in its own session, started by this agent or by an earlier one."""
 
     def __init__(self, pid: int, pidfd: int | None, output: int | None) -> None:
         self._pid = pid
-        self._pidfd = pidfd  # None: dead
-        self._output = output  # read end of its standard output; None: not ours, or closed
+        self._pidfd = pidfd  # None once it is dead
+        self._output = output  # read end of its standard output; None if not ours, or closed
 
     @classmethod
     def spawn(
@@ -63,8 +63,9 @@ class Process:
     ) -> Process:
         """Start ``argv`` with ``message`` (at most 64 KiB) on its standard input.
 
-        Its identity is in the file ``identity`` before the message is sent, so a process that an agent's
-        death left unknown reads an empty message and must end. ``blocked``: signals that it waits for.
+        The process's identity is written to the file ``identity`` before the message is sent. If
+        the agent dies before that, the process reads an empty message and must end. ``blocked``
+        lists the signals that the process waits for.
         """
         child_in, our_out = os.pipe()
         our_in, child_out = os.pipe()
@@ -99,14 +100,14 @@ class Process:
         return process
 
     def _introduce(self, identity: Path, message: str, pipe: int) -> None:
-        """Write down who the child is, then tell it what to do; close ``pipe``."""
+        """Record the child's identity, then send it the message. Close ``pipe``."""
         try:
             found = identity_of(self._pid)
-            if found is None:  # impossible while it was not waited for
+            if found is None:  # impossible before the child was waited for
                 raise ProcessLookupError(f"child {self._pid} vanished")
             write_json(str(identity), asdict(found))
             os.write(pipe, message.encode())
-        except BrokenPipeError:  # it died already; ``ended`` will say how
+        except BrokenPipeError:  # it died already; ``ended`` will return how
             log.warning("process %d did not read its message", self._pid, extra={"action": "spawn"})
         except OSError:
             self.signal(signal.SIGKILL)
@@ -117,7 +118,10 @@ class Process:
 
     @classmethod
     def adopt(cls, identity: Path) -> Process | None:
-        """Return the process written down in the file ``identity``, dead or alive; None: no such file."""
+        """Return the process recorded in the file ``identity``, dead or alive.
+
+        If there is no such file, return None.
+        """
         stored = read_json(str(identity))
         if stored is None:
             return None
@@ -132,7 +136,7 @@ class Process:
         return cls(wanted.pid, None, None)
 
     async def spoke(self) -> None:
-        """Return at its first output, or its end."""
+        """Return at the first output or the end of the process."""
         if self._output is not None:
             await _readable(self._output)
             os.close(self._output)
@@ -141,7 +145,10 @@ class Process:
             await _readable(self._pidfd)
 
     async def ended(self) -> int | None:
-        """Return its exit status once it is dead, negative for a signal; None: not this agent's child."""
+        """Return the exit status once the process is dead.
+
+        The status is negative for a signal, and None if the process is not this agent's child.
+        """
         if self._pidfd is None:
             return None
         await _readable(self._pidfd)
@@ -149,12 +156,12 @@ class Process:
         self._pidfd = None
         try:
             _, status = os.waitpid(self._pid, 0)
-        except ChildProcessError:  # adopted: whoever is its parent has the status
+        except ChildProcessError:  # adopted: its status goes to its actual parent
             return None
         return os.waitstatus_to_exitcode(status)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it is dead."""
+        """Send a signal, unless the process is dead."""
         if self._pidfd is None:
             return
         try:
@@ -164,7 +171,7 @@ class Process:
 
 
 def python_argv(script: Path, *arguments: str) -> list[str]:
-    """Return a command that runs a script of the standard library only, without site or environment."""
+    """Return a command that runs a script on the standard library, without site or environment."""
     return [sys.executable, "-S", "-E", "-s", str(script), *arguments]
 
 

@@ -1,4 +1,7 @@
-"""Profiling tasks: a process that measures layers on one GPU and tells the servers; and who runs what."""
+"""The runtime of profiling tasks, and the choice of the runtime for each gang.
+
+A profiling task is a process that measures layers on one GPU and reports to the servers.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from tessera.service.agent.replay import ReplayHandle
 from tessera.service.agent.runtime import NOTHING, Handle, Runtime
 
 MODULE: Final = "tessera.service.profiletask"
-"""Run, never imported: it needs the estimator, which agents do without."""
+"""The task's module, which is run and never imported: it needs the estimator, which agents lack."""
 
 VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""Which GPUs a process sees, by the names of NVIDIA's and AMD's libraries."""
+"""Variables that select the GPUs visible to a process, for NVIDIA's and AMD's libraries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerRuntime:
-    """Runs the single-device profiler in ``environment``, with the one GPU of its gang."""
+    """A runtime that runs the single-device profiler in ``environment``, on its gang's one GPU."""
 
     servers: tuple[str, ...]
     cluster: str
@@ -60,19 +63,23 @@ class ProfilerRuntime:
         )
 
     def adopt(self, directory: Path) -> Handle | None:
-        """Return the handle of the process that an earlier agent started there, dead or alive."""
+        """Return the handle of the process that an earlier agent started there, dead or alive.
+
+        If there is no such process, return None.
+        """
         return ReplayHandle.adopt(directory)
 
     def _device(self, name: str, gpu: int) -> str:
-        """Return what the variable ``name`` is to say: a GPU among those that the agent itself may see."""
+        """Return the value of the variable ``name``: a GPU among those visible to the agent."""
         seen = [text.strip() for text in self.environment.get(name, "").split(",") if text.strip()]
         return seen[gpu] if gpu < len(seen) else str(gpu)
 
 
 class ByName:
-    """Leaves each gang to the runtime that it names, or else to the agent's ``own``.
+    """A runtime that leaves each gang to the runtime that it names, or else to the agent's ``own``.
 
-    All of them keep the same files in a gang's directory, so any can adopt what another has started.
+    All runtimes keep the same files in a gang's directory, so any can adopt what another has
+    started.
     """
 
     def __init__(self, own: Runtime, others: Mapping[str, Runtime]) -> None:
@@ -85,7 +92,7 @@ class ByName:
         checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
     ) -> Handle:
-        """Start it. Raises InvalidInput (no such runtime, or it cannot run it), OSError."""
+        """Start the gang. Raises InvalidInput (no such runtime, or it cannot run it), OSError."""
         runtime = self._others.get(gang.runtime) if gang.runtime else self._own
         if runtime is None:
             raise InvalidInput(
@@ -95,5 +102,8 @@ class ByName:
         return runtime.start(gang, directory, checkpoints, environment)
 
     def adopt(self, directory: Path) -> Handle | None:
-        """Return what an earlier agent started in ``directory``, dead or alive; None: nothing."""
+        """Return the handle of a gang that an earlier agent started there, dead or alive.
+
+        If none was started there, return None.
+        """
         return self._own.adopt(directory)

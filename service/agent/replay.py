@@ -1,4 +1,7 @@
-"""The replay runtime: a real process for each job that takes as long as training would, by a faster clock."""
+"""The replay runtime: each job is a real process that lasts as long as training would.
+
+The process runs on a faster clock.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from tessera.service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRuntime:
-    """Replays gangs with ``clock_factor`` simulated seconds a real second."""
+    """A runtime that replays gangs at ``clock_factor`` simulated seconds per real second."""
 
     clock_factor: float = 1.0
-    checkpoint_s: float = 600.0  # simulated seconds between checkpoints, but never below a real one
+    checkpoint_s: float = 600.0  # simulated seconds between checkpoints; at least one real second
 
     def __post_init__(self) -> None:
         """Check the clock. Raises InvalidInput."""
@@ -38,7 +41,7 @@ class ReplayRuntime:
         checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
     ) -> Handle:
-        """Start the job's process. Raises InvalidInput (another command than ``fail-at N``), OSError."""
+        """Start the process. Raises InvalidInput (command is not ``fail-at N``), OSError."""
         if not gang.iter_time_s > 0:
             raise InvalidInput("iter_time_s", f"must be above 0, not {gang.iter_time_s}")
         spec = {
@@ -58,24 +61,27 @@ class ReplayRuntime:
         return ReplayHandle.spawn(argv, spec, directory, environment)
 
     def adopt(self, directory: Path) -> Handle | None:
-        """Return the handle of the process that an earlier agent started there, dead or alive."""
+        """Return the handle of the process that an earlier agent started there, dead or alive.
+
+        If there is no such process, return None.
+        """
         return ReplayHandle.adopt(directory)
 
 
 log = logging.getLogger(__name__)
 
 MAX_AMOUNT: Final = 1e18
-"""Beyond, neither iterations nor seconds mean anything."""
+"""The bound above which numbers of iterations and seconds mean nothing."""
 
 MAX_FILE_BYTES: Final = 65_536
-"""Bytes of a file of a job's process that are read."""
+"""The largest number of bytes that are read from a file of a job's process."""
 
 
 class ReplayHandle:
     """A replayed job's process and the files that it leaves in its gang's directory.
 
-    Whatever it leaves there, its agent goes on: a file that cannot be read says nothing, and that is
-    logged once.
+    The agent carries on whatever the process leaves there. A file that cannot be read counts as
+    empty, and this is logged once.
     """
 
     def __init__(self, process: Process, directory: Path) -> None:
@@ -104,7 +110,7 @@ class ReplayHandle:
 
     @classmethod
     def adopt(cls, directory: Path) -> Self | None:
-        """Return the process that an earlier agent started there, dead or alive; None: there is none."""
+        """Return the process that an earlier agent started there, dead or alive, or None."""
         try:
             process = Process.adopt(directory / "process.json")
         except (OSError, TypeError, ValueError) as error:
@@ -113,11 +119,14 @@ class ReplayHandle:
         return cls(process, directory) if process else None
 
     async def begun(self) -> None:
-        """Return once it says that it runs, or is dead; of an adopted process: once it is dead."""
+        """Return once the process reports that it runs, or is dead.
+
+        For an adopted process, return only once it is dead.
+        """
         await self._process.spoke()
 
     async def ended(self) -> Exit:
-        """Return how it ended, from the file that it left, else from its exit status."""
+        """Return how the process ended, from the file that it left or from its exit status."""
         status = await self._process.ended()
         left = self._read("exit.json")
         if left.get("outcome") in list(Outcome):
@@ -125,7 +134,7 @@ class ReplayHandle:
         return Exit(outcome=Outcome.FAILED, error=self._sudden_end(status))
 
     def progress(self) -> Progress | None:
-        """Return what it wrote last."""
+        """Return the progress that the process wrote last, or None if none can be read."""
         written = self._read("progress.json")
         if not written:
             return None
@@ -137,11 +146,11 @@ class ReplayHandle:
         return Progress(iterations=numbers[0], iter_time_s=numbers[1])
 
     def stop(self) -> None:
-        """Ask it to write a checkpoint and exit."""
+        """Ask the process to write a checkpoint and exit."""
         self._process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process immediately."""
         self._process.signal(signal.SIGKILL)
 
     def _sudden_end(self, status: int | None) -> str:
@@ -159,7 +168,7 @@ class ReplayHandle:
         return f"the process exited with status {status}: {said}"
 
     def _read(self, name: str) -> dict[str, Any]:
-        """Return what the process wrote into one of its files; empty: nothing that can be read."""
+        """Return the contents of one of the process's files, or {} if it cannot be read."""
         try:
             return read_json(str(self._directory / name), MAX_FILE_BYTES) or {}
         except (OSError, ValueError) as error:
@@ -179,7 +188,7 @@ class ReplayHandle:
 
 
 def _is_amount(value: object) -> TypeGuard[float]:
-    """Return whether ``value`` is a number that progress can be."""
+    """Return whether ``value`` is a number that progress may hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value < MAX_AMOUNT

@@ -1,9 +1,13 @@
-"""The process of a replayed job: it takes as long as training would, by a faster clock, and trains nothing.
+"""The process of a replayed job: it lasts as long as training, on a faster clock.
 
-Run by path as ``python -S -E -s replay_job.py``; its specification comes as JSON on standard input. An empty
-one means that the agent died before it had written down this process's id: then nothing happened yet, and
-nothing does. ``running`` on standard output says that the restart is over. Files in the gang's directory:
-``progress.json`` about once a second, ``exit.json`` at the end.
+It trains nothing.
+
+It is run by path as ``python -S -E -s replay_job.py`` and reads its specification as JSON from
+standard input. An empty specification means that the agent died before it had recorded this
+process's id. Nothing has happened yet then, and the process does nothing.
+
+The process writes ``running`` to standard output when the restart is over. It writes two files to
+the gang's directory: ``progress.json`` about once a second and ``exit.json`` at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 STOP = (signal.SIGTERM,)
-"""Blocked from the first instruction on (by who spawns this), and waited for."""
+"""Signals that the spawner blocks from the first instruction on, and that the process waits for."""
 
 PROGRESS_S = 1.0
 """Real seconds between two writes of the progress."""
@@ -39,27 +43,27 @@ def iterations_at(spec: dict[str, Any], resumed: int, elapsed_s: float) -> int:
 
 
 def elapsed_s_at(spec: dict[str, Any], resumed: int, iterations: int) -> float:
-    """Return after how many real seconds ``iterations`` are done; inverse of ``iterations_at``."""
+    """Return the real seconds after which ``iterations`` are done. Inverts ``iterations_at``."""
     simulated_s = spec["restart_s"] + max(0, iterations - resumed) * spec["iter_time_s"]
     return float(simulated_s / spec["clock_factor"])
 
 
 def end(spec: dict[str, Any], outcome: str, error: str = "") -> int:
-    """Leave the outcome for the agent; return the exit status."""
+    """Write the outcome for the agent; return the exit status."""
     path = os.path.join(spec["directory"], "exit.json")
     write_json(path, {"outcome": outcome, "error": error})
     return {"succeeded": 0, "stopped": 128 + signal.SIGTERM, "failed": 1}[outcome]
 
 
 def show(spec: dict[str, Any], resumed: int, done: int) -> None:
-    """Write the progress; the measured iteration time is the expected one, by construction."""
+    """Write the progress. The measured iteration time is the expected one, by construction."""
     measured_s = spec["iter_time_s"] if done > resumed else 0.0
     path = os.path.join(spec["directory"], "progress.json")
     write_json(path, {"iterations": done, "iter_time_s": measured_s})
 
 
 def announce() -> None:
-    """Say that it runs now, to an agent that may have died since."""
+    """Report that the job runs now, to an agent that may have died since."""
     try:
         os.write(1, b"running\n")
     except BrokenPipeError:
@@ -67,7 +71,7 @@ def announce() -> None:
 
 
 def run(spec: dict[str, Any]) -> int:
-    """Advance until the end, a failure that was asked for, or SIGTERM; return the exit status.
+    """Advance until the end, a requested failure, or SIGTERM; return the exit status.
 
     Raises:
         StaleGeneration: a newer generation has taken the checkpoint over.
@@ -83,6 +87,7 @@ def run(spec: dict[str, Any]) -> int:
         )
     resumed = max(int(spec["iterations_done"]), saved)
     checkpoint_s = max(1.0, spec["checkpoint_s"] / spec["clock_factor"])
+    # Times from here on are real seconds after the start; training begins after the restart.
     begins_s, ends_s = (elapsed_s_at(spec, resumed, n) for n in (resumed, target))
     next_progress_s, next_checkpoint_s, running, stopped = begins_s, checkpoint_s, False, False
     start_s = time.monotonic()
@@ -103,6 +108,7 @@ def run(spec: dict[str, Any]) -> int:
             return end(spec, "failed", f"failed at iteration {target}, as asked for")
         if ended or stopped:
             return end(spec, "succeeded" if ended else "stopped")
+        # Sleep until something is due, unless SIGTERM comes first.
         wake_s = min(next_progress_s, next_checkpoint_s, ends_s) - now_s
         stopped = signal.sigtimedwait(STOP, max(0.001, wake_s)) is not None
 

@@ -1,4 +1,4 @@
-"""What a runtime must offer to run gangs under the agent; the seam for runtimes that train."""
+"""The interface of the runtimes that run gangs under the agent, also for training runtimes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Final, Protocol
 from tessera.service.agent.gangs import Gang
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-"""No variables."""
+"""An environment without any variables."""
 
 
 class Outcome(StrEnum):
-    """How a job's process ended."""
+    """The way in which a job's process ended."""
 
     SUCCEEDED = "succeeded"  # all iterations are done
-    STOPPED = "stopped"  # it was asked to, and left a checkpoint
+    STOPPED = "stopped"  # it was asked to stop, and left a checkpoint
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """The end of a job's process; ``error`` is one sentence where it failed."""
+    """The end of a job's process. If it failed, ``error`` is one sentence."""
 
     outcome: Outcome
     error: str = ""
@@ -33,41 +33,44 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the whole job is. ``iter_time_s``: measured, 0 where not known yet."""
+    """The progress of the whole job. ``iter_time_s`` is measured, and 0 while it is unknown."""
 
     iterations: float
     iter_time_s: float
 
 
 class Handle(Protocol):
-    """One gang's processes on this node, seen from an agent that may have been restarted since."""
+    """A gang's processes on this node, seen from an agent that may have restarted since."""
 
     async def begun(self) -> None:
-        """Return once progress may be there, or all processes are dead. Call it once."""
+        """Return once there may be progress, or all processes are dead. Call it once."""
         ...
 
     async def ended(self) -> Exit:
-        """Return once all processes are dead, so that the GPUs are free. Call it once, after ``begun``."""
+        """Return once all processes are dead, so that the GPUs are free.
+
+        Call it once, after ``begun``.
+        """
         ...
 
     def progress(self) -> Progress | None:
-        """Return the latest progress; None before the first iteration can start."""
+        """Return the latest progress, or None before the first iteration can start."""
         ...
 
     def stop(self) -> None:
-        """Ask it to write a checkpoint and exit. Harmless when repeated, or after the end."""
+        """Ask the gang to write a checkpoint and exit. Harmless if repeated or after the end."""
         ...
 
     def kill(self) -> None:
-        """End it at once, without a checkpoint. Harmless when repeated, or after the end."""
+        """End the gang immediately, without a checkpoint. Harmless if repeated or after the end."""
         ...
 
 
 class Runtime(Protocol):
-    """Starts gangs whose leading member is on this node.
+    """A starter of gangs whose leading member is on this node.
 
-    What it starts must outlive the agent, and a generation that is too old must not be able to write a
-    checkpoint (``tessera.service.agent.checkpoint``).
+    The processes that it starts must outlive the agent. A generation that is too old must not be
+    able to write a checkpoint (``tessera.service.agent.checkpoint``).
     """
 
     def start(
@@ -77,9 +80,10 @@ class Runtime(Protocol):
         checkpoints: Path,
         environment: Mapping[str, str] = NOTHING,
     ) -> Handle:
-        """Start ``gang``; ``directory`` exists and is its own, ``checkpoints`` is the whole job's.
+        """Start ``gang`` in ``directory``, with ``checkpoints`` for the whole job.
 
-        Its processes find ``environment`` in theirs: how their traffic is marked.
+        ``directory`` exists and belongs to this gang alone. The gang's processes find
+        ``environment`` in their own environment; it says how their traffic is marked.
 
         Raises:
             InvalidInput: this runtime cannot run such a gang.
@@ -88,5 +92,8 @@ class Runtime(Protocol):
         ...
 
     def adopt(self, directory: Path) -> Handle | None:
-        """Return what an earlier agent started in ``directory``, dead or alive; None: nothing."""
+        """Return the handle of a gang that an earlier agent started there, dead or alive.
+
+        If none was started there, return None.
+        """
         ...

@@ -1,4 +1,4 @@
-"""What an agent keeps on disk, so that its own restart changes nothing for its gangs."""
+"""The state that an agent keeps on disk, so that its restart changes nothing for its gangs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StateDir:
         self._lock: int | None = None
 
     def claim(self) -> None:
-        """Make the directory this process's own until it ends; only its user may look into it.
+        """Claim the directory for this process until it ends; only its user may look into it.
 
         Raises:
             InvalidInput: another user could write there.
@@ -50,7 +50,7 @@ class StateDir:
             ) from None
 
     def release(self) -> None:
-        """Give the directory back."""
+        """Release the directory."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -65,15 +65,15 @@ class StateDir:
         return self._checkpoints / f"job-{quote(job, safe='')}"
 
     def add(self, gang: Gang) -> Path:
-        """Write down that ``gang`` is here; return its empty directory."""
+        """Record that ``gang`` is here; return its empty directory."""
         self.remove(gang.key)
         directory = self.directory(gang.key)
-        directory.mkdir(parents=True, mode=0o700)  # somebody may have removed what is above it
+        directory.mkdir(parents=True, mode=0o700)  # somebody may have removed its parents
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
     def tell(self, key: Key, part: Part) -> Path:
-        """Write down a gang's part in the network plan, where its processes may read it; return the file."""
+        """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
         write_json(str(path), asdict(part))
         return path
@@ -83,7 +83,10 @@ class StateDir:
         _clear(self.directory(key))
 
     def gangs(self) -> Iterator[Gang]:
-        """Yield the gangs that are written down; clear what was never finished, or is not an agent's."""
+        """Yield the recorded gangs.
+
+        Directories that were never finished, or that no agent made, are cleared.
+        """
         for directory in sorted((self._root / "gangs").iterdir()):
             gang = None
             if not directory.is_symlink() and directory.is_dir():
@@ -95,18 +98,18 @@ class StateDir:
                 _clear(directory)
 
     def save_lease(self, heard_s: float, lease_s: float) -> None:
-        """Write down when, by the monotonic clock, a server was last heard, and for how long that holds.
+        """Record when a server was last heard, by the monotonic clock, and for how long that holds.
 
         Raises:
-            OSError: it cannot be written, so that a restart would find an older moment, or none.
+            OSError: it cannot be written, so a restart would find an older moment, or none.
         """
         value = {"heard_s": heard_s, "lease_s": lease_s, "boot": boot_id()}
         write_json(str(self._root / "lease.json"), value)
 
     def load_lease(self) -> tuple[float, float] | None:
-        """Return what ``save_lease`` wrote in this boot; None: nothing.
+        """Return what ``save_lease`` wrote in this boot, or None if it wrote nothing.
 
-        A broken file is a lease that is over.
+        A broken file counts as a lease that is over.
         """
         try:
             stored = read_json(str(self._root / "lease.json"))
@@ -142,7 +145,7 @@ def _make_private(path: Path) -> None:
         mode = parent.stat().st_mode
         shared = (
             mode & stat.S_ISVTX and parent != path
-        )  # like /tmp: nobody renames what is another's
+        )  # like /tmp, where no user can rename another's files
         if mode & stat.S_IWOTH and not shared:
             raise InvalidInput(
                 "--data-dir",
@@ -153,7 +156,10 @@ def _make_private(path: Path) -> None:
 
 
 def _written_down(directory: Path) -> Gang | None:
-    """Return the gang that is written down in its directory; None: none is, or not as an agent does it."""
+    """Return the gang that is recorded in its directory.
+
+    Return None if no gang is recorded there, or not in an agent's format.
+    """
     try:
         stored = read_json(str(directory / "gang.json"))
         return gang_from_json(stored) if stored is not None else None
@@ -168,7 +174,7 @@ def _written_down(directory: Path) -> Gang | None:
 
 
 def _end_stray(directory: Path) -> None:
-    """End the process of a gang whose description is gone: nobody could tell it to stop."""
+    """End the process of a gang whose description is gone, as nobody could ask it to stop."""
     if directory.is_symlink() or not directory.is_dir():
         return
     try:
@@ -181,7 +187,7 @@ def _end_stray(directory: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove what is at ``path``, without following a link. What cannot be removed is logged."""
+    """Remove what is at ``path``, without following a link. Failures are logged."""
     try:
         if path.is_symlink() or path.is_file():
             path.unlink()

@@ -1,4 +1,4 @@
-"""The stream to the servers: hello, heartbeats and what is observed one way; what is desired the other."""
+"""The stream to the servers: hello, heartbeats and reports go out, and desired states come in."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.ServerMessage]
 Clock = Callable[[], float]
 
 CONNECT_S = 5.0
-"""How long a server may take to answer a hello before the next one is tried."""
+"""Seconds that a server may take to answer a hello before the next server is tried."""
 
 CHANGE_GAP_S = 0.05
-"""Changes that follow each other more closely are told together."""
+"""Seconds within which successive changes are sent together."""
 
 SAVE_LEASE_S = 1.0
-"""How far behind the truth the lease on disk may be."""
+"""The largest lag in seconds of the lease on disk behind the actual lease."""
 
 REFUSED = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION})
-"""How a server ends the stream of an agent whose nodes a newer incarnation has taken over. Before the
-welcome, FAILED_PRECONDITION means that the server itself cannot serve yet, e.g. for want of a migration."""
+"""Codes with which a server ends the stream after a newer incarnation took over the agent's nodes.
+
+Before the welcome, FAILED_PRECONDITION means that the server itself cannot serve yet, e.g. because
+a migration is missing.
+"""
 
 _NOT_FOUND = grpc.StatusCode.NOT_FOUND
-"""How a server answers an agent whose cluster does not exist."""
+"""The code with which a server answers an agent whose cluster does not exist."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits an old one's back-off
+    ("grpc.use_local_subchannel_pool", 1),  # otherwise a new channel inherits an old one's back-off
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -51,14 +54,14 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class Superseded(NotAllowed):
-    """A newer incarnation of this agent has taken its nodes over, so this one must end."""
+    """A newer incarnation of this agent has taken over its nodes, so this one must end."""
 
     reason = "SUPERSEDED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds that override what the server's welcome says; None: as it says."""
+    """Seconds that override the server's welcome. None keeps the server's value."""
 
     lease_s: float | None = None
     heartbeat_s: float | None = None
@@ -66,16 +69,18 @@ class Timing:
 
 
 class Lease:
-    """How long the agent may go on without being heard; it outlives the agent's restart.
+    """The time for which the agent may go on without being heard. It outlives the agent's restart.
 
-    It counts from when the agent said what a server has recorded, not from when the answer was read: an
-    answer may have waited in a socket, while the servers count the agent's silence from its word.
+    The lease counts from when the agent sent the message that a server has recorded, not from when
+    the answer was read. An answer may have waited in a socket, while the servers count the agent's
+    silence from its message.
     """
 
     def __init__(self, state: StateDir, clock: Clock, lease_s: float | None = None) -> None:
-        """Go on with the lease of the agent that ran before, if there was one in this boot.
+        """Continue the lease of the agent that ran before, if there was one in this boot.
 
-        ``lease_s`` None: as it was then, and without an end before the first welcome.
+        If ``lease_s`` is None, its earlier value is kept; without one, the lease does not end
+        before the first welcome.
         """
         self._state = state
         self._clock = clock
@@ -85,13 +90,16 @@ class Lease:
         self.lease_s = lease_s or stored_s
 
     def renew(self, said_s: float) -> None:
-        """Take note that what the agent said at ``said_s``, by its own clock, is recorded."""
+        """Note that the message sent at ``said_s``, by the agent's own clock, is recorded."""
         self._heard_s = max(self._heard_s, said_s)
         if math.isfinite(self.lease_s) and self._heard_s >= self._saved_s + SAVE_LEASE_S:
             self._save()
 
     def _save(self) -> None:
-        """Write the lease down; where that fails an older one stays, so a restart stops gangs earlier."""
+        """Write the lease down.
+
+        If that fails, an older one stays on disk, so a restart stops gangs earlier.
+        """
         try:
             self._state.save_lease(self._heard_s, self.lease_s)
         except OSError as error:
@@ -102,7 +110,7 @@ class Lease:
         self._saved_s, self._unsaved = self._heard_s, ""
 
     def left_s(self) -> float:
-        """Return the seconds until it runs out; negative: since it did."""
+        """Return the seconds until the lease runs out, negative once it has run out."""
         return self._heard_s + self.lease_s - self._clock()
 
 
@@ -121,7 +129,8 @@ async def watch_lease(lease: Lease, supervisor: Supervisor) -> None:
 def backoff_s(seed: str, attempt: int, servers: int) -> float:
     """Return how long to wait after ``attempt`` failures in a row, repeatable for a seed.
 
-    0.1 s doubling with each time that all servers have failed, at most 5 s, times a factor in [0.5, 1.5).
+    The wait is 0.1 s, doubled each time that all servers have failed, at most 5 s, times a factor
+    in [0.5, 1.5).
     """
     digest = hashlib.blake2b(f"{seed}/{attempt}".encode(), digest_size=8).digest()
     base_s = min(5.0, 0.1 * 2.0 ** min(attempt // servers, 10))
@@ -129,7 +138,7 @@ def backoff_s(seed: str, attempt: int, servers: int) -> float:
 
 
 class Link:
-    """Keeps one stream to one of several servers, whichever answers; any of them will do."""
+    """The agent's one stream to whichever of several servers answers. Any server will do."""
 
     def __init__(
         self,
@@ -153,7 +162,7 @@ class Link:
         self._clock = clock
         self._failures = 0  # in a row; 0 during and after a session
         self._deleted: frozenset[str] = frozenset()  # nodes of the hello that the cluster lacks
-        self._logged = ""  # the last failure to connect: each is logged once in a row
+        self._logged = ""  # the last connection failure; repeated ones are not logged
         self._heartbeat_s = timing.heartbeat_s or 5.0
         self._inspect_s = timing.inspect_s or 20.0
 
@@ -161,7 +170,7 @@ class Link:
         """Stay connected until it is cancelled, or the agent leaves and the stream ends.
 
         Raises:
-            Superseded: a server said that a newer incarnation of this agent has taken over.
+            Superseded: a server reported that a newer incarnation of this agent has taken over.
         """
         turn = 0
         while True:
@@ -175,7 +184,7 @@ class Link:
                 for error in _leaves(group):
                     refused = refused or _refusal(error, welcomed=self._failures == 0)
                     self._log_failure(server, error)
-            if self._leave.is_set():  # a read that is cancelled may say "ended" instead
+            if self._leave.is_set():  # a cancelled read may report "ended" instead
                 return
             if refused:
                 raise Superseded(f"{server} refuses this agent: {refused}")
@@ -184,7 +193,7 @@ class Link:
             )
 
     def _log_failure(self, server: str, error: BaseException) -> None:
-        """Log why a stream ended. A cluster that does not exist is logged once, as it may stay so."""
+        """Log why a stream ended. A missing cluster is logged once, because it may stay missing."""
         if not (isinstance(error, grpc.aio.AioRpcError) and error.code() is _NOT_FOUND):
             self._logged = ""
             log.warning("%s: %s", server, _told(error), extra={"action": "disconnect"})
@@ -201,7 +210,7 @@ class Link:
         self._logged = missing
 
     def _log_deleted(self, deleted: frozenset[str]) -> None:
-        """Log which nodes the cluster has lost or has again since the last desired state."""
+        """Log which nodes the cluster has lost or regained since the last desired state."""
         if gone := sorted(deleted - self._deleted):
             log.error(
                 "deleted from the cluster: %s. Nothing runs there, and this process does not register them"
@@ -214,7 +223,7 @@ class Link:
         self._deleted = deleted
 
     async def _session(self, server: str) -> None:
-        """Hold one stream; raises when it ends."""
+        """Hold one stream, and raise when it ends."""
         async with grpc.aio.insecure_channel(server, options=OPTIONS) as channel:
             call = rpc.AgentsStub(channel).Sync()
             await self._write(call, pb.AgentMessage(hello=self._hello))
@@ -231,7 +240,12 @@ class Link:
             await self._take(call, max(1.0, patience_s))
 
     async def _take(self, call: Call, patience_s: float) -> None:
-        """Take in one message. Raises TimeoutError: none came in time; Unavailable: the stream ended."""
+        """Process one message from the server.
+
+        Raises:
+            TimeoutError: no message came in time.
+            Unavailable: the stream ended.
+        """
         async with asyncio.timeout(patience_s):
             message = await call.read()
         if not isinstance(message, pb.ServerMessage):
@@ -249,7 +263,7 @@ class Link:
             self._supervisor.apply(message.desired.revision, gangs, settings)
 
     async def _send(self, call: Call) -> None:
-        """Tell changes at once, everything every ``inspect_s``, and that the agent lives."""
+        """Send changes immediately, everything every ``inspect_s``, and heartbeats."""
         next_inspect_s = self._clock()
         next_heartbeat_s = next_inspect_s + self._heartbeat_s
         while True:
@@ -273,7 +287,7 @@ class Link:
                 self._supervisor.told(reports)
                 await asyncio.sleep(CHANGE_GAP_S)
             wait_s = min(next_inspect_s, next_heartbeat_s) - self._clock()
-            with contextlib.suppress(TimeoutError):  # then something else is due
+            with contextlib.suppress(TimeoutError):  # on a timeout, something else is due
                 async with asyncio.timeout(max(0.0, wait_s)):  # wait_for may lose a cancellation
                     await self._changed.wait()
 
@@ -293,7 +307,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 
 def _refusal(error: BaseException, *, welcomed: bool) -> str:
-    """Return what a server said to an agent that must end; "" where it may try again."""
+    """Return the server's message to an agent that must end, or "" if the agent may try again."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() not in REFUSED:
         return ""
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:

@@ -1,4 +1,4 @@
-"""Keeps the gangs of an agent's nodes as they should be: desired less actual gives actions."""
+"""The supervisor of an agent's gangs: it compares desired with actual gangs and derives actions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from tessera.service.agent.state import StateDir
 log = logging.getLogger(__name__)
 
 PART = "TESSERA_NETWORK"
-"""Names the file with a job's part in the network plan: its level of so many, its tag, its paths. It is
-replaced when they change."""
+"""The variable that names the file with a job's part in the network plan.
+
+The file holds the job's priority level, the number of levels, its tag and its paths. It is replaced
+when they change.
+"""
 
 START_BATCH = 8
-"""Gangs that are started in one go; between two batches the agent speaks with its server."""
+"""The number of gangs started in one go. Between two batches the agent talks to its server."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Local:
-    """A gang that is here, or whose end has still to be told."""
+    """A gang that is here, or whose end has yet to be reported."""
 
     gang: Gang
     phase: Phase
-    handle: Handle | None = None  # None: no process, as it ended or is led elsewhere
+    handle: Handle | None = None  # None without a process: it ended or is led elsewhere
     progress: Progress | None = None
     error: str = ""
     told: bool = False  # its end was sent to a server
@@ -40,7 +43,10 @@ class Local:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do now; ``waiting`` are gangs whose GPUs or job still have a live process here."""
+    """The actions to take now.
+
+    ``waiting`` are gangs whose GPUs or job still have a live process here.
+    """
 
     start: tuple[Gang, ...] = ()
     stop: tuple[Key, ...] = ()
@@ -49,12 +55,14 @@ class Plan:
 
 
 def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
-    """Return what brings ``here`` to ``desired``. None: nothing may run, but no end is forgotten.
+    """Return the actions that turn ``here`` into ``desired``.
 
-    Of several generations of a job the newest counts. Nothing starts on a GPU that a live gang occupies,
-    nor beside a live older process of the same job. An end is forgotten once it was told and its gang is
-    not desired any more.
+    If ``desired`` is None, nothing may run, but no end is forgotten. Of several generations of a
+    job, the newest counts. Nothing starts on a GPU that a live gang occupies, nor next to a live
+    older process of the same job. An end is forgotten once it was reported and its gang is no
+    longer desired.
     """
+    # Keep the newest generation of each job.
     wanted: dict[str, Gang] = {}
     for gang in desired or ():
         if gang.job not in wanted or wanted[gang.job].generation < gang.generation:
@@ -65,7 +73,8 @@ def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
     stop = [x for x in gone if x.phase in (Phase.STARTING, Phase.RUNNING)]
     at_once = {
         x.gang.key for x in stop if x.handle is None
-    }  # no process that would have to die first
+    }  # there is no process that would have to die first
+    # Everything else that lives blocks its job and its GPUs until it is dead.
     live = [x for key, x in known.items() if x.phase in LIVE and key not in at_once]
     busy_jobs = {local.gang.job for local in live}
     busy = {device for local in live for device in local.gang.devices}
@@ -89,10 +98,11 @@ def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
 
 
 class Supervisor:
-    """Does what ``reconcile`` says, and keeps the record of it on disk.
+    """An executor of the actions of ``reconcile``, which also records them on disk.
 
-    ``spawn`` runs a coroutine beside the caller and must not lose its errors; ``changed`` is called
-    whenever ``reports`` or ``network_remarks`` would say something new. All methods belong to one event loop.
+    ``spawn`` runs a coroutine concurrently with the caller and must not lose its errors.
+    ``changed`` is called whenever ``reports`` or ``network_remarks`` would return something new.
+    All methods belong to one event loop.
     """
 
     def __init__(
@@ -121,10 +131,10 @@ class Supervisor:
         self.revision = 0
 
     def adopt(self) -> None:
-        """Take over what an earlier agent left, without disturbing it."""
+        """Take over the gangs that an earlier agent left, without disturbing them."""
         for gang in list(self._state.gangs()):
             handle = self._runtime.adopt(self._state.directory(gang.key)) if gang.led_here else None
-            if gang.led_here and handle is None:  # written down, but never started
+            if gang.led_here and handle is None:  # recorded, but never started
                 self._state.remove(gang.key)
                 continue
             local = Local(gang=gang, phase=Phase.STARTING, handle=handle)
@@ -135,14 +145,14 @@ class Supervisor:
 
     @property
     def network_remarks(self) -> tuple[str, ...]:
-        """Return what keeps the network plan from having an effect here, in sentences."""
+        """Return sentences on what keeps the network plan from having an effect here."""
         return self._network.remarks if self._network is not None else ()
 
     def apply(self, revision: int, gangs: Sequence[Gang], settings: Settings | None = None) -> None:
-        """Make ``gangs``, and nothing else, run here. An older revision than the newest is ignored.
+        """Make ``gangs``, and nothing else, run here. Ignore a revision older than the newest.
 
-        ``settings``: what interfaces are to do with their traffic, before any of them starts. A gang whose
-        part in the network plan is another goes on, and is told.
+        ``settings`` tell interfaces how to treat traffic, and apply before any gang starts. A gang
+        whose part in the network plan has changed goes on and is notified.
         """
         if revision < self.revision:
             log.warning(
@@ -152,7 +162,7 @@ class Supervisor:
                 extra={"action": "ignore"},
             )
             return
-        if revision > self.revision:  # even if nothing follows from it: the server waits for this
+        if revision > self.revision:  # even if nothing follows: the server waits for this
             self._changed()
         self.revision = revision
         self._desired = [gang for gang in gangs if gang.shares]
@@ -186,7 +196,7 @@ class Supervisor:
             self._look(local)
 
     def reports(self) -> list[Report]:
-        """Return a report for each member of each gang on this agent's nodes, by last known progress."""
+        """Return a report for each gang member on this agent's nodes, by last known progress."""
         found = []
         for local in self._here.values():
             for node, _ in local.gang.shares:
@@ -200,7 +210,7 @@ class Supervisor:
         return found if self._sampling is None else [self._sampling.told(r) for r in found]
 
     def told(self, reports: Iterable[Report]) -> None:
-        """Take note that ``reports`` were sent: the next desired state is an answer to ends among them."""
+        """Note that ``reports`` were sent: the next desired state answers the ends among them."""
         for report in reports:
             local = self._here.get((report.job, report.generation))
             if local and local.phase not in LIVE and report.phase is local.phase:
@@ -239,14 +249,14 @@ class Supervisor:
         self._follow(local)
 
     def _environment(self, gang: Gang) -> dict[str, str]:
-        """Return what its processes must find in their environment, for its part in the network plan."""
+        """Return the environment variables that convey the gang's part in the network plan."""
         if self._network is None or gang.network is None:
             return {}
         file = self._state.tell(gang.key, gang.network)
         return {**self._network.environment(gang.job), PART: str(file)}
 
     def _tell(self, gang: Gang) -> None:
-        """Let a gang that is here know its part in the network plan, if that is another."""
+        """Notify a gang that is here of its part in the network plan, if the part has changed."""
         local = self._here.get(gang.key)
         if self._network is None or gang.network is None or local is None:
             return
@@ -264,7 +274,7 @@ class Supervisor:
             )
 
     def _network_told(self) -> None:
-        """Go on with gangs that waited for the map, and say what is wrong with the network."""
+        """Go on with gangs that waited for the map, and report what is wrong with the network."""
         self._changed()
         if self._desired is not None:
             self._reconcile()
@@ -299,7 +309,7 @@ class Supervisor:
         self._ended(local, await handle.ended(), handle.progress())
 
     def _look(self, local: Local) -> None:
-        """Refresh the progress; a gang that shows some is running."""
+        """Refresh the progress. A gang that shows progress is running."""
         if local.handle is None:
             return
         local.progress = local.handle.progress()
