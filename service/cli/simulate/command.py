@@ -38,9 +38,9 @@ from tessera.solvers.network import mechanisms
 from tessera.solvers.schedulers import registry
 
 POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
-"""What runs where no policy is named."""
+"""The policies that run if none is named."""
 JOBS: Final = 60
-"""Synthetic jobs where no number is named: a run takes seconds."""
+"""The number of synthetic jobs if none is given. A run takes seconds."""
 EPILOG: Final = f"""\
 Policies are our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on the
 same statement, `greedy:OBJECTIVE`, and published ones: {", ".join(registry.names())}. `@OPTION=VALUE` changes
@@ -64,7 +64,7 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
 
 
 def _shaping() -> Any:
-    """Return ``traces.asked`` as this command has it: it knows no server, and writes no trace."""
+    """Return ``traces.asked`` without ``to``, and with help texts for a simulation."""
     here = {
         "profiles": Annotated[
             Path | None,
@@ -152,8 +152,8 @@ def conditions(
         ),
     ] = None,
 ) -> Told:
-    """Return under which conditions policies run. Raises InvalidInput."""
-    overheads_of(overheads)  # refuses a name that is not known
+    """Return the conditions under which policies run. Raises InvalidInput."""
+    overheads_of(overheads)  # refuses an unknown name
     hazards = None
     if failures or stragglers:
         hazards = Hazards(
@@ -172,7 +172,7 @@ def conditions(
 
 
 def _positive_s(option: str, text: str | None) -> float:
-    """Return a duration in seconds; inf: there is none."""
+    """Return a duration in seconds, or inf if ``text`` is None."""
     if text is None:
         return math.inf
     found = seconds(option, text)
@@ -293,7 +293,7 @@ def simulate(
 
 
 def _about(trace: str, told: Told, under: Conditions, seed: int) -> dict[str, Any]:
-    """Return by what the runs came about."""
+    """Return the facts that determined the runs."""
     return {
         "command": shlex.join(["tessera", *sys.argv[1:]]),
         "commit": commit(),
@@ -309,7 +309,7 @@ def _about(trace: str, told: Told, under: Conditions, seed: int) -> dict[str, An
 
 
 def _price(text: str) -> tuple[str, float]:
-    """Return a GPU type and its dollars an hour."""
+    """Return a GPU type and its dollars per hour."""
     name, dollars = label("--price", text)
     try:
         found = float(dollars)
@@ -323,7 +323,7 @@ def _price(text: str) -> tuple[str, float]:
 
 
 def _decidable(policy: str, prices: Mapping[str, float]) -> None:
-    """Refuse a policy that is not known, or that minimises what nobody has named."""
+    """Refuse a policy that is unknown, or that minimizes a cost that is not given."""
     options = options_of(policy)
     terms = [term.objective for stage in parse(options.objective) for term in stage.terms]
     if "cost" not in terms or options.scheduler:
@@ -340,7 +340,7 @@ def _rounds(told: Told) -> str:
 
 
 def _writable(*files: Path) -> None:
-    """Refuse, before anything runs, files of folders that are not there."""
+    """Refuse files in missing folders before anything runs."""
     for file in files:
         if not file.parent.is_dir():
             raise InvalidInput(str(file), "cannot be written: its folder does not exist")
@@ -356,7 +356,7 @@ def _write_logs(log: Path | None, runs: Sequence[Run]) -> None:
 
 
 def _say(checks: Mapping[str, Replayed]) -> None:
-    """Say what the executor came to. Raises Exit: to something else."""
+    """Print the executor's results. Raises Exit if they differ."""
     for policy, check in checks.items():
         if not check.wrong:
             near = f", within {check.off:.0e}" if check.off else ""

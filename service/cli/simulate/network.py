@@ -1,4 +1,4 @@
-"""The network that simulated jobs share: a topology of the cluster's nodes, and who decides on it."""
+"""The network that simulated jobs share: a topology of the cluster's nodes, and its mechanisms."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tessera.solvers.network.mechanisms import mechanism, names
 
 DEFAULT: Final = "crux-full"
 NOBODY: Final = "none"
-"""In place of a mechanism: jobs are on no network, to compare with."""
+"""The name that takes the place of a mechanism: jobs are on no network, for comparison."""
 NAMED: Final = 3
-"""So many nodes, hosts and reasons are named."""
+"""The number of nodes, hosts and reasons that a message names."""
 
 _NAMELESS: Final = ("clos", "double-sided", "torus")
-"""Kinds in which hosts, where none are named, can be the cluster's nodes in order."""
+"""Kinds of topologies whose hosts default to the cluster's nodes in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """What the command line says of a network."""
+    """The command line's options for a network."""
 
     file: str
     mechanisms: tuple[str, ...]
@@ -40,7 +40,10 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Network:
-    """A wiring on a simulated cluster. What jobs send is found once for all runs, and kept with them."""
+    """A wiring on a simulated cluster.
+
+    The traffic of jobs is computed once for all runs and kept here.
+    """
 
     wiring: Wiring
     topology: Topology
@@ -48,14 +51,14 @@ class Network:
     notes: tuple[str, ...]
 
     def contended(self, name: str, seed: int, clock: Callable[[], float]) -> Contended | None:
-        """Return a run's contention under the mechanism of that name; None: jobs are on no network."""
+        """Return a run's contention under the named mechanism, or None without a network."""
         if name == NOBODY:
             return None
         plan = partial(mechanism(name).plan, levels=self.wiring.levels, seed=seed)
         return Contended(self.sending, plan, clock=clock)
 
     def told(self) -> dict[str, Any]:
-        """Return by what the network came about."""
+        """Return the facts that determined the network."""
         return {
             "topology": self.wiring.file,
             "hosts": len(self.topology.hosts),
@@ -65,7 +68,7 @@ class Network:
         }
 
     def warnings(self) -> list[str]:
-        """Return what to know once jobs have run: who met nobody for want of what."""
+        """Return warnings after a run: the jobs that met nobody, and the reasons."""
         s, found = self.sending, list(self.notes)
         if s.unknown:
             found.append(
@@ -86,7 +89,7 @@ class Network:
 
 
 def wiring_of(topology: str | None, mechanisms: Sequence[str], levels: int | None) -> Wiring | None:
-    """Return what the options say; None: no network. Raises InvalidInput."""
+    """Return the wiring of the options, or None without a network. Raises InvalidInput."""
     if topology is None:
         if mechanisms or levels is not None:
             option = "--network" if mechanisms else "--network-levels"
@@ -106,7 +109,8 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
     """Return the network of the scenario's nodes.
 
     Raises:
-        InvalidInput: the file cannot be read or describes none, or no host of it is a node of the cluster.
+        InvalidInput: the file cannot be read or holds no topology, or none of its hosts is a node
+            of the cluster.
     """
     nodes = {node.name: node.gpus for node in scenario.nodes}
     document, _ = read_document(wiring.file)
@@ -149,5 +153,5 @@ def _listed(texts: Sequence[str], by: str = ", ") -> str:
 
 
 def _reasons(texts: Iterable[str]) -> str:
-    """Return reasons, those of most jobs first."""
+    """Return the reasons, those of the most jobs first."""
     return _listed([reason for reason, _ in Counter(texts).most_common()], "; ")

@@ -1,4 +1,4 @@
-"""Running a scenario under policies by name, and holding each run against the independent executor."""
+"""Runs of a scenario under named policies, each checked against the independent executor."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.truth import perturbed
 
 AGREE: Final = 1e-6
-"""Relative: how far a completion time may lie from the executor's."""
+"""The relative difference that a completion time may have from the executor's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Under which conditions policies run, as the command line says it. inf and 0: not at all."""
+    """The conditions under which policies run, from the command line.
+
+    An inf or a 0 switches a condition off.
+    """
 
     overheads: str
     round_s: float
@@ -51,21 +54,26 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A policy's run, and the same as benchmarks read it.
+    """A policy's run, also in the form that benchmarks read.
 
-    ``policy`` is its name, with that of who decides the network (``network``), where several do.
+    ``policy`` is the policy's name. If several network mechanisms run, it includes the name of the
+    mechanism, ``network``.
     """
 
     policy: str
     result: Result
     ran: Ran
-    network: str = ""  # "": there is none
-    met: Met | None = None  # None: jobs meet nobody
+    network: str = ""  # "" without a network
+    met: Met | None = None  # None if jobs share no network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What the executor made of a run's log. ``wrong``: what it refused, or who ended when; "": nothing."""
+    """The executor's replay of a run's log.
+
+    ``wrong`` is the executor's refusal, or the job whose completion time differs. It is "" if all
+    is well.
+    """
 
     jobs: int
     off: float  # the largest relative difference of a completion time
@@ -73,7 +81,7 @@ class Replayed:
 
 
 def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
-    """Return the conditions, the same for all policies; hazards are drawn while there is work to do."""
+    """Return the conditions, the same for all policies. Hazards are drawn while there is work."""
     until_s = min(told.horizon_s, chosen.ample_s)
     nodes, hazards = chosen.scenario.nodes, told.hazards
     profiles = chosen.scenario.profiles
@@ -97,7 +105,7 @@ def run_all(
 ) -> list[Run]:
     """Run every policy on the same scenario and conditions, with progress on standard error.
 
-    With a network, under each of its mechanisms.
+    With a network, each policy runs under each of the network's mechanisms.
     """
     mechanisms = network.wiring.mechanisms if network else ("",)
     asked = [(name, decides) for name in names for decides in mechanisms]
@@ -129,7 +137,7 @@ def run_all(
 
 @contextmanager
 def _progress(name: str, jobs: int) -> Iterator[Callable[[float, int], None]]:
-    """Give what hears of a run: the time, and how many of its jobs are over."""
+    """Yield a callback that takes a run's time and its number of finished jobs."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -143,7 +151,7 @@ def _progress(name: str, jobs: int) -> Iterator[Callable[[float, int], None]]:
 
 
 def replayed(run: Run) -> Replayed:
-    """Return what the executor makes of the run's log, beside the simulator's completion times."""
+    """Return the executor's replay of the run's log, compared with the simulator's times."""
     names = [one.spec.name for one in run.result.scenario.arrivals]
     try:
         found = replay(lines_of(log_of(run.result)))
@@ -160,7 +168,10 @@ def replayed(run: Run) -> Replayed:
 
 
 def differences(ours_s: Floats, theirs_s: Floats) -> Floats:
-    """Return the relative differences; 0 where neither ended, inf where only one did, float64[jobs]."""
+    """Return the relative differences, float64[jobs].
+
+    A difference is 0 if neither job ended and inf if only one did.
+    """
     both = np.isfinite(ours_s) & np.isfinite(theirs_s)
     off = np.where(np.isfinite(ours_s) == np.isfinite(theirs_s), 0.0, np.inf)
     off[both] = np.abs(ours_s[both] - theirs_s[both]) / np.maximum(np.abs(theirs_s[both]), 1.0)

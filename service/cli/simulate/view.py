@@ -1,4 +1,4 @@
-"""What ``tessera simulate`` tells of its runs: a table, warnings, one JSON object, a report."""
+"""The output of ``tessera simulate``: a table, warnings, one JSON object and a report."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ OVER: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.REJECTED}
 )
 NAMED: Final = 10
-"""So many jobs are named in a warning; JSON has them all."""
+"""The number of jobs that a warning names. JSON holds them all."""
 UNTOLD: Final = frozenset({"ours", "stuck", "stuck_runs", "optimum_share", "optimum_worst_share"})
-"""Figures of benchmarks that say nothing here."""
+"""Figures of benchmarks that mean nothing here."""
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """Return each policy's figures. ``jct`` is over the jobs that all policies finished (``jobs_of_all``).
+    """Return each policy's figures.
 
-    Policies that finished none do not count for that.
+    ``jct`` is over the jobs that all policies finished (``jobs_of_all``). Policies that finished no
+    job are left out of this comparison.
     """
     able = {run.policy: [run.ran] for run in runs if run.ran.figures["completed"]}
     every = (
@@ -56,14 +57,14 @@ def rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _met(run: Run) -> Row:
-    """Return what contention came to, where there was a network."""
+    """Return the figures of contention, or {} without a network."""
     if not run.network:
         return {}
     return {"network": run.network, **contention_figures(run.result, run.met or Met())}
 
 
 def left(result: Result) -> list[str]:
-    """Return the jobs that had arrived and were not over when the run ended."""
+    """Return the jobs that had arrived but had not ended when the run ended."""
     there = zip(result.scenario.arrivals, result.state, strict=True)
     return [
         one.spec.name
@@ -73,7 +74,7 @@ def left(result: Result) -> list[str]:
 
 
 def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> list[str]:
-    """Return what to know before the figures are believed."""
+    """Return caveats that a reader of the figures must know."""
     found, horizon_s = list(chosen.notes), conditions.horizon_s
     if late := sum(one.arrival_s > horizon_s for one in chosen.scenario.arrivals):
         found.append(
@@ -114,7 +115,7 @@ def _named(names: Sequence[str]) -> str:
 def show(
     runs: Sequence[Run], table: Sequence[Row], chosen: Chosen, told: Mapping[str, Any]
 ) -> None:
-    """Print what was simulated, and a row for each policy."""
+    """Print the simulated scenario, and a row for each policy."""
     scenario, first = chosen.scenario, runs[0].ran.figures
     gpus = Counter[str]()
     for node in scenario.nodes:
@@ -138,13 +139,13 @@ def show(
 
 
 def _hazards(told: Mapping[str, Any]) -> str:
-    """Return what was drawn; "": nothing was to be."""
+    """Return the counts of drawn hazards, or "" if none were drawn."""
     drawn = [f"{told[key]:,} {key}" for key in ("failures", "stragglers") if told[key]]
     return ", ".join(drawn)
 
 
 def _network(told: Mapping[str, Any]) -> str:
-    """Return what jobs share and who decides on it; "": nothing."""
+    """Return the shared network and the mechanisms that decide on it, or "" without a network."""
     if "topology" not in told:
         return ""
     deciding = ", ".join(told["networks"])
@@ -152,7 +153,7 @@ def _network(told: Mapping[str, Any]) -> str:
 
 
 def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
-    """Return over which jobs JCT is; "": over all that each policy finished."""
+    """Return the jobs that JCT covers, or "" if it covers all that each policy finished."""
     able = [one for one in table if one["completed"]]
     count = max((int(float(one["jobs_of_all"])) for one in able), default=0)
     if all(float(one["completed"]) == count for one in able):
@@ -189,7 +190,7 @@ COLUMNS: Final[Sequence[Column[Row]]] = (
     ),
     _share("DEADLINES MET", "deadlines_met", "deadlines"),
 )
-"""Times are means, but where they say otherwise."""
+"""Times are means unless the title says otherwise."""
 
 NETWORK: Final[Sequence[Column[Row]]] = (
     Column("LOST %", lambda one: percent(float(one["contention_loss"]), 1.0), right=True),
@@ -203,8 +204,11 @@ NETWORK: Final[Sequence[Column[Row]]] = (
         right=True,
     ),
 )
-"""What contention came to (``tessera.simulator.network.figures``): the share of GPU time held that it took,
-jobs that met others, the mean of jobs' slowdowns."""
+"""Columns on contention (``tessera.simulator.network.figures``).
+
+They are the share of the held GPU time that was lost, the jobs that met others, and the jobs' mean
+slowdown.
+"""
 
 
 def as_json(
@@ -215,7 +219,7 @@ def as_json(
     checks: Mapping[str, Replayed],
     warned: Sequence[str],
 ) -> dict[str, Any]:
-    """Return all of it as JSON can hold it."""
+    """Return all results in a form that JSON can hold."""
     policies = []
     for run, one in zip(runs, table, strict=True):
         stuck = left(run.result) if run.result.stuck else []
@@ -240,7 +244,7 @@ def as_json(
 
 
 def with_jobs(found: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
-    """Return ``as_json``'s object with what became of each job, for a file."""
+    """Return ``as_json``'s object with the outcome of each job, for a file."""
     policies = [
         {**one, "outcomes": _outcomes(run.result)}
         for one, run in zip(found["policies"], runs, strict=True)
@@ -277,7 +281,7 @@ def report(
     told: Mapping[str, Any],
     warned: Sequence[str],
 ) -> RunReport:
-    """Return the page: the table, courses over time, JCT, queue, gaps, and who held which GPU."""
+    """Return the report page: table, courses over time, JCT, queue, gaps and GPU assignments."""
     by_policy = {run.policy: [run.ran] for run in runs}
     best = str(min(table, key=lambda one: float(one["jct_mean_s"]))["policy"])
     shown = [run.policy for run in runs][:DRAWN]

@@ -1,4 +1,4 @@
-"""What is simulated: a trace and what it runs on, as the command line names them."""
+"""The trace to simulate and the cluster that it runs on, as named on the command line."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tessera.simulator.workloads.published import NAMES, published
 from tessera.simulator.workloads.synthetic import Synthetic
 
 SMALL: Final = "tiny"
-"""The cluster of the synthetic jobs, where none is named."""
+"""The cluster of the synthetic jobs if none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where jobs and cluster come from. ``jobs``: how many are drawn where there is no ``trace``."""
+    """The source of the jobs and the cluster. ``jobs`` is the number drawn without a ``trace``."""
 
     trace: str | None
     cluster: str | None
@@ -41,28 +41,31 @@ class Source:
     wanted: traces.Wanted
     reading: TraceOptions
     prices: Mapping[str, float] = field(default_factory=dict)
-    """GPU type -> dollars an hour of one GPU."""
+    """GPU type -> dollars per GPU and hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A scenario, what was left out of it, and what to know of it."""
+    """A scenario, the jobs left out of it, and notes on it."""
 
     scenario: Scenario
     dropped: tuple[Dropped, ...]
     notes: tuple[str, ...]
     load: float
-    """GPU-hours requested over those of the cluster until the last arrival; inf where all come at once."""
+    """The requested GPU-hours relative to those of the cluster until the last arrival.
+
+    It is inf if all jobs arrive at the same time.
+    """
     ample_s: float
     """A time by which all work is done, unless GPUs stay idle most of the time."""
 
     @property
     def last_s(self) -> float:
-        """Return when the last job arrives."""
+        """Return the time at which the last job arrives."""
         return self.scenario.arrivals[-1].arrival_s
 
     def over(self, window_s: float) -> Made:
-        """Return it as a benchmark's workload, measured over the first ``window_s``."""
+        """Return the scenario as a benchmark's workload, measured over the first ``window_s``."""
         return Made(
             scenario=self.scenario,
             dropped=len(self.dropped),
@@ -82,11 +85,11 @@ class _Given:
 
 
 def chosen(source: Source) -> Chosen:
-    """Return what is to be simulated.
+    """Return the scenario to simulate.
 
     Raises:
-        InvalidInput: a file is wrong or missing, the cluster is not known, or jobs are bad and are not to be
-            dropped.
+        InvalidInput: a file is wrong or missing, the cluster is unknown, or jobs are bad and are
+            not to be dropped.
     """
     given = _given(source)
     gpu_types, nodes = _priced(given.cluster[0], source.prices), given.cluster[1]
@@ -114,10 +117,10 @@ def chosen(source: Source) -> Chosen:
 
 
 def window_s(last_s: float, round_s: float, ends_s: Sequence[float], horizon_s: float) -> float:
-    """Return over what time throughput and utilisation are measured, the same for all policies.
+    """Return the window of throughput and utilisation, the same for all policies.
 
-    To the horizon, where there is one; else until jobs have ceased to arrive, in whole rounds. Where all
-    arrive within one round, until the first policy is done.
+    If there is a horizon, the window ends there. Otherwise it ends when jobs have ceased to arrive,
+    in whole rounds. If all jobs arrive within one round, it ends when the first policy is done.
     """
     if math.isfinite(horizon_s):
         return horizon_s
@@ -147,7 +150,7 @@ def _given(source: Source) -> _Given:
 def _published(
     source: Source, profiles: Sequence[EstimateRecord], cluster: Cluster | None
 ) -> _Given:
-    """Return a published trace with its own profiles and cluster, where no others are named."""
+    """Return a published trace, with its own profiles and cluster unless others are named."""
     folder = data_dir()
     if folder is None:
         raise InvalidInput("TRACE", f"{source.trace} is one of the data sets: set TESSERA_DATA")
@@ -168,7 +171,7 @@ def _published(
 
 
 def _cluster(source: Source) -> Cluster | None:
-    """Return the cluster that is named, by either option."""
+    """Return the cluster that either option names, or None."""
     nodes = list(source.wanted.nodes)
     if source.cluster is None:
         return (_types(nodes), nodes) if nodes else None
@@ -178,14 +181,14 @@ def _cluster(source: Source) -> Cluster | None:
 
 
 def _types(nodes: Sequence[NodeSpec]) -> list[GpuType]:
-    """Return the nodes' GPU types; of those that no data sheet here knows, the memory is not known."""
+    """Return the nodes' GPU types. A type without a data sheet here has unknown memory."""
     sheets = {kind.name: kind.gpu_type for kind in CATALOGUE}
     names = dict.fromkeys(node.gpu_type for node in nodes)
     return [sheets.get(name, GpuType(name=name, memory_bytes=0)) for name in names]
 
 
 def _priced(gpu_types: Sequence[GpuType], prices: Mapping[str, float]) -> list[GpuType]:
-    """Return the types with their prices. Raises InvalidInput: the cluster lacks one that is named."""
+    """Return the types with their prices. Raises InvalidInput: the cluster lacks a named type."""
     if strange := sorted(set(prices) - {kind.name for kind in gpu_types}):
         raise InvalidInput("--price", f"names {', '.join(strange)}, which the cluster lacks")
     return [replace(kind, dollars_per_hour=prices.get(kind.name, 0.0)) for kind in gpu_types]
