@@ -1,1 +1,1 @@
-"""The demonstration: a temporary Tessera of real processes, and what drives it."""
+"""The demonstration: a temporary Tessera of real processes, and its driver."""

@@ -1,7 +1,8 @@
 """``tessera demo``: schedule a 1,280-GPU cluster for some rounds, with real processes on this machine.
 
-A database, a server and four agents start as processes of their own; the 1,280-GPU cluster of Arena's Table 1
-is scheduled for some rounds over gRPC, and greedy solves the same rounds' snapshots beside the ILP.
+A database, a server and four agents start as separate processes. The 1,280-GPU cluster of Arena's
+Table 1 is scheduled for some rounds over gRPC. Greedy solves the same rounds' snapshots, for
+comparison with the ILP.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
 
 ROUND_S = 300.0
 UNPROFILED = Workload(model="llama", params="7B", global_batch=256)
-"""What one of the demo's users submits before anybody has profiled it."""
-CLOCK = 300.0  # seconds of training in a second of the demo: a round's training takes 1 s
+"""The workload that one of the demo's users submits before anybody has profiled it."""
+CLOCK = 300.0  # seconds of training per second of the demo: a round's training takes 1 s
 
 NEXT_STEPS = (
     ("tessera up", "starts a cluster of your own on this machine; keep it running"),
@@ -51,7 +52,7 @@ NEXT_STEPS = (
     ("tessera simulate --help", "tries policies on traces, with no server"),
     ("README.md", "has the rest"),
 )
-"""Commands to go on with after the demo, and what each is for."""
+"""Commands to go on with after the demo, each with its purpose."""
 
 out, err = Console(), Console(stderr=True)
 
@@ -151,14 +152,14 @@ def _say(text: str) -> None:
 
 
 def _gap(value: scheduler_pb2.Round) -> str:
-    """Return the gap in a few characters; "?" where no bound was proven."""
+    """Return the gap in a few characters, or "?" if no bound was proven."""
     if value.bound_is_trivial or not math.isfinite(value.gap):
         return "?"
     return f"{value.gap:.0e}" if value.gap else "0"
 
 
 def telling(found: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]:
-    """Return the most telling waiting jobs: each reason once, then the largest requests."""
+    """Return the most instructive waiting jobs: each reason once, then the largest requests."""
     waiting = sorted(
         (job for job in found if job.reason.code), key=lambda job: (-job.requested_gpus, job.name)
     )

@@ -1,4 +1,4 @@
-"""What a driver does to a running Tessera: fill it, schedule it, let it settle."""
+"""Actions of a driver on a running Tessera: fill it, schedule it, and let it settle."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def snapshot_of(stack: Stack, name: str) -> Snapshot:
 
 
 def settle(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> None:
-    """Wait until every gang has started or gone, and the jobs in ``ended`` are known to have ended."""
+    """Wait until every gang has started or gone, and the jobs in ``ended`` have ended."""
     until, waiting = time.monotonic() + limit_s, list(ended)
     request = jobs_pb2.ListJobsRequest(parent=PARENT, states=UNSETTLED, page_size=1)
     while time.monotonic() < until:

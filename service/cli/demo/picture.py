@@ -1,4 +1,4 @@
-"""The demo's picture: throughput round by round, and which job holds which GPU."""
+"""The demo's picture: throughput round by round, and the job on each GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tessera.formulation.tables import Floats
 from tessera.v1 import scheduler_pb2
 
 ROWS: Final = 32
-"""GPUs in a column of the picture."""
+"""The number of GPUs in a column of the picture."""
 FREE: Final = 0.88
-"""Brightness of a GPU that is free."""
+"""The brightness of a free GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ def draw(
     decisions: Sequence[scheduler_pb2.Decision],
     nodes: Sequence[tuple[str, str, int]],
 ) -> None:
-    """Write a PNG: ILP and greedy by round; running and waiting; the GPUs, one colour for each job.
+    """Write a PNG: ILP and greedy by round, running and waiting jobs, and GPUs coloured by job.
 
-    ``decisions`` are those of the last round: on a fast clock many of its jobs have ended by the time that
-    the picture is drawn. ``nodes`` are (name, GPU type, GPUs).
+    ``decisions`` are those of the last round, because on a fast clock many of its jobs have ended
+    when the picture is drawn. ``nodes`` are (name, GPU type, GPUs).
     """
     figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -104,6 +104,7 @@ def gpu_image(
         total[kind] += gpus
     widths = [-(-total[kind] // rows) for kind in kinds]
     starts = np.cumsum([0, *(w + 1 for w in widths)])
+    # White gaps separate the strips, and free GPUs are grey until a job colours them.
     image, strips = np.ones((rows, int(starts[-1]) - 1, 3)), []
     for kind, start, width in zip(kinds, starts, widths, strict=False):
         image[:, start : start + width] = FREE
@@ -119,7 +120,7 @@ def gpu_image(
 
 
 def _colour(name: str) -> tuple[float, float, float]:
-    """Return a colour that depends on the name only."""
+    """Return a colour that depends only on the name."""
     digest = zlib.crc32(name.encode())
     colour = mpl.colors.hsv_to_rgb(
         ((digest % 997) / 997, 0.45 + (digest >> 10) % 7 / 14, 0.65 + (digest >> 20) % 6 / 20)

@@ -1,4 +1,4 @@
-"""A throw-away Tessera for a benchmark: its own database, a real server process, stubs to call it."""
+"""A throw-away Tessera for a benchmark: its own database, real server processes and stubs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = [
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """A server process with an address of its own; it may be killed and started again."""
+    """A server process with its own address. It may be killed and started again."""
 
     address: str
     log: Path
@@ -37,11 +37,11 @@ class Server:
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start it."""
+        """Start the server."""
         self.start()
 
     def start(self) -> None:
-        """Start the process; ``wait`` tells when it serves."""
+        """Start the process. ``wait`` returns once it serves."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [
@@ -60,17 +60,17 @@ class Server:
             )
 
     def wait(self) -> None:
-        """Return once it serves. Raises RuntimeError."""
+        """Return once the server serves. Raises RuntimeError."""
         with grpc.insecure_channel(self.address, options=OPTIONS) as channel:
             _wait_until_serving(channel, self.process, self.log)
 
     def kill(self) -> None:
-        """End it at whatever instruction it is."""
+        """Kill the process at whatever instruction it is."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """Let it end in good order."""
+        """Let the process end in good order."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -92,7 +92,7 @@ class Stack:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return where the replicas listen."""
+        """Return the addresses of the replicas."""
         return tuple(server.address for server in self.servers)
 
 
@@ -108,8 +108,8 @@ def running(
 ) -> Iterator[Stack]:
     """Start a database and servers in a temporary folder; stop and remove them at the end.
 
-    ``settings``: more of the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``. ``report`` is called
-    with each step as it begins.
+    ``settings`` adds to the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``. ``report`` is
+    called with each step as it begins.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
