@@ -1,4 +1,4 @@
-"""The command `tessera`: a client of the API, and the way to start its servers."""
+"""The command `tessera`: a client of the API that can also start its servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEEDED = ("google.rpc", "grpc_status", "rich", "typer", "yaml")
 
 
 def run() -> None:
-    """Run the command line, or say what to install where only the agent's part is installed."""
+    """Run the command line. If only the agent's part is installed, say what to install."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(

@@ -1,4 +1,4 @@
-"""``tessera cells``: the Cells that a cluster has estimates of; list or delete them."""
+"""``tessera cells``: list or delete the Cells for which a cluster has estimates."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def delete(
 
 
 def _workload(model: str, batch: int) -> Workload | None:
-    """Return the workload of the options; None: they name none. Raises InvalidInput."""
+    """Return the workload that the options name, or None if they name none. Raises InvalidInput."""
     if bool(model) != bool(batch):
         raise InvalidInput("--model, --batch", "name a workload together: give both")
     name, slash, params = model.partition("/")

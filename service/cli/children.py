@@ -1,4 +1,4 @@
-"""Child processes that are started, watched and stopped in order, each with a log of its own."""
+"""Child processes that are started, watched and stopped in order, each with its own log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final
 from tessera.formulation.errors import Unavailable
 
 TAIL_CHARS: Final = 2000
-"""What is shown of a log when its process has ended unexpectedly."""
+"""Characters of a log that are shown when its process has ended unexpectedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,11 @@ def running(
     environment: Mapping[str, str] | None = None,
     keep_open: Sequence[int] = (),
 ) -> Iterator[Child]:
-    """Run a Python module as a child for the length of the block, then stop it.
+    """Run a Python module as a child for the duration of the block, then stop it.
 
-    It has a session of its own, so that Ctrl-C at the terminal reaches only the parent, which stops its
-    children in order. ``grace_s`` after SIGTERM it is killed. It inherits the files ``keep_open``.
+    The child has its own session, so Ctrl-C at the terminal reaches only the parent, which stops
+    its children in order. It is killed ``grace_s`` after SIGTERM. It inherits the files
+    ``keep_open``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
@@ -68,14 +69,14 @@ def running(
         process.terminate()
         try:
             process.wait(grace_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: kill immediately
             process.kill()
             process.wait()
 
 
 @contextlib.contextmanager
 def ending_signals() -> Iterator[None]:
-    """Inside the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt inside the block, as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

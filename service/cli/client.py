@@ -1,4 +1,4 @@
-"""The API as the command line calls it: one channel, safe retries, errors as one line and an exit code."""
+"""The command line's API client: one channel, safe retries, and errors with exit codes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tessera.v1 import (
 )
 
 DEADLINE_S: Final = 60.0
-"""Deadline of a call that has no ``--deadline`` of its own."""
+"""Time limit of a call without its own ``--deadline``."""
 
 _RETRY: Final = {
     "methodConfig": [
         {
-            "name": [{}],  # every method: those that change something carry a request id
+            "name": [{}],  # every method, because those that change something carry a request id
             "retryPolicy": {
                 "maxAttempts": 4,
                 "initialBackoff": "0.3s",
@@ -53,7 +53,7 @@ _R = TypeVar("_R")
 
 
 class Exit(IntEnum):
-    """What the process returns; documented in ``tessera --help`` and the README."""
+    """The exit codes of the process, documented in ``tessera --help`` and the README."""
 
     OK = 0
     REFUSED = 1
@@ -67,9 +67,10 @@ class Exit(IntEnum):
 
 
 class CallFailed(TesseraError):
-    """A call failed; the message is for the user, ``exit_code`` for the shell.
+    """A failed call, with a message for the user and an ``exit_code`` for the shell.
 
-    ``reason`` is the token of the server's error, else the name of the gRPC code; "": neither.
+    ``reason`` is the token of the server's error, or else the name of the gRPC code. It is "" if
+    there is neither.
     """
 
     def __init__(self, message: str, exit_code: Exit, reason: str = "") -> None:
@@ -89,7 +90,7 @@ class Page(Protocol):
 
     @property
     def next_page_token(self) -> str:
-        """Return the token of the page after; "": there is none."""
+        """Return the token of the next page, or "" if this is the last one."""
         ...
 
 
@@ -152,19 +153,19 @@ def connect(server: str) -> Iterator[Client]:
 
 
 def new_request_id() -> str:
-    """Return a fresh id: the same request sent again with it is carried out once (AIP-155)."""
+    """Return a fresh id. A request sent again with the same id is executed once (AIP-155)."""
     return str(uuid.uuid4())
 
 
 def now() -> Timestamp:
-    """Return the present time of this machine, for ages and deadlines that are relative to it."""
+    """Return this machine's present time, for ages and relative deadlines."""
     timestamp = Timestamp()
     timestamp.GetCurrentTime()
     return timestamp
 
 
 def failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> CallFailed:
-    """Return ``error`` as one line that says what went wrong, with its exit code."""
+    """Return ``error`` as one line that explains what went wrong, with its exit code."""
     if not isinstance(error, grpc.Call):
         return CallFailed(str(error), Exit.REFUSED)
     code, text, info = error.code(), error.details() or "", _info(error)
@@ -190,7 +191,7 @@ def failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> Call
 
 
 def _hint(info: error_details_pb2.ErrorInfo) -> str:
-    """Return what to do where it is the cluster that does not exist."""
+    """Return advice if the missing resource is a cluster, or else ""."""
     kind, _, rest = info.metadata.get("resource", "").partition("/")
     if info.reason != NotFound.reason or kind != "clusters" or "/" in rest:
         return ""
@@ -198,7 +199,7 @@ def _hint(info: error_details_pb2.ErrorInfo) -> str:
 
 
 def _info(error: grpc.Call) -> error_details_pb2.ErrorInfo:
-    """Return google.rpc.ErrorInfo; empty: the error carries none."""
+    """Return google.rpc.ErrorInfo, which is empty if the error carries none."""
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()

@@ -1,4 +1,4 @@
-"""Cluster files: GPU types, nodes and tenants as YAML; ``service/cli/README.md`` has the format."""
+"""Cluster files: GPU types, nodes and tenants as YAML. ``service/cli/README.md`` has the format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Watts = Annotated[Real, number(0.0, limits.MAX_WATTS)]
 
 
 class GpuTypeEntry(FileEntry):
-    """What a cluster file may say of a GPU type beside its name."""
+    """The settings of a GPU type in a cluster file, besides its name."""
 
     memory: Size
     dollars_per_hour: _Dollars = 0.0
@@ -33,7 +33,7 @@ class GpuTypeEntry(FileEntry):
 
 
 class ShownGpuType(FileEntry):
-    """A GPU type as `tessera cluster get -o yaml` prints it; the number of its GPUs is not read."""
+    """A GPU type as printed by `tessera cluster get -o yaml`. Its number of GPUs is ignored."""
 
     name: Text
     memory_bytes: Size
@@ -47,7 +47,10 @@ class _ShownGpuTypes(RootModel[list[ShownGpuType]]):
 
 
 class NodeEntry(FileEntry):
-    """A node, or ``count`` of them: ``{}`` in the name or rack stands for the number from 0."""
+    """A node, or ``count`` of them.
+
+    The ``{}`` in the name or the rack is replaced by a number that starts at 0.
+    """
 
     shown: ClassVar = (
         "etag",
@@ -61,7 +64,7 @@ class NodeEntry(FileEntry):
         "drain_time",
         "drained",
     )
-    """What `tessera nodes -o yaml` prints besides; but for the etag they are not read."""
+    """Further keys that `tessera nodes -o yaml` prints. They are ignored, except for the etag."""
 
     name: Text
     count: Annotated[int, whole(1, MAX_NODES)] = 1
@@ -73,12 +76,12 @@ class NodeEntry(FileEntry):
 
 
 def _without_count(nodes: object) -> object:
-    """Leave out the number of nodes that `cluster get` prints: proto JSON has it as a text."""
+    """Drop the number of nodes that `cluster get` prints, which proto JSON holds as text."""
     return [] if isinstance(nodes, str) and nodes.isdecimal() else nodes
 
 
 class ClusterEntry(FileEntry):
-    """The one document of a cluster file."""
+    """The only document of a cluster file."""
 
     shown: ClassVar = (
         "etag",
@@ -88,7 +91,7 @@ class ClusterEntry(FileEntry):
         "next_round_time",
         "round_period",
     )
-    """What `tessera cluster get -o yaml` prints besides; but for the etag they are not read."""
+    """Further keys that `tessera cluster get -o yaml` prints, ignored except for the etag."""
 
     name: Text = ""
     gpu_types: object = None
@@ -101,8 +104,8 @@ class ClusterEntry(FileEntry):
 class ClusterFile:
     """A cluster as a file describes it.
 
-    ``name`` is empty where the file leaves it open; it and nodes' names are ids or full names. ``etag`` is
-    empty, or the one that the stored cluster must have.
+    ``name`` is empty if the file leaves it open. It and the nodes' names are ids or full names.
+    ``etag`` is empty, or the one that the stored cluster must have.
     """
 
     name: str
@@ -120,11 +123,11 @@ nodes:
   - {name: "a100-{}", count: 4, gpu_type: a100, gpus: 4, rack: rack-0}
   - {name: "v100-{}", count: 1, gpu_type: v100, gpus: 16, rack: rack-1}
 """
-"""What ``tessera up`` starts where no file is named."""
+"""The cluster that ``tessera up`` starts if no file is named."""
 
 
 def read_cluster(text: str, source: str) -> ClusterFile:
-    """Return the cluster that a file describes: one that people wrote, or `cluster get -o yaml` printed.
+    """Return the cluster in a file, hand-written or printed by `cluster get -o yaml`.
 
     Raises:
         InvalidInput: names the file, the place and the key, and says what is allowed.
@@ -175,7 +178,7 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
 
 
 def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
-    """Yield GPU types as `cluster get -o yaml` prints them: a list, with their memory in bytes."""
+    """Yield GPU types as printed by `cluster get -o yaml`: a list, with their memory in bytes."""
     seen: set[str] = set()
     for index, kind in enumerate(check(_ShownGpuTypes, where, items).root):
         if kind.name in seen:

@@ -182,7 +182,7 @@ def delete(
 
 
 def _question(client: Client, name: str, *, allow_missing: bool) -> str:
-    """Return the question before a deletion: what the cluster holds. Raises CallFailed."""
+    """Return the question before a deletion, with the cluster's contents. Raises CallFailed."""
     try:
         found = _get(client, name)
     except CallFailed as error:
@@ -253,8 +253,8 @@ def apply_cluster(
 ) -> clusters_pb2.Cluster:
     """Create or change a cluster, its nodes and its tenants, and return it.
 
-    With ``validate_only`` the nodes are checked on the server only where it knows their types already, and
-    the tenants not at all: their quotas are held against nodes that are stored.
+    With ``validate_only``, the server checks the nodes only if it already knows their types. It
+    does not check the tenants, because their quotas are compared with stored nodes.
     """
     upsert = clusters_pb2.UpsertClusterRequest(
         cluster=clusters_pb2.Cluster(name=name, gpu_types=described.gpu_types, etag=described.etag),
@@ -287,7 +287,7 @@ def apply_cluster(
 
 
 def _known_types(client: Client, name: str) -> set[str]:
-    """Return the GPU types that the cluster has now; none where it does not exist."""
+    """Return the cluster's present GPU types, which are empty if it does not exist."""
     try:
         return {kind.name for kind in _get(client, name).gpu_types}
     except CallFailed as error:

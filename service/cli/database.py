@@ -1,4 +1,4 @@
-"""Commands on the database that a server stands on; they go to it directly, not through a server."""
+"""Commands on a server's database. They access it directly, not through a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.service.config import Config, load_config, without_password
 from tessera.service.wiring import open_database
 
 MAX_AGE_S: Final = 36_500 * 86_400.0
-"""A century; the database knows no times before its own calendar."""
+"""Seconds in a century. The database knows no times before its own calendar."""
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The server's settings (TOML).")
@@ -41,7 +41,7 @@ def _open(settings: Config) -> Database:
 
 
 def _place(settings: Config) -> str:
-    """Return which database the settings name, without its password."""
+    """Return a description of the settings' database, without its password."""
     if settings.database_url:
         return without_password(settings.database_url)
     return f"the embedded database in {_directory(settings)}"
@@ -98,7 +98,7 @@ def prune(
 
 
 def _require_embedded(settings: Config, *, chosen: bool) -> None:
-    """Refuse to delete from the embedded database unless the caller said so and there is one."""
+    """Refuse to delete from the embedded database unless the caller chose it and it exists."""
     place = _directory(settings)
     if not chosen:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Deletions on the command line: the question before, and what is printed afterwards."""
+"""Deletions on the command line: the question before, and the output afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AllowMissing = Annotated[
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal, unless ``yes``. Raises CallFailed: the answer is no."""
+    """Ask for confirmation on a terminal, unless ``yes``. Raises CallFailed: the answer is no."""
     if yes or not sys.stdin.isatty():
         return
     err.print(f"{question} [y/N] ", end="")
@@ -40,5 +40,5 @@ def show_deleted(names: Sequence[str], output: Output) -> None:
 
 
 def outcome_of(what: str, *, validate_only: bool) -> str:
-    """Return what has become of ``what``, such as ``2 nodes``."""
+    """Return a message on the outcome for ``what``, such as ``2 nodes``."""
     return f"{what}: valid, nothing changed" if validate_only else f"{what} deleted"

@@ -28,10 +28,10 @@ from tessera.service.cli.render import counted, note
 from tessera.v1 import clusters_pb2
 
 POLL_S: Final = 1.0
-"""Seconds between two looks at the nodes that drain."""
+"""Seconds between two readings of the draining nodes."""
 
 JOBS_NAMED: Final = 3
-"""Jobs of a node that a line of progress names."""
+"""The number of a node's jobs that a line of progress names."""
 
 
 def add(app: typer.Typer) -> None:
@@ -106,10 +106,10 @@ def wait_until_drained(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[clusters_pb2.Node]:
-    """Return the nodes once all are drained; say on stderr what is left whenever that changes.
+    """Return the nodes once all are drained; report the rest on stderr whenever it changes.
 
     Raises:
-        CallFailed: ``timeout_s`` have passed; or a node is not draining any more, or does not exist.
+        CallFailed: ``timeout_s`` have passed, or a node is not draining any more or does not exist.
     """
     names, began_s, last = [node.name for node in nodes], now_s(), ""
     while True:
@@ -144,13 +144,13 @@ def _read(client: Client, names: Collection[str]) -> list[clusters_pb2.Node]:
 
 
 def _is_drained(node: clusters_pb2.Node) -> bool:
-    """Return whether no job holds a GPU of a draining node; older servers do not say so themselves."""
+    """Return whether no job holds a GPU of a draining node. Older servers do not report this."""
     empty = node.state == clusters_pb2.Node.DRAINING and node.free_gpus == node.gpus
     return node.drained or empty
 
 
 def _left(nodes: Sequence[clusters_pb2.Node]) -> str:
-    """Return which nodes still have jobs, and the first of these jobs."""
+    """Return the nodes that still have jobs, and the first of these jobs."""
     jobs = sorted({short(job) for node in nodes for job in node.jobs})
     named = ", ".join(jobs[:JOBS_NAMED]) + (", ..." if len(jobs) > JOBS_NAMED else "")
     where = short(nodes[0].name) if len(nodes) == 1 else f"{len(nodes):,} nodes"
@@ -158,7 +158,7 @@ def _left(nodes: Sequence[clusters_pb2.Node]) -> str:
 
 
 def _user() -> str:
-    """Return who runs this command, as user@host; "": the system does not know."""
+    """Return the user of this command as user@host, or "" if the system does not know."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"[:100]
     except (OSError, KeyError):

@@ -1,6 +1,7 @@
-"""What values in the command line's files are: texts, numbers, durations and sizes as people write them.
+"""Types of the values in the command line's files: texts, numbers, durations and sizes.
 
-Imports pydantic, which takes as long as some commands: only what reads a file imports this.
+This module imports pydantic, which takes as long as some commands. Only the readers of files import
+it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from tessera.service.cli import limits, options
 
 
 class FileEntry(Entry):
-    """A mapping in a file; a key without a value counts as absent."""
+    """A mapping in a file. A key without a value counts as absent."""
 
     null_is_absent: ClassVar = True
 
 
 _EXPONENT: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+")
-"""A number such as 1e-06: YAML takes it for a text, JSON writes numbers so."""
+"""A number such as 1e-06. YAML reads it as text, but JSON writes numbers in this form."""
 
 
 def _text(place: str, value: object) -> object:
@@ -47,15 +48,15 @@ def _size(place: str, value: object) -> object:
 
 
 Text = Annotated[str, parsed(_text)]
-"""A whole number is taken as its digits; any other must be in quotes."""
+"""A text. A whole number is converted to its digits; any other number must be in quotes."""
 
 Real = Annotated[float, BeforeValidator(_real)]
 
 Seconds = Annotated[float, number(0.0, limits.MAX_DURATION_S), parsed(_seconds)]
-"""Written as a number, or as e.g. ``5m``."""
+"""A duration in seconds, written as a number or as e.g. ``5m``."""
 
 Size = Annotated[int, parsed(_size)]
-"""Bytes, written as e.g. ``40GiB``."""
+"""A size in bytes, written as e.g. ``40GiB``."""
 
 Texts = Annotated[list[Text], said("must be a list of texts, e.g. [python, train.py]")]
 

@@ -1,4 +1,4 @@
-"""``tessera estimate``: how fast a model trains on GPUs, on a cluster's nodes or on those of data sheets."""
+"""``tessera estimate``: how fast a model trains on the GPUs of a cluster or of data sheets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ from tessera.service.cli.render import err, note
 from tessera.simulator.traces.writing import profiles_csv
 
 MOST_GPUS: Final = 512
-"""So many take the search 0.2 to 3 s in 16 layers; its time and memory grow with their square."""
+"""The largest number of GPUs. The search takes 0.2 to 3 s for it, at 16 layers.
+
+The search's time and memory grow with the square of the number.
+"""
 
 
 def add(app: typer.Typer) -> None:
@@ -54,7 +57,7 @@ def add(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where times come from, beside data sheets."""
+    """The sources of times, in addition to data sheets."""
 
     collectives: Path | None
     network: str
@@ -76,7 +79,7 @@ class Sources:
         )
 
     def setting(self, model: Model, hardware: Hardware, shape: Shape) -> Setting:
-        """Return where a model runs."""
+        """Return the setting in which a model runs."""
         setting = on_sheets(model.graph, model.training, hardware, shape, model.states)
         if self.records:
             compute = ProfiledCompute(records=self.records, fallback=setting.compute)
@@ -89,7 +92,7 @@ class Sources:
         return replace(setting, network=network)
 
     def check(self, model: Model) -> None:
-        """Say how much of the model was measured. Raises InvalidInput: nothing."""
+        """Print how much of the model was measured. Raises InvalidInput: nothing was."""
         if self.profile is None:
             return
         fallback = RooflineCompute(hardware=CATALOGUE[0])
@@ -105,7 +108,7 @@ class Sources:
         )
 
     def provenance(self, planner: Planner) -> str:
-        """Return what to write beside an estimate."""
+        """Return the provenance text of an estimate."""
         parts = [PROVENANCE]
         parts += [f"plan by {planner}"] if planner is not Planner.EXACT else []
         parts += [f"layers of {self.profile.name}"] if self.profile else []
@@ -114,7 +117,7 @@ class Sources:
 
     @property
     def source(self) -> Source:
-        """Return the kind of the estimates."""
+        """Return the source of the estimates."""
         return Source.PROFILED if self.profile else Source.ANALYTIC
 
 
@@ -244,9 +247,9 @@ def _answers(
     wanted: Sequence[int],
     planner: Planner,
 ) -> list[Answer]:
-    """Return the Cells everywhere, with a progress bar where stderr is a terminal.
+    """Return the Cells in all places, with a progress bar if stderr is a terminal.
 
-    ``wanted``: pipeline degrees; none: the usual ones.
+    ``wanted`` are pipeline degrees; if empty, the usual ones are used.
     """
     found = []
     hidden = not err.is_terminal or len(where) == 1
@@ -263,7 +266,7 @@ def _answers(
 def answer(
     model: Model, setting: Setting, degrees: Sequence[int], planner: Planner = Planner.EXACT
 ) -> Answer:
-    """Return a model's Cells somewhere, and why there are no others.
+    """Return a model's Cells in one setting, and why there are no others.
 
     Raises:
         InvalidInput: no degree has micro-batches that divide the batch.
@@ -308,7 +311,11 @@ def _type(name: str, types: Sequence[Hardware]) -> Hardware:
 
 
 def _shape(kind: Hardware, gpus: int, nodes: int | None) -> Shape:
-    """Return ``gpus`` on ``nodes`` nodes, or on the fewest that have them evenly. Raises InvalidInput."""
+    """Return ``gpus`` on ``nodes`` nodes, or on the fewest that share them evenly.
+
+    Raises:
+        InvalidInput: the GPUs do not fit on the nodes, or cannot be spread evenly.
+    """
     if nodes is None:
         return shape_of(gpus, kind.gpus_per_node)
     most = kind.gpus_per_node

@@ -1,4 +1,4 @@
-"""How Cells are shown: a row each, the plan in short, and what does not fit."""
+"""Views of Cells: a row for each, the execution plan in short, and the degrees that do not fit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ NO_PLAN: Final = (
 class Answer:
     """The Cells of a model on GPUs of a type, by pipeline degree.
 
-    ``missed``: the least overflow of degrees that do not fit; None: they cannot be had at all. ``without``:
-    why others have no plan (their micro-batches, or the planner).
+    ``missed`` has the least overflow of each degree that does not fit, or None if the degree is
+    impossible. ``without`` has the reason why other degrees have no plan (their micro-batches, or
+    the planner).
     """
 
     hardware: Hardware
@@ -37,12 +38,12 @@ class Answer:
 
     @property
     def limit_bytes(self) -> float:
-        """Return what a plan may use of a GPU's memory."""
+        """Return the bytes of a GPU's memory that a plan may use."""
         return limit_bytes(self.hardware.memory_bytes, self.room)
 
     @property
     def best(self) -> int | None:
-        """Return the fastest pipeline degree; None: nothing fits."""
+        """Return the fastest pipeline degree, or None if nothing fits."""
         return min(self.cells, key=lambda d: self.cells[d].iter_time_s, default=None)
 
 
@@ -62,7 +63,7 @@ class _Row:
 
 
 def show(model: Model, answers: Sequence[Answer], *, as_json: bool, best_only: bool) -> None:
-    """Print the Cells; ``best_only``: of each type and count the fastest."""
+    """Print the Cells. If ``best_only``, print the fastest of each type and count."""
     every = [plan for answer in answers for plan in answer.cells.values()]
     best = min(every, key=lambda plan: plan.iter_time_s, default=None)
     rows = [
@@ -81,7 +82,7 @@ def show(model: Model, answers: Sequence[Answer], *, as_json: bool, best_only: b
 
 
 def short(stages: Sequence[Stage]) -> str:
-    """Return a plan in short, neighbours that are alike together, e.g. ``dp4 tp2 + 3 x dp8``."""
+    """Return a short execution plan, with equal neighbours joined, e.g. ``dp4 tp2 + 3 x dp8``."""
     found = []
     for how, alike in groupby(map(_degrees, stages)):
         count = len(list(alike))
@@ -96,7 +97,7 @@ def _degrees(stage: Stage) -> str:
 
 
 def layers(stages: Sequence[Stage]) -> str:
-    """Return the layers of each stage, as planners join them, e.g. ``4+4+4+4``."""
+    """Return the number of layers of each stage, joined as in planners, e.g. ``4+4+4+4``."""
     return "+".join(str(stage.end - stage.start) for stage in stages)
 
 
@@ -123,7 +124,10 @@ _COLUMNS: Final = [
 
 
 def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
-    """Yield why degrees are missing; with ``nothing_only`` where nothing fits at all, the nearest miss."""
+    """Yield why degrees are missing.
+
+    If ``nothing_only``, yield only the nearest miss of each type and count where nothing fits.
+    """
     for answer in answers:
         where = f"{answer.shape.gpus} {answer.hardware.name}"
         near = [o for o in answer.missed.values() if o is not None]
@@ -138,7 +142,7 @@ def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
 
 
 def _nearest(near: Sequence[Overflow], without: Mapping[int, str]) -> str:
-    """Return what comes nearest to a plan: one that another planner or batch has, else least memory."""
+    """Return the nearest miss: a plan of another planner or batch, or else the least memory."""
     if without:
         return without[min(without)]
     return str(min(near, key=lambda o: o.needed_bytes))

@@ -1,4 +1,4 @@
-"""The data directory of ``tessera up``: which one it is, who uses it, and what it was made with."""
+"""The data directory of ``tessera up``: its path, its lock and the record of its contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.options import DEFAULT_CLUSTER
 
 FORMAT: Final = 1
-"""Version of the record's form; another one is refused."""
+"""The version of the record's format. Any other version is refused."""
 
 RECORD: Final = "up.json"
 LOCK: Final = ".up.lock"
@@ -31,12 +31,15 @@ FOLDERS: Final = ("logs", "agents", "checkpoints")
 """Folders that ``up`` makes in its data directory, next to the database's."""
 
 SAME_START_S: Final = 1.0
-"""Two start times of a process that differ by less are of the same process."""
+"""Seconds by which two recorded start times of the same process may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A process that ``up`` started; ``started_s`` tells it from a later one with the same id."""
+    """A process that ``up`` started.
+
+    ``started_s`` distinguishes it from a later process with the same id.
+    """
 
     name: str
     pid: int
@@ -44,7 +47,7 @@ class Running:
 
     @classmethod
     def of(cls, name: str, pid: int) -> Running:
-        """Return a process that runs now."""
+        """Return a record of the process that has the id ``pid`` now."""
         try:
             return cls(name, pid, psutil.Process(pid).create_time())
         except psutil.Error:  # it has ended already
@@ -62,20 +65,20 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a data directory was made with, and what runs on it."""
+    """The settings that a data directory was made with, and the processes that run on it."""
 
-    cluster: str  # its id
-    source: str  # the cluster file as it was named; "": the example cluster
+    cluster: str  # the cluster's id
+    source: str  # the cluster file as it was named; "" is the example cluster
     description: str  # the cluster file's text
     clock_factor: float = 1.0
-    database: str = ""  # an external database's URL without its password; "": the embedded one
-    applied: str = ""  # the description as the database has it; "": it has none yet
-    address: str = ""  # of the server that was started last
+    database: str = ""  # URL of an external database, without its password; "" is embedded
+    applied: str = ""  # the description in the database; "" before the first
+    address: str = ""  # address of the server that was started last
     running: tuple[Running, ...] = field(default_factory=tuple)
 
 
 class Home:
-    """A data directory that this process alone uses. Made by :func:`claim`."""
+    """A data directory that only this process uses. :func:`claim` makes it."""
 
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
         self.path, self._lock = path, lock
@@ -92,7 +95,7 @@ class Home:
         return (self.path / DATABASE / "PG_VERSION").exists()
 
     def save(self, record: Record) -> None:
-        """Remember ``record``, whole or not at all."""
+        """Write ``record`` atomically."""
         plain = asdict(record) | {"format": FORMAT}
         written = self.path / f".{RECORD}.new"
         written.write_text(json.dumps(plain, indent=2), encoding="utf-8")
@@ -100,21 +103,21 @@ class Home:
         self.record = record
 
     def add_running(self, name: str, pid: int) -> None:
-        """Remember a process, so that a later ``up`` can name it."""
+        """Record a process, so that a later ``up`` can name it."""
         if self.record is not None:
             self.save(replace(self.record, running=(*self.record.running, Running.of(name, pid))))
 
     def clear_running(self) -> None:
-        """Forget the processes: they have been stopped."""
+        """Forget the processes, which have been stopped."""
         if self.record is not None:
             self.save(replace(self.record, running=(), address=""))
 
     def is_ours(self) -> bool:
-        """Return whether ``up`` made what is in the directory."""
+        """Return whether ``up`` made the contents of the directory."""
         return self.record is not None or self.has_database
 
     def delete(self) -> None:
-        """Delete what ``up`` made here, and nothing else.
+        """Delete the files that ``up`` made here, and nothing else.
 
         Raises:
             Unavailable: another process uses the embedded database.
@@ -128,7 +131,7 @@ class Home:
 
 @contextlib.contextmanager
 def claim(path: Path) -> Iterator[Home]:
-    """Hold the data directory for the length of the block; it is made where there is none.
+    """Hold the data directory for the duration of the block, and make it if there is none.
 
     Raises:
         CallFailed: another ``tessera up``, or a process that it left behind, uses it.
@@ -154,7 +157,7 @@ def claim(path: Path) -> Iterator[Home]:
 
 
 def _in_use(path: Path) -> str:
-    """Return who uses the data directory, and what to do about it."""
+    """Return a message on who uses the data directory, and what to do about it."""
     record = read_record(path)
     alive = [p for p in record.running if p.is_alive()] if record else []
     other = "or start a second one with --data-dir DIR --listen 127.0.0.1:0"
@@ -175,10 +178,10 @@ def _in_use(path: Path) -> str:
 
 
 def read_record(path: Path) -> Record | None:
-    """Return what a data directory was made with; None: it has no record.
+    """Return the record of a data directory, or None if it has no record.
 
     Raises:
-        InvalidInput: the record is damaged, or another release's.
+        InvalidInput: the record is damaged, or was written by another release.
     """
     file = path / RECORD
     try:
@@ -200,9 +203,10 @@ def read_record(path: Path) -> Record | None:
 def default_home(
     file: str, text: str, cluster: str, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """Return the data directory of a cluster where no other is named: each file and name has its own.
+    """Return a cluster's default data directory, which is separate for each file and name.
 
-    The example cluster has the one whose database `tessera serve` and `tessera prune` take, too.
+    The example cluster's directory is the one whose database `tessera serve` and `tessera prune`
+    use, too.
     """
     root = embedded.default_directory(environment).parent
     if not file and cluster == DEFAULT_CLUSTER:

@@ -147,7 +147,7 @@ def trace(
 def _as_it_is(
     file: Path, jobs: Sequence[Arrival] | Sequence[Asked], reading: TraceOptions
 ) -> list[Arrival]:
-    """Return the jobs in order of arrival. Raises InvalidInput: with the lines of what is wrong."""
+    """Return the jobs in order of arrival. Raises InvalidInput with the lines that are wrong."""
     arrivals = [one for one in jobs if isinstance(one, Arrival)]
     found = screen_form(arrivals, "drop")
     if found.dropped or len(arrivals) < len(jobs):
@@ -160,7 +160,7 @@ def _as_it_is(
 def _write(
     to: Path, wanted: traces.Wanted, jobs: Sequence[Arrival] | Sequence[Asked], tenant: str
 ) -> None:
-    """Write the shaped trace and say what it is."""
+    """Write the shaped trace and print its facts."""
     found = traces.shaped(wanted, jobs, traces.target_of(wanted, None, ""))
     traceview.show(found, wanted.recipe)
     arrivals = found.arrivals
@@ -199,7 +199,7 @@ def _submit(
 def send_estimates(
     client: Client, to: str, records: Sequence[EstimateRecord], *, validate_only: bool
 ) -> None:
-    """Send estimates in batches, each all or none."""
+    """Send estimates in batches. Each batch is stored completely or not at all."""
 
     def send(batch: Sequence[EstimateRecord]) -> None:
         request = estimates_pb2.UpsertCellsRequest(
@@ -214,7 +214,7 @@ def send_estimates(
 
 
 def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
-    """Send the sample estimates of the cluster's GPU types; return how many there are."""
+    """Send the sample estimates of the cluster's GPU types; return their number."""
     known = _gpu_types(client, to)
     found = sample_profiles(kind for kind in CATALOGUE if kind.name in known)
     if not found:
@@ -234,7 +234,11 @@ def _gpu_types(client: Client, to: str) -> set[str]:
 def _of_known_types(
     found: list[EstimateRecord], known: set[str], unknown: Sequence[str], file: Path, *, skip: bool
 ) -> list[EstimateRecord]:
-    """Return the estimates of known types. Raises InvalidInput: there are none, or not to ``skip``."""
+    """Return the estimates of known types.
+
+    Raises:
+        InvalidInput: no estimate is of a known type, or ``skip`` is not set.
+    """
     lacks = (
         f"the cluster lacks {', '.join(unknown)} (it has {', '.join(sorted(known)) or 'no types'})"
     )
@@ -254,10 +258,10 @@ def _of_known_types(
 def _not_there_yet(
     client: Client, to: str, requests: Sequence[jobs_pb2.SubmitJobRequest]
 ) -> list[jobs_pb2.SubmitJobRequest]:
-    """Return the submissions whose jobs the cluster does not have, whatever their state.
+    """Return the submissions whose jobs the cluster does not have, in any state.
 
     Raises:
-        CallFailed: it has a job of the same name that asks for something else.
+        CallFailed: the cluster has a job of the same name with different requests.
     """
     pages = client.pages(client.jobs.ListJobs, jobs_pb2.ListJobsRequest(parent=to), 10_000)
     there = {short(job.name): job for page in pages for job in page.jobs}
@@ -276,7 +280,10 @@ def _not_there_yet(
 
 
 def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
-    """Return what a trace says of a job; of the deadline, which counts from the import, only whether."""
+    """Return the properties of a job that a trace gives.
+
+    A deadline counts from the import, so only its existence is compared.
+    """
     w = job.workload
     return (
         w.model,
@@ -335,7 +342,7 @@ def _workload(value: Workload) -> estimates_pb2.Workload:
 
 
 def read_rows(read: Callable[[Path], _Rows], file: Path) -> _Rows:
-    """Return what ``read`` finds in a file. Raises InvalidInput: it cannot be read, or holds nothing."""
+    """Return the rows of a file. Raises InvalidInput: it cannot be read, or holds no rows."""
     try:
         found = read(file)
     except OSError as error:
@@ -348,7 +355,7 @@ def read_rows(read: Callable[[Path], _Rows], file: Path) -> _Rows:
 def _in_batches(
     what: str, items: Sequence[_T], size: int, send: Callable[[Sequence[_T]], None]
 ) -> None:
-    """Send ``items`` in batches, with a progress bar where stderr is a terminal."""
+    """Send ``items`` in batches, with a progress bar if stderr is a terminal."""
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(what, total=len(items))
         for first in range(0, len(items), size):

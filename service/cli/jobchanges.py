@@ -174,10 +174,10 @@ def _change(
     wanted: Collection[jobs_pb2.JobState.ValueType],
     output: Output,
 ) -> None:
-    """Call ``method`` for each job and print those that it took; what it refused is told by name.
+    """Call ``method`` for each job and print the changed jobs; report each refusal by name.
 
-    A job that is in a state that is ``wanted`` already is no failure. Ends with the highest of the failures'
-    exit codes; where no server answers, with the jobs after it not tried.
+    A job that is already in a ``wanted`` state is not a failure. The command ends with the highest
+    exit code of the failures. If no server answers, the remaining jobs are not tried.
     """
     done: list[jobs_pb2.Job] = []
     worst = Exit.OK

@@ -1,4 +1,4 @@
-"""Job files: one job, or many, as YAML; the format is described in ``service/cli/README.md``."""
+"""Job files: one or more jobs as YAML. The format is described in ``service/cli/README.md``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.v1 import estimates_pb2, jobs_pb2
 
 
 class JobEntry(FileEntry):
-    """What a job in a file may say. What is absent is 0 or empty in the API too, or unset."""
+    """A job in a file. An absent key is 0, empty or unset, as in the API."""
 
     name: Text = ""
     model: Text
@@ -47,7 +47,7 @@ class JobEntry(FileEntry):
 
 
 class JobsEntry(FileEntry):
-    """Many jobs; what they do not say themselves, ``defaults`` says."""
+    """A list of jobs. ``defaults`` supplies the keys that a job itself lacks."""
 
     defaults: dict[Any, Any] = Field(default_factory=dict)
     jobs: list[Any] = Field(default_factory=list)
@@ -57,15 +57,16 @@ _KEYS: Final[dict[str, Any]] = {
     key: (object, None) for key in JobEntry.model_fields if key != "name"
 }
 _Defaults: Final = create_model("_Defaults", __base__=FileEntry, **_KEYS)
-"""Its keys alone are checked: its values are where jobs have them."""
+"""A model whose keys alone are checked. Its values are checked in the jobs that inherit them."""
 
 
 def read_jobs(
     text: str, source: str, now: Timestamp, cluster: str = options.DEFAULT_CLUSTER
 ) -> list[jobs_pb2.SubmitJobRequest]:
-    """Return the jobs of a file, in order. Each document is a job, a list of jobs, or ``{defaults, jobs}``.
+    """Return the jobs of a file, in order.
 
-    Ids of nodes are of ``cluster``; deadlines that count from now, from ``now``.
+    Each document is a job, a list of jobs, or ``{defaults, jobs}``. Ids of nodes belong to
+    ``cluster``. Relative deadlines count from ``now``.
 
     Raises:
         InvalidInput: names the file, the job and the key, and says what is allowed.
@@ -81,7 +82,7 @@ def read_jobs(
 
 
 def _jobs(where: str, document: object) -> Iterator[tuple[str, JobEntry]]:
-    """Yield the jobs of a document, each with its place."""
+    """Yield the jobs of a document, each with its position."""
     if isinstance(document, list):
         document = {"jobs": document}
     if not isinstance(document, dict) or not {"jobs", "defaults"} & document.keys():

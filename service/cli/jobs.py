@@ -37,7 +37,7 @@ from tessera.service.cli.watch import watch_job, watch_jobs
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 READABLE: Final = (Output.TABLE, Output.WIDE)
-"""Forms of output that people read."""
+"""Output formats for people."""
 
 ENDED: Final = ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
 
@@ -218,7 +218,7 @@ def show(
 
 
 def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
-    """Return a job's history, its profiling, its part in the network plan and when the next round is."""
+    """Return a job's history, profiling, network part and, if it waits, the next round."""
     its_cluster = job.name.partition("/jobs/")[0]
     history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=job.name))
     request = estimates_pb2.GetProfilingRequest(parent=its_cluster, workload=job.workload)
@@ -231,7 +231,7 @@ def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
 
 
 def _note_next_round(client: Client, cluster: str) -> None:
-    """Print when the next round is, on stderr; nothing where the server does not say."""
+    """Print on stderr when the next round is, unless the server does not report it."""
     if text := next_round_line(client, cluster):
         note(text)
 
@@ -239,7 +239,7 @@ def _note_next_round(client: Client, cluster: str) -> None:
 def _requests(
     name: str, job: jobs_pb2.Job, files: list[str], cluster: str
 ) -> list[jobs_pb2.SubmitJobRequest]:
-    """Return what to submit: the job of the options, or the jobs of the files."""
+    """Return the jobs to submit: the job of the options, or the jobs of the files."""
     if not files:
         asked = {
             "--model": job.workload.model,
@@ -271,7 +271,7 @@ def _requests(
 def _submit(
     client: Client, to: str, requests: list[jobs_pb2.SubmitJobRequest], *, validate_only: bool
 ) -> list[jobs_pb2.Job]:
-    if len(requests) == 1:  # the same, but errors name the field without an index
+    if len(requests) == 1:  # the result is the same, but errors name the field without an index
         one = jobs_pb2.SubmitJobRequest(
             parent=to,
             job_id=requests[0].job_id,
@@ -293,7 +293,7 @@ def _follow(client: Client, name: str, output: Output) -> None:
 
 
 def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.ValueType]:
-    """Return the states to list; empty: all."""
+    """Return the states to list. An empty list stands for all states."""
     known = {name: value for name, value in jobs_pb2.JobState.items() if value}
     wanted = [part.upper() for name in names for part in name.split(",")]
     for name in wanted:

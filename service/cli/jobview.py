@@ -1,4 +1,4 @@
-"""How a job looks: as a row of a table, and in full."""
+"""Views of a job: as a row of a table, and in full."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tessera.service.cli.render import (
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 REFUSED: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADLINE_REFUSED")
-"""Reasons of jobs whose deadline will not be met."""
+"""Reason codes of jobs whose deadline will not be met."""
 
 
 def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
-    """Return the columns of a list of jobs; ages are by ``now``."""
+    """Return the columns of a list of jobs. Ages are relative to ``now``."""
     return (
         Column("JOB", lambda j: short(j.name)),
         Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
@@ -60,7 +60,7 @@ def show_jobs(jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output) -> N
 
 
 def workload(value: estimates_pb2.Workload) -> str:
-    """Return a workload as its estimates are kept under, e.g. ``bert/1.3B/256``."""
+    """Return the key of a workload's estimates, e.g. ``bert/1.3B/256``."""
     return f"{value.model}/{value.params}/{value.global_batch}"
 
 
@@ -74,7 +74,7 @@ def cell(value: estimates_pb2.Cell) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetails:
-    """What other calls than GetJob say about a job."""
+    """Details of a job from calls other than GetJob."""
 
     history: Sequence[jobs_pb2.JobEvent] = ()
     profiling: estimates_pb2.Profiling = field(default_factory=estimates_pb2.Profiling)
@@ -88,7 +88,7 @@ def show_job(job: jobs_pb2.Job, now: Timestamp, details: JobDetails | None = Non
 
 
 def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[RenderableType]:
-    """Return everything about a job: its facts, and the schedule by which its deadline is met."""
+    """Return everything about a job: its facts, and the deadline schedule that it was promised."""
     waits = job.state == jobs_pb2.QUEUED
     facts = (
         *_asked(job),
@@ -130,7 +130,7 @@ def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
 
 
 def _bounds(job: jobs_pb2.Job) -> str:
-    """Return the job's bounds on GPUs, e.g. ``, at least 2, at most 8``; nothing without bounds."""
+    """Return the job's bounds on GPUs, e.g. ``, at least 2, at most 8``, or "" without bounds."""
     least = f", at least {job.min_gpus}" if job.min_gpus else ""
     return least + (f", at most {job.max_gpus}" if job.max_gpus else "")
 
@@ -152,7 +152,7 @@ def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
 
 
 def _failures(job: jobs_pb2.Job) -> str:
-    """Return how often a job has failed, and after how many failures it is tried again."""
+    """Return the job's number of failures, and the number up to which it is tried again."""
     if not job.retries:
         return ""
     if not job.max_retries:
@@ -162,7 +162,7 @@ def _failures(job: jobs_pb2.Job) -> str:
 
 
 def warn(jobs: Sequence[jobs_pb2.Job]) -> None:
-    """Print, each once, what the server warns of in ``jobs``, on stderr."""
+    """Print the server's warnings about ``jobs`` on stderr, each once."""
     said = Counter(text for job in jobs for text in job.warnings)
     for text, count in said.items():
         note(f"warning: {f'{count:,} jobs: ' if len(jobs) > 1 else ''}{text}")
@@ -187,10 +187,10 @@ LEGS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
     ),
     Column("ON", lambda leg: cell(leg.cell)),
 )
-"""The schedule by which a deadline is promised."""
+"""The columns of a deadline schedule."""
 
 EARLIEST: Final = "earliest_deadline"
-"""Evidence of a refused deadline: the earliest that would have been met."""
+"""The evidence key of a refused deadline that holds the earliest deadline that could be met."""
 
 
 def _deadline(job: jobs_pb2.Job) -> str:
@@ -241,7 +241,7 @@ _SAID: Final = {
 
 
 def profiled(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:
-    """Return on how many GPU types a job's estimates are from measured layers, and how far the others are."""
+    """Return the progress of a job's profiling, in total and on each GPU type."""
     if job.profile and not (profiling.asked or profiling.tasks or job.HasField("end_time")):
         return [
             ("profiling", "none: its estimates are a user's own, which nothing measured replaces")
@@ -268,7 +268,7 @@ def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
 
 
 LATEST = 10
-"""Entries of a job's history that are shown."""
+"""The number of entries of a job's history that are shown."""
 
 
 def _history(events: Sequence[jobs_pb2.JobEvent]) -> list[tuple[str, str]]:

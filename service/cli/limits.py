@@ -1,7 +1,7 @@
-"""What the API takes, so that a number beyond is refused by the name of the option or key that holds it.
+"""The API's limits, so that an excessive number is refused under the name of its option or key.
 
-The server checks for itself; a test holds the two together. They are repeated here because the server's
-modules take longer to load than a command should.
+The server checks them itself, and a test keeps both in step. They are repeated here because the
+server's modules take longer to load than a command should.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIN_WEIGHT: Final = 1e-6
 MAX_WEIGHT: Final = 1e6
 MAX_RETRIES: Final = 1000
 MAX_JOBS: Final = 10_000
-"""Jobs that one SubmitJobs call takes."""
+"""The number of jobs that one SubmitJobs call accepts."""
 MAX_SEED: Final = 2**31 - 1
 MAX_DEFRAGMENT_EVERY: Final = 10**6
 MAX_CHANGES: Final = 10**6
@@ -33,9 +33,9 @@ MAX_MICRO_BATCHES: Final = 10**6
 MAX_SEQUENCE: Final = 10**7
 MAX_STATE_BYTES: Final = 1000.0
 HOSTS_NAMED: Final = 20
-"""Hosts and nodes that do not fit, of a topology; the server names no more."""
+"""The largest number of a topology's unmatched hosts and nodes that the server names."""
 DTYPES: Final = ("f32", "bf16", "f16")
 MAX_DURATION_S: Final = 315_576_000_000
-"""Ten thousand years: what google.protobuf.Duration can hold."""
+"""Ten thousand years, the most that google.protobuf.Duration can hold."""
 MAX_ROWS: Final = 10**9
-"""Of a file or a table; far beyond any."""
+"""The number of rows of a file or a table, far beyond any real one."""

@@ -17,14 +17,14 @@ from tessera.v1 import scheduler_pb2
 
 CONNECT_S: Final = 1.0
 ANSWER_S: Final = 2.0
-"""How long a program on the address may take to say that it is a Tessera server."""
+"""Seconds that a program on the address may take to identify itself as a Tessera server."""
 
 SERVICE: Final = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 """A service that only a Tessera server has."""
 
 
 class Health(Enum):
-    """How a server answers a health check."""
+    """A server's answer to a health check."""
 
     SILENT = "silent"  # nobody answers yet
     STARTING = "starting"  # the server answers, but its database is not ready
@@ -32,7 +32,7 @@ class Health(Enum):
 
 
 def address_of(listen: str) -> str:
-    """Return ``listen`` with a port; for port 0 one that was free a moment ago."""
+    """Return ``listen`` with a port. For port 0, choose one that was free a moment ago."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal():
         raise InvalidInput("--listen", f"{listen!r}: write HOST:PORT, e.g. {DEFAULT_SERVER}")
@@ -47,7 +47,7 @@ def require_free(address: str) -> None:
     """Check that nobody listens on ``address``.
 
     Raises:
-        CallFailed: another Tessera server does, or another program; says what to do.
+        CallFailed: another Tessera server or another program does; the message says what to do.
         InvalidInput: the host is unknown.
     """
     if not _accepts(address):
@@ -66,7 +66,7 @@ def require_free(address: str) -> None:
 
 
 def health_of(address: str, instance: str) -> Health:
-    """Return how the server that was started as ``instance`` answers.
+    """Return the health of the server that was started as ``instance``.
 
     Raises:
         CallFailed: another server answers.
@@ -104,7 +104,7 @@ def _accepts(address: str) -> bool:
 
 
 def _is_tessera(address: str) -> bool:
-    """Return whether a Tessera server, of any release, answers."""
+    """Return whether a Tessera server of any release answers."""
     with grpc.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:

@@ -1,4 +1,4 @@
-"""The command ``tessera``: the commands together, others loaded when called, errors as exit codes."""
+"""The command ``tessera``: all commands, some of them loaded on call, and errors as exit codes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.render import complain, line
 
 PLUGINS: Final = "tessera.commands"
-"""Group of entry points; each is a function that adds the command of its name to a Typer."""
+"""The group of entry points. Each is a function that adds the command of its name to a Typer."""
 
 EPILOG: Final = (
     "Data goes to stdout, progress and messages to stderr. Exit codes: 0 done; 1 the server said no;"
@@ -43,12 +43,12 @@ EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A command whose module is imported only when it is called: ``--help`` stays quick."""
+    """A command whose module is imported only when it is called, so that ``--help`` stays quick."""
 
     target: str  # module:function
-    help: str = ""  # "": a plugin's, read from its module when it is shown
+    help: str = ""  # "" for a plugin, whose help is read from its module when shown
     panel: str = "Servers"
-    extra: str = "server"  # what to install where a library is missing; "": not known
+    extra: str = "server"  # extra to install if a library is missing; "" if unknown
 
 
 _BUILT_IN: Final = {
@@ -106,21 +106,21 @@ _BUILT_IN: Final = {
 }
 
 OWN_PLUGINS: Final = "tessera.benchmarks."
-"""The package of `bench`, our own command that the service must not import."""
+"""The package of `bench`, a command of our own that the service must not import."""
 
 OURSELVES: Final = frozenset({"tessera", "tests"})
-"""Our own packages, which are no libraries to install."""
+"""Our own packages, which are not libraries to install."""
 
 
 class Commands(TyperGroup):
-    """The top of the command line, and the outermost guard: errors become one line and an exit code."""
+    """The root of the command line and its outermost guard: it turns errors into exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, the loaded ones first."""
         return [*super().list_commands(ctx), *(n for n in later() if n not in self.commands)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; where it is not loaded yet, what ``--help`` needs to know of it."""
+        """Return a command, or a stub with its ``--help`` data if it is not loaded yet."""
         found = super().get_command(ctx, cmd_name)
         if found is None and (entry := later().get(cmd_name)) is not None:
             line_of_help = entry.help or _plugin_help(cmd_name, entry.target.partition(":")[0])
@@ -128,14 +128,14 @@ class Commands(TyperGroup):
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that ``args`` call, loaded."""
+        """Return the command that ``args`` call, and load it if needed."""
         name, entries = args[0], later()
         if name not in self.commands and name in entries:
             self._load(name, entries[name])
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run what was called."""
+        """Run the called command."""
         try:
             return super().invoke(ctx)
         except TesseraError as error:
@@ -145,7 +145,7 @@ class Commands(TyperGroup):
             raise typer.Exit(Exit.INTERRUPTED) from None
 
     def _load(self, name: str, entry: Later) -> None:
-        """Import the module of a command and take over the commands that it adds."""
+        """Import a command's module and register the commands that it adds."""
         module, _, function = entry.target.partition(":")
         app = typer.Typer()
         try:
@@ -165,7 +165,7 @@ class Commands(TyperGroup):
 
 
 def later() -> dict[str, Later]:
-    """Return the commands that are loaded when they are called: our own, then plugins'."""
+    """Return the commands that are loaded on call: our own, then those of plugins."""
     found = dict(_BUILT_IN)
     for point in entry_points(group=PLUGINS):
         is_ours = point.value.startswith(OWN_PLUGINS)
@@ -175,7 +175,7 @@ def later() -> dict[str, Later]:
 
 
 def _missing_library(error: Exception) -> str:
-    """Return the library that an import did not find; "": the error is another one."""
+    """Return the library that an import did not find, or "" for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     library = error.name.partition(".")[0]
@@ -183,7 +183,10 @@ def _missing_library(error: Exception) -> str:
 
 
 def _plugin_help(name: str, module: str) -> str:
-    """Return the first line of the module's docstring, less "``tessera NAME``: ", without importing it."""
+    """Return the first line of a module's docstring, without importing the module.
+
+    The prefix "``tessera NAME``: " is removed.
+    """
     try:
         spec = importlib.util.find_spec(module)
     except ImportError:
@@ -192,14 +195,14 @@ def _plugin_help(name: str, module: str) -> str:
         return f"Cannot be loaded: there is no module {module}."
     try:
         text = ast.get_docstring(ast.parse(Path(spec.origin or "").read_bytes()))
-    except (OSError, SyntaxError, ValueError):  # compiled, or broken: calling it will say how
+    except (OSError, SyntaxError, ValueError):  # compiled or broken; a call will report the error
         text = None
     said = (text or f"From {module}.").partition("\n")[0].removeprefix(f"``tessera {name}``: ")
     return said[:1].upper() + said[1:]
 
 
 def exit_code(error: TesseraError) -> Exit:
-    """Return the exit code that stands for ``error``."""
+    """Return the exit code for ``error``."""
     match error:
         case CallFailed():
             return error.exit_code

@@ -1,4 +1,4 @@
-"""What of the command line needs JAX; loaded by ``modelling.with_jax`` alone."""
+"""The parts of the command line that need JAX. Only ``modelling.with_jax`` loads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.formulation.errors import InvalidInput
 
 
 def graph_of(target: str, arguments: Mapping[str, Any]) -> Graph:
-    """Return the graph of a step; its kinds are those of profiles, which are named at one sample.
+    """Return the graph of a step. Its kinds are those of profiles, which are named at one sample.
 
     Raises:
         Untraceable: why it cannot be traced, and what to do.
@@ -30,12 +30,12 @@ def graph_of(target: str, arguments: Mapping[str, Any]) -> Graph:
 def _at_one_sample(target: str, arguments: Mapping[str, Any]) -> Step:
     try:
         return Source(target=target, arguments=arguments).step(1)
-    except Untraceable:  # its batch is its own: it takes no samples
+    except Untraceable:  # the step brings its own batch and takes no samples
         return load_step(target, arguments)
 
 
 def here() -> str:
-    """Return the kind of the device that is there."""
+    """Return the kind of the device in this machine."""
     return device_name()
 
 
@@ -48,7 +48,9 @@ def layers(
     warmups: int,
     repeats: int,
 ) -> Iterator[list[ProfileRecord]]:
-    """Yield the new records of each (samples, tp), and append them to the file; what it has is left out.
+    """Yield the new records of each (samples, tp), and append them to the file.
+
+    Records that the file has already are left out.
 
     Raises:
         InvalidInput: the file is of another device or other versions.
@@ -77,12 +79,12 @@ def collectives(
     repeats: int,
     told: Callable[[], None],
 ) -> list[CommRecord]:
-    """Return rows of the devices that are there; ``names``: of the type and the network.
+    """Return records of the devices in this machine.
 
-    ``told`` is called after each primitive.
+    ``names`` are those of the GPU type and the network. ``told`` is called after each primitive.
 
     Raises:
-        InvalidInput: there is one device only, or a group does not tile them.
+        InvalidInput: there is only one device, or a group does not tile the devices.
     """
     there = machine()
     if there.gpus < 2:
@@ -110,5 +112,5 @@ def _groups(there: Shape) -> list[Shape]:
 
 
 def _as_type(device: str) -> str:
-    """Return a device's kind as a GPU type is named."""
+    """Return a device's kind in the notation of GPU types."""
     return "".join(c if c.isalnum() else "-" for c in device.lower()).strip("-")

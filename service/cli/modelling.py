@@ -1,4 +1,4 @@
-"""Options that say what model is trained and how, and what they come to."""
+"""Options on the trained model and on its training, and the model that they describe."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is trained, and how. ``rule`` None: as many micro-batches as ``training`` says."""
+    """A trained model and its training.
+
+    If ``rule`` is None, ``training`` gives the number of micro-batches.
+    """
 
     name: str
     params: str
@@ -115,7 +118,7 @@ def asked(
         _training("Of a parameter with gradient and optimizer; 16: Adam.", min=1.0, max=64.0),
     ] = None,
 ) -> Model:
-    """Return what the options say. Raises InvalidInput."""
+    """Return the model that the options describe. Raises InvalidInput."""
     models = {"--architecture": architecture, "--hf": hf, "--step": step, "--torch": torch}
     given = [name for name, value in models.items() if value]
     if len(given) > 1:
@@ -199,7 +202,7 @@ def _own(text: str, batch: int, graph: Graph) -> Model:
 
 
 def size_of(parameters: float) -> str:
-    """Return a number of parameters as models are named, e.g. ``1.3B``, ``760M``."""
+    """Return a number of parameters in the notation of model names, e.g. ``1.3B``, ``760M``."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if parameters >= 0.9995 * unit:
             return f"{float(f'{parameters / unit:.3g}'):g}{name}"
@@ -215,7 +218,7 @@ def _training_of(
 
 
 def _micro_batches(text: str, training: Training) -> tuple[int, MicroBatches | None]:
-    """Return the number of micro-batches, and the rule that replaces it."""
+    """Return the number of micro-batches, and the rule that replaces it or None."""
     if text in tuple(MicroBatches):
         return training.micro_batches, MicroBatches(text)
     if text and not (text.isascii() and text.isdigit() and 0 < int(text) <= limits.MAX_BATCH):
@@ -240,12 +243,12 @@ def _divisors_near(batch: int, count: int) -> list[int]:
 
 
 def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
-    """Return ``key=value`` texts as arguments: whole numbers, numbers, or as they are."""
+    """Return ``key=value`` texts as arguments: whole numbers, other numbers, or texts."""
     return {key: value_of(text) for key, text in options.labels("--argument", texts).items()}
 
 
 def traced(target: str, arguments: Mapping[str, Any]) -> Graph:
-    """Return the graph of a step. Raises InvalidInput, CallFailed: JAX is not there."""
+    """Return the graph of a step. Raises InvalidInput, CallFailed: JAX is not installed."""
     graph: Graph = with_jax("tessera.service.cli.measuring").graph_of(target, arguments)
     return graph
 
@@ -253,7 +256,7 @@ def traced(target: str, arguments: Mapping[str, Any]) -> Graph:
 def with_jax(module: str) -> ModuleType:
     """Return a module that imports JAX, which starts slowly and may not be installed.
 
-    What is in the folder of the call can be imported as it can in a program that is run there.
+    Modules in the current folder can be imported, as in a program that is run there.
 
     Raises:
         CallFailed: JAX is not installed.
@@ -263,7 +266,7 @@ def with_jax(module: str) -> ModuleType:
 
 
 def _need(*modules: str, extra: str) -> None:
-    """Let what is in the folder of the call be imported. Raises CallFailed: these are not installed."""
+    """Make modules in the current folder importable. Raises CallFailed: ``modules`` are missing."""
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise CallFailed(
             f"this needs {' and '.join(missing)}; install it with: {install_hint(extra)}",

@@ -1,4 +1,4 @@
-"""Commands on models: what a cluster can estimate by itself, and how another model is described to it."""
+"""Commands on models that a cluster can estimate automatically, and on describing others."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _parse_name(name: str) -> tuple[str, str]:
 
 
 def _described(architecture: str, hf: str) -> str:
-    """Return the text of the one file that is given. Raises InvalidInput."""
+    """Return the text of the one given file. Raises InvalidInput."""
     if bool(architecture) == bool(hf):
         problem = "describe the same; give one of them" if hf else "give one of them"
         raise InvalidInput("--architecture, --hf", problem)
@@ -235,7 +235,7 @@ def _described(architecture: str, hf: str) -> str:
 
 
 def _show(response: ListModelsResponse, models: Sequence[Model], output: Output) -> None:
-    """Print models; as names: NAME/PARAMS, for they are no resources."""
+    """Print models. As names, they are NAME/PARAMS, because models are not resources."""
     if show_message(response, output):
         return
     if output is Output.NAME:

@@ -7,16 +7,16 @@ from typing import Final
 from tessera.formulation.errors import InvalidInput
 
 ANY: Final = "any"
-"""In a tenant's quotas: GPUs of any type."""
+"""The key in a tenant's quotas that stands for GPUs of any type."""
 
 
 def parent(cluster: str) -> str:
-    """Return ``clusters/{cluster}``; a full name stays as it is."""
+    """Return ``clusters/{cluster}``. A full name is returned unchanged."""
     return cluster if cluster.startswith("clusters/") else f"clusters/{cluster}"
 
 
 def full_name(cluster: str, collection: str, name: str) -> str:
-    """Return ``clusters/{cluster}/{collection}/{name}``; a full name stays as it is."""
+    """Return ``clusters/{cluster}/{collection}/{name}``. A full name is returned unchanged."""
     if "/" not in name:
         return f"{parent(cluster)}/{collection}/{name}"
     parts = name.split("/")

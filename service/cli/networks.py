@@ -1,4 +1,4 @@
-"""Commands on network plans: which job goes before which, on which paths, and what was planned before."""
+"""Commands on network plans: the jobs' order and paths, and earlier plans."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ def history(
 
 
 def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
-    """Return the plan in force; ``job`` (its full name): only what it says of that job.
+    """Return the network plan in force. A ``job`` (full name) restricts it to that job.
 
     Raises:
-        CallFailed: also where there is none; the message says what to do.
+        CallFailed: also if there is no plan; the message says what to do.
     """
     request = pb.GetNetworkPlanRequest(name=f"{cluster}/networkPlans/-", job=job)
     try:
@@ -151,9 +151,10 @@ def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
 
 
 def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
-    """Return in a line what the plan in force says of a job that holds GPUs; "": there is no plan.
+    """Return a line on the part of a job that holds GPUs in the plan in force, or "" without one.
 
-    The list of plans is read first, since a server logs each request for something that does not exist.
+    The list of plans is read first, because a server logs each request for something that does not
+    exist.
     """
     if not job.allocation.shares:
         return ""
@@ -170,7 +171,7 @@ def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
 
 
 def part(decision: pb.NetworkDecision, levels: int) -> str:
-    """Return a job's part in a network plan in a line."""
+    """Return a line on a job's part in a network plan."""
     if not math.isfinite(decision.intensity) and decision.note:
         return f"no part: {decision.note}"
     if decision.dscp < 0 and not decision.meets:
@@ -232,5 +233,5 @@ def _dscp(decision: pb.NetworkDecision) -> str:
 
 
 def _flops(value: float) -> str:
-    """Return flop/s in TFLOP/s; "": it has no traffic."""
+    """Return flop/s in TFLOP/s, or "" if the job has no traffic."""
     return number(value / 1e12) if math.isfinite(value) else ""

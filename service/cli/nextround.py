@@ -1,4 +1,4 @@
-"""When a cluster's next round is, as its server says."""
+"""The time of a cluster's next round, as its server reports it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tessera.service.cli.render import at, span
 from tessera.v1 import clusters_pb2
 
 SOON_S: Final = 10.0
-"""A round that is due begins within such a time: servers look every few seconds."""
+"""Seconds within which a due round begins. Servers check every few seconds."""
 
 
 def next_round(client: Client, cluster: str) -> str:
-    """Return when the cluster's next round is; "": the server does not say.
+    """Return when the cluster's next round is, or "" if the server does not report it.
 
-    It is asked after something has been shown or submitted, so a call that fails is no error.
+    The call follows an output or a submission, so its failure is not an error.
     """
     try:
         found = client.call(
@@ -34,6 +34,6 @@ def next_round(client: Client, cluster: str) -> str:
 
 
 def next_round_line(client: Client, cluster: str) -> str:
-    """Return a sentence about the cluster's next round; "": the server does not say when it is."""
+    """Return a sentence about the cluster's next round, or "" if the server does not report it."""
     text = next_round(client, cluster)
     return f"next round: {text}" if text else ""

@@ -108,7 +108,7 @@ def show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:
 
 
 def _state(node: clusters_pb2.Node) -> str:
-    """Return a node's state for people: one that is drained is not called DRAINING any more."""
+    """Return a node's state for people. A drained node is shown as DRAINED, not DRAINING."""
     return "DRAINED" if node.drained else clusters_pb2.Node.State.Name(node.state)
 
 

@@ -1,4 +1,4 @@
-"""The nodes that an estimate assumes: a cluster's own where a server answers, else those of data sheets."""
+"""The nodes that an estimate assumes: a cluster's if a server answers, or else data sheets'."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from tessera.v1 import clusters_pb2
 
 CONNECT_S: Final = 0.5
-"""How long a server that nobody named may take to accept a connection."""
+"""Seconds that an unnamed server may take to accept a connection."""
 
 CALL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShapes:
-    """GPU types as a cluster has them. ``source`` names it; "": no server was asked or answered."""
+    """The GPU types of a cluster.
+
+    ``source`` names the cluster. It is "" if no server was asked, or none answered.
+    """
 
     source: str = ""
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    node_gpus: int | None = None  # what the user says instead
+    node_gpus: int | None = None  # the user's number, if not None
 
     def hardware(self, known: Hardware) -> Hardware:
         """Return a GPU type with the memory and the nodes that a job would meet.
 
-        The service estimates Cells on what the same function returns.
+        The service estimates Cells on the result of the same function.
         """
         kind = self.kinds.get(known.name)
         found = known if kind is None else hardware_of("--gpu", kind, {known.name: known})
         return found if self.node_gpus is None else replace(found, gpus_per_node=self.node_gpus)
 
     def told(self, hardware: Hardware) -> str:
-        """Return in a sentence which nodes are assumed, and how to change that."""
+        """Return a sentence on which nodes are assumed, and how to change that."""
         nodes = f"nodes of {hardware.gpus_per_node} {hardware.name}"
         if self.node_gpus is not None:
             return f"{nodes}, as --node-gpus says"
@@ -55,10 +58,10 @@ class NodeShapes:
 
 
 def shapes_of(server: str, cluster: str, *, offline: bool, node_gpus: int | None) -> NodeShapes:
-    """Return the shapes of a cluster, or no shapes where nobody named a server and none answers.
+    """Return the shapes of a cluster, or none if no server was named and none answers.
 
     Raises:
-        CallFailed: the server or the cluster that was named does not answer or exist.
+        CallFailed: the named server does not answer, or the named cluster does not exist.
     """
     named = bool(server or cluster)
     address, name = server or DEFAULT_SERVER, parent(cluster or DEFAULT_CLUSTER)

@@ -1,4 +1,4 @@
-"""Options that commands share, and the forms in which times and sizes are written."""
+"""Options that commands share, and the notations of times and sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 
 class Output(StrEnum):
-    """How data is printed on stdout."""
+    """The formats of data on stdout."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -132,7 +132,7 @@ def size_bytes(where: str, text: str) -> int:
 
 
 def numbers(where: str, text: str) -> list[int]:
-    """Return whole numbers such as ``1,2,4``, each once."""
+    """Return whole numbers such as ``1,2,4``, without duplicates."""
     parts = [part.strip() for part in text.split(",")]
     if not all(p.isascii() and p.isdigit() and 0 < int(p) <= limits.MAX_GPUS for p in parts):
         raise InvalidInput(where, f"{text!r}: write whole numbers from 1, e.g. 1,2,4")
@@ -140,7 +140,7 @@ def numbers(where: str, text: str) -> list[int]:
 
 
 def duration(length_s: float) -> Duration:
-    """Return seconds as a Duration."""
+    """Return a length of time in seconds as a Duration."""
     found = Duration()
     found.FromNanoseconds(round(length_s * 1e9))
     return found
@@ -185,12 +185,12 @@ def label(where: str, text: str) -> tuple[str, str]:
 
 
 def labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
-    """Return ``key=value`` texts as a mapping; of one key the last counts."""
+    """Return ``key=value`` texts as a mapping. The last value of a key counts."""
     return dict(label(where, text) for text in texts or ())
 
 
 def refuse_options(context: typer.Context) -> None:
-    """Refuse options before the name of a command: they would silently not count."""
+    """Refuse options before the name of a command, which would silently be ignored."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -202,7 +202,10 @@ def refuse_options(context: typer.Context) -> None:
 def with_options(
     command: Callable[..., Found], parameter: str, asked: Callable[..., object], epilog: str = ""
 ) -> Callable[..., Found]:
-    """Return ``command`` with all options of ``asked`` in place of ``parameter``, which gets its result."""
+    """Return ``command`` with all options of ``asked`` in place of ``parameter``.
+
+    The parameter receives the result of ``asked``.
+    """
     own = dict(inspect.signature(command, eval_str=True).parameters)
     shared = inspect.signature(asked, eval_str=True).parameters
     del own[parameter]

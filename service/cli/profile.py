@@ -1,4 +1,4 @@
-"""``tessera profile``: layers of a step, or collectives, measured on the devices of this machine."""
+"""``tessera profile``: measure the layers of a step, or collectives, on this machine's devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed: data on stdout in the form that was asked for, everything else on stderr."""
+"""Output: data on stdout in the requested form, and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rich.text import Text
 from tessera.service.cli.options import Output
 
 _UNBOUNDED: Final = 1_000_000
-"""Columns of a console that never folds or cuts: what a terminal cannot show is its to wrap."""
+"""Width in characters of a console that never folds or cuts; wrapping is left to the terminal."""
 
 GAP: Final = 2
-"""Columns between two columns of a table."""
+"""Width in characters of the gap between two columns of a table."""
 
 NARROWEST: Final = 6
-"""Columns below which no column of a table is cut to fit a terminal."""
+"""Width in characters below which a column of a table is not cut to fit a terminal."""
 
 _STYLES: Final = {
     "RUNNING": "green",
@@ -45,7 +45,7 @@ _STYLES: Final = {
 }
 
 err = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
-"""Progress, notes and errors."""
+"""The console for progress, notes and errors."""
 
 
 class Named(Protocol):
@@ -61,9 +61,10 @@ _M = TypeVar("_M")
 _N = TypeVar("_N", bound=Named)
 
 
-@dataclass(frozen=True)  # no slots: Python 3.11 cannot make a parametrised generic that is both
+# no slots: Python 3.11 cannot make a parametrised generic frozen with slots
+@dataclass(frozen=True)
 class Column(Generic[_M]):
-    """A column of a table; ``wide``: only with ``-o wide``."""
+    """A column of a table. If ``wide``, it is shown only with ``-o wide``."""
 
     title: str
     value: Callable[[_M], str]
@@ -74,7 +75,7 @@ class Column(Generic[_M]):
 def show_list(
     response: Message, items: Sequence[_N], columns: Sequence[Column[_N]], output: Output
 ) -> None:
-    """Print a list: ``response``, which holds ``items``, or ``items`` as a table or as names."""
+    """Print ``response`` as JSON or YAML, or its ``items`` as a table or as names."""
     if show_message(response, output):
         return
     if output is Output.NAME:
@@ -85,7 +86,7 @@ def show_list(
 
 
 def show_message(message: Message, output: Output) -> bool:
-    """Print ``message`` if ``output`` is JSON or YAML, and return whether it was."""
+    """Print ``message`` if ``output`` is JSON or YAML, and return whether it was printed."""
     if output is Output.JSON:
         line(as_json(message))
     elif output is Output.YAML:
@@ -97,7 +98,7 @@ def show_message(message: Message, output: Output) -> bool:
 
 
 def as_json(message: Message, indent: int | None = 2) -> str:
-    """Return proto JSON with the protos' field names; with ``indent`` None, on one line."""
+    """Return proto JSON with the protos' field names, on one line if ``indent`` is None."""
     return MessageToJson(
         message,
         indent=indent,
@@ -124,12 +125,13 @@ def table(
 
 
 def fitted(items: Sequence[_M], columns: Sequence[Column[_M]], width: int, *, wide: bool) -> Table:
-    """Return ``items`` as rows that fit in ``width``: the longest texts are cut, numbers are not."""
+    """Return ``items`` as rows that fit in ``width``. The longest texts are cut, not numbers."""
     shown = [c for c in columns if wide or not c.wide]
     texts = [[column.title, *(column.value(item) for item in items)] for column in shown]
     widths = [max(map(cell_len, column)) for column in texts]
     free = width - GAP * (len(shown) - 1)
     cuttable = [k for k, column in enumerate(shown) if not column.right]
+    # Shorten the widest text column by one character at a time until the row fits.
     while sum(widths) > free:
         longest = max(cuttable, key=lambda k: widths[k], default=-1)
         if longest < 0 or widths[longest] <= NARROWEST:
@@ -150,7 +152,7 @@ def fitted(items: Sequence[_M], columns: Sequence[Column[_M]], width: int, *, wi
 
 
 def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
-    """Return (name, value) pairs one below the other; pairs without a value are left out."""
+    """Return (name, value) pairs below each other, without pairs that have no value."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, GAP, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
@@ -161,12 +163,12 @@ def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print (name, value) pairs one below the other; pairs without a value are left out."""
+    """Print (name, value) pairs below each other, without pairs that have no value."""
     console_for(fold=True).print(facts_grid(facts))
 
 
 def show_parts(parts: Iterable[RenderableType]) -> None:
-    """Print the parts of a view one below the other; tables are not folded, texts are at a terminal."""
+    """Print the parts of a view below each other. At a terminal, texts are folded, not tables."""
     for part in parts:
         console_for(fold=not isinstance(part, Table) or not part.show_header).print(part)
 
@@ -192,7 +194,7 @@ def complain(text: str) -> None:
 
 
 def console_for(*, fold: bool) -> Console:
-    """Return a console on stdout; ``fold`` at a terminal's width, if it is one."""
+    """Return a console on stdout. If ``fold``, it folds at the width of a terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not (fold and console.is_terminal):
         console.width = _UNBOUNDED
@@ -217,21 +219,24 @@ def span(seconds: float) -> str:
 
 
 def age(then: Timestamp, now: Timestamp) -> str:
-    """Return how long ago ``then`` was; "": it is not set."""
+    """Return how long ago ``then`` was, or "" if it is not set."""
     if then.ToNanoseconds() == 0:
         return ""
     return span((now.ToNanoseconds() - then.ToNanoseconds()) / 1e9)
 
 
 def at(then: Timestamp) -> str:
-    """Return a time to the second, in UTC; "": it is not set."""
+    """Return a time to the second in UTC, or "" if it is not set."""
     if then.ToNanoseconds() == 0:
         return ""
     return Timestamp(seconds=then.seconds).ToJsonString()
 
 
 def number(value: float) -> str:
-    """Return a number to four significant digits, without an exponent where it can be; "?": not known."""
+    """Return a number to four significant digits, or "?" if it is not finite.
+
+    An exponent is avoided where possible.
+    """
     if not isfinite(value):
         return "?"
     if value == int(value) and abs(value) < 1e15:
@@ -240,7 +245,7 @@ def number(value: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return how many there are, e.g. ``1 job``, ``1,200 jobs``."""
+    """Return a count with its noun, e.g. ``1 job``, ``1,200 jobs``."""
     return f"1 {what}" if count == 1 else f"{count:,} {what}s"
 
 

@@ -1,4 +1,4 @@
-"""What a round may be asked to do, as options that ``round``, ``replay`` and ``solve`` share."""
+"""The options of a round, which ``round``, ``replay`` and ``solve`` share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tessera.v1 import scheduler_pb2
 
 NEVER: Final = "never"
 MAX_FLOOR: Final = 0.99
-"""Of its rate alone; two jobs that meet cannot both have all of it."""
+"""The largest floor, as a share of a job's rate alone. Two jobs that meet cannot both have all."""
 
 GRAMMAR: Final = f"""\
 An objective is a name ({", ".join(OBJECTIVES)}),
@@ -39,7 +39,7 @@ EXAMPLES: Final = {
 
 
 class Deadlines(StrEnum):
-    """How deadlines are treated."""
+    """The ways in which deadlines are treated."""
 
     AUTO = "auto"
     IGNORE = "ignore"
@@ -50,7 +50,7 @@ class Deadlines(StrEnum):
 
 
 class CostOf(StrEnum):
-    """What the objective ``cost`` counts."""
+    """The quantities that the objective ``cost`` can count."""
 
     DOLLARS = "dollars"
     WATTS = "watts"
@@ -135,7 +135,7 @@ def _best(
         ),
     ] = None,
 ) -> scheduler_pb2.RoundOptions:
-    """Return what is best."""
+    """Return the options on the objective."""
     _check("--objective", lambda: parse(objective or "throughput"))
     _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
     found = scheduler_pb2.RoundOptions(
@@ -198,7 +198,7 @@ def _timely(
         ),
     ] = None,
 ) -> scheduler_pb2.RoundOptions:
-    """Return what is promised, and in which order jobs come."""
+    """Return the options on promised deadlines and on the order of jobs."""
     found = scheduler_pb2.RoundOptions(
         deadlines="" if deadlines is Deadlines.AUTO else deadlines,
         queue_order=queue_order,
@@ -273,7 +273,7 @@ def _bounded(
     ] = None,
     solve_limit: Annotated[Text, _option(_SOLVING, "Solve for at most this long, e.g. 5s.")] = None,
 ) -> scheduler_pb2.RoundOptions:
-    """Return how much may change, and how the round is solved."""
+    """Return the options on changes and on how the round is solved."""
     found = scheduler_pb2.RoundOptions(
         run_to_completion=run_to_completion,
         max_changes=max_changes,
@@ -296,10 +296,10 @@ def _asked(
     timely: scheduler_pb2.RoundOptions,
     bounded: scheduler_pb2.RoundOptions,
 ) -> scheduler_pb2.RoundOptions:
-    """Return the options that were named, and no others.
+    """Return the options that were given, and no others.
 
     Raises:
-        InvalidInput: one of them is none, by its name on the command line.
+        InvalidInput: an option is invalid. The error names it as on the command line.
     """
     for part in (timely, bounded):
         best.MergeFrom(part)
@@ -312,9 +312,9 @@ for _parameter, _group in (("best", _best), ("timely", _timely), ("bounded", _bo
 
 
 def over(recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions) -> None:
-    """Let what is ``named`` take the place of what was ``recorded``."""
+    """Replace the ``recorded`` options by those that are ``named``."""
     for known, value in named.ListFields():
-        if known.message_type is not None:  # a Duration would else be merged part by part
+        if known.message_type is not None:  # otherwise a Duration would be merged part by part
             getattr(recorded, known.name).CopyFrom(value)
     recorded.MergeFrom(named)
 
@@ -335,7 +335,7 @@ def _check(option: str, read: Callable[[], object]) -> None:
 def _read(
     duration: duration_pb2.Duration, option: str, text: str | None, never: bool = False
 ) -> None:
-    """Set ``duration`` where there is a ``text``; ``never``: that word is one."""
+    """Set ``duration`` from ``text``, if given. If ``never``, the text may be "never"."""
     if never and text == NEVER:
         duration.FromSeconds(limits.MAX_DURATION_S)
     elif text:

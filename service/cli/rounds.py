@@ -36,7 +36,7 @@ TimeLimit = Annotated[
     ),
 ]
 OldDeadline = Annotated[str, typer.Option("--deadline", hidden=True)]
-"""The earlier name of ``--time-limit``, which read as if it were a job's deadline."""
+"""The earlier name of ``--time-limit``, which could be mistaken for a job's deadline."""
 
 Everything = Annotated[
     bool, typer.Option("--all", "-a", help="Also decisions that change nothing (keep, wait).")
@@ -84,7 +84,10 @@ def schedule(
 
 
 def limit_s(time_limit: str, deadline: str) -> float:
-    """Return the time limit of a call in seconds; ``deadline`` is its earlier name, "": not given."""
+    """Return the time limit of a call in seconds.
+
+    ``deadline`` is the value of the option's earlier name, or "" if it is not given.
+    """
     if deadline:
         return options.seconds("--deadline", deadline)
     return options.seconds("--time-limit", time_limit)
@@ -165,7 +168,7 @@ def replay(
             client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name, summary_only=True)
         )
         changed = bool(named.ListFields())
-        if changed:  # what is not named stays as recorded
+        if changed:  # options that are not named stay as recorded
             request.options.CopyFrom(before.options)
             over(request.options, named)
         found = client.call(client.scheduler.ReplayRound, request, limit_s(time_limit, deadline))
@@ -180,7 +183,7 @@ def replay(
 
 
 def show_decided(found: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
-    """Print a round in the form asked for."""
+    """Print a round in the requested format."""
     if output is Output.NAME:
         line(found.name if found.outcome != "dry_run" else "dry run")
     elif not show_message(found, output):

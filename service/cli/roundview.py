@@ -1,4 +1,4 @@
-"""How a round looks: as a row of a table, in full, and beside its replay."""
+"""Views of a round: as a row of a table, in full, and next to its replay."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from tessera.service.cli.render import (
 from tessera.v1 import scheduler_pb2
 
 UNCHANGED = ("keep", "wait")
-"""Kinds of decisions that leave things as they are."""
+"""Kinds of decisions that change nothing."""
 
 GREEDY: Final = "greedy"
 
 UNKNOWN: Final = "?"
-"""What is shown for a bound that nobody proved, and for its gap."""
+"""The text that is shown for an unproven bound, and for its gap."""
 
 UNCOMMITTED: Final = {
     "dry_run": "(dry run: nothing is committed)",
     "replay": "(solved here: nothing is committed)",
 }
-"""What stands in place of the name of a round that has none, by its outcome."""
+"""The text that is shown for a round without a name, by its outcome."""
 
 
 def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
-    """Return the columns of a list of rounds; ages are by ``now``."""
+    """Return the columns of a list of rounds. Ages are relative to ``now``."""
     return (
         Column("ROUND", lambda r: short(r.name), right=True),
         Column("OUTCOME", lambda r: r.outcome),
@@ -66,18 +66,18 @@ def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
 
 
 def gap(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
-    """Return the gap in percent; "?" where no bound was proven."""
+    """Return the gap in percent, or "?" if no bound was proven."""
     known = isfinite(value.gap) and not value.bound_is_trivial
     return f"{100 * value.gap:.3g} %" if known else UNKNOWN
 
 
 def proven_bound(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
-    """Return the bound; "?" where none was proven."""
+    """Return the bound, or "?" if none was proven."""
     return UNKNOWN if value.bound_is_trivial else number(value.bound)
 
 
 def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> None:
-    """Print a round and its decisions; ``everything``: also those that change nothing."""
+    """Print a round and its decisions. If ``everything``, include those that change nothing."""
     show_facts(_facts(value, wide=wide))
     if len(value.goals) > 1:
         show_table(value.goals, GOALS)
@@ -125,7 +125,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
 
 
 def _proof(value: scheduler_pb2.Round) -> str:
-    """Say what is proven of a round's objective."""
+    """Return what has been proven about a round's objective."""
     if not isfinite(value.bound):
         return "no bound is known"
     if value.bound_is_trivial:
@@ -143,7 +143,7 @@ GOALS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
     Column("GAP", lambda g: gap(g), right=True),
     Column("UNIT", lambda g: g.unit),
 )
-"""The stages of an objective, in order."""
+"""The columns of an objective's goals, in order."""
 
 
 def _capped(chosen: scheduler_pb2.RoundOptions) -> bool:
@@ -151,7 +151,7 @@ def _capped(chosen: scheduler_pb2.RoundOptions) -> bool:
 
 
 def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
-    """Return the objective, or the published policy that decided, and the rules that were chosen."""
+    """Return the objective, or the scheduler that decided, and the chosen rules."""
     rules = {
         "deadlines": chosen.deadlines,
         "queue weights": chosen.queue_weights,
@@ -179,7 +179,7 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
 
 
 def _deadlines(decisions: Sequence[scheduler_pb2.Decision]) -> str:
-    """Return how many deadlines are promised and refused; "": none."""
+    """Return how many deadlines are promised and refused, or "" if there are none."""
     codes = Counter(d.reason.code for d in decisions if not d.admitted)
     found = {
         "promised": sum(d.admitted for d in decisions),
@@ -214,7 +214,7 @@ def _pairs(values: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One figure of a round and of its replay."""
+    """A figure of a round and of its replay."""
 
     name: str
     recorded: str
@@ -222,7 +222,7 @@ class _Side:
 
 
 def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundResponse) -> None:
-    """Print a round beside its replay."""
+    """Print a round next to its replay."""
     again = found.round
     rows = [
         _Side("solver", before.solver, again.solver),
@@ -247,10 +247,10 @@ def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundRes
 
 
 def compare_with_recorded_bound(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> str:
-    """Say how far a replay without a bound of its own is from the recorded round's bound.
+    """Return how far a replay without its own bound is from the recorded round's bound.
 
-    "" where that bound says nothing of the replay: it has one of its own, the recorded round has none, or
-    the two may not have been the same problem.
+    Return "" if that bound says nothing about the replay. This is so if the replay has its own
+    bound, if the recorded round has none, or if the two may not have been the same problem.
     """
     if not again.bound_is_trivial or not _same_problem(before, again):
         return ""
@@ -268,13 +268,13 @@ def compare_with_recorded_bound(before: scheduler_pb2.Round, again: scheduler_pb
 
 
 _HOW_IT_IS_SOLVED: Final = ("solver", "gap", "seed", "solve_limit", "defragment_every_rounds")
-"""Options that leave the problem as it is."""
+"""Options that leave the problem unchanged."""
 
 
 def _same_problem(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> bool:
-    """Return whether both rounds, which have one snapshot, certainly solved the same problem.
+    """Return whether both rounds, which share a snapshot, certainly solved the same problem.
 
-    A published policy states its own, and which deadlines are admitted depends on a search.
+    A scheduler states its own problem, and which deadlines are admitted depends on a search.
     """
     asked = []
     for value in (before, again):
@@ -289,7 +289,7 @@ def _same_problem(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> bo
 
 
 def _less(gain: float) -> str:
-    """Say how greedy compares by the last goal; by the goals before that it is never better."""
+    """Return how greedy compares by the last goal. It is never better by the earlier goals."""
     return (
         f"{number(gain)} less"
         if gain >= 0

@@ -23,14 +23,19 @@ from tessera.service.config import Config, load_config
 
 FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
 SWITCH_S = 0.001
-"""Seconds that a thread keeps the interpreter while others wait for it. Python's own 5 ms make each statement
-of a transaction wait for each of the threads that compute. Under attack from all sides the longest round of
-another caller took 1.2 to 2.2 s with 5 ms in four runs, 0.8 to 1.2 s with this, and with 0.25 ms too; that
-costs a tenth of the calls."""
+"""Seconds that a thread keeps the interpreter while others wait for it.
+
+With Python's own 5 ms, each statement of a transaction waits for each of the computing threads.
+Under attack from all sides, the longest round of another caller took 1.2 to 2.2 s with 5 ms in four
+runs. It took 0.8 to 1.2 s with this value, and also with 0.25 ms, which costs a tenth of the calls.
+"""
 
 COLLECT_AFTER = (10_000, 20, 100)
-"""Thresholds of the cycle collector. With Python's own it looks at all that a large document or batch has
-made again and again, up to 0.2 s each time, while everybody waits; ``memory`` collects what is left."""
+"""Thresholds of the cycle collector.
+
+With Python's own, it repeatedly scans everything that a large document or batch has made. This
+takes up to 0.2 s each time, while everybody waits. ``memory`` collects the rest.
+"""
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -96,7 +101,9 @@ def serve(
     sys.setswitchinterval(SWITCH_S)
 
     def serving(port: int) -> None:
-        gc.freeze()  # what is loaded stays: the collector looks no more at it, 0.1 s each time
+        # Loaded objects stay, so the collector need not scan them again, which takes 0.1 s each
+        # time.
+        gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         note(f"serving on {host}:{port}")
 
@@ -137,4 +144,4 @@ def _set_up_logging(level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT, defaults={"action": "-"}))
     logging.basicConfig(level=level, handlers=[handler])
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each look at the schema
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each look at the schema

@@ -1,4 +1,4 @@
-"""Tenants' settings as YAML, in a file of their own or in a cluster's; see ``service/cli/README.md``."""
+"""Tenants' settings as YAML, in their own or a cluster file; see ``service/cli/README.md``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TenantEntry(FileEntry):
 
 
 class ShownTenant(TenantEntry):
-    """A tenant as `tenants list -o yaml` prints it."""
+    """A tenant as printed by `tenants list -o yaml`."""
 
     name: Text
 
@@ -44,13 +44,13 @@ class _ShownTenants(RootModel[list[ShownTenant]]):
 class TenantsFile(FileEntry):
     """A file of tenants."""
 
-    shown: ClassVar = ("next_page_token",)  # of `tessera tenants list -o yaml`; it is not read
+    shown: ClassVar = ("next_page_token",)  # of `tessera tenants list -o yaml`; it is ignored
 
     tenants: object = None
 
 
 def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
-    """Return the tenants of a file, named by their ids, or by full names as `tenants list` prints them.
+    """Return the tenants of a file. Their names are ids, or full names as `tenants list` prints.
 
     Raises:
         InvalidInput: names the file, the place and the key, and says what is allowed.
@@ -66,7 +66,7 @@ def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
 
 
 def tenants_of(where: str, value: object) -> Iterator[Tenant]:
-    """Yield the tenants under the key ``tenants``; none where it is absent."""
+    """Yield the tenants under the key ``tenants``, or none if ``value`` is None."""
     if value is None:
         return
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
@@ -79,7 +79,7 @@ def tenants_of(where: str, value: object) -> Iterator[Tenant]:
 
 
 def _shown_tenants(where: str, items: list[object]) -> Iterator[Tenant]:
-    """Yield tenants as `tenants list -o yaml` prints them: a list of mappings with names."""
+    """Yield tenants as printed by `tenants list -o yaml`: a list of mappings with names."""
     seen: set[str] = set()
     for index, tenant in enumerate(check(_ShownTenants, where, items).root):
         if not tenant.name:

@@ -100,7 +100,7 @@ def delete(
 def apply_tenants(
     client: Client, cluster: str, described: Sequence[tenants_pb2.Tenant], *, validate_only: bool
 ) -> tenants_pb2.UpsertTenantsResponse:
-    """Create or replace tenants of ``cluster`` (its full name) that are named by their ids."""
+    """Create or replace tenants, named by their ids, of ``cluster`` (a full name)."""
     request = tenants_pb2.UpsertTenantsRequest(
         parent=cluster, validate_only=validate_only, request_id=new_request_id()
     )
@@ -112,7 +112,7 @@ def apply_tenants(
 
 
 def _show(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:
-    """Print tenants; their quota of any type is called ``any``, as in files."""
+    """Print tenants. Their quota of any type is called ``any``, as in files."""
     response = tenants_pb2.ListTenantsResponse(tenants=tenants)
     for tenant in response.tenants:
         if "" in tenant.quotas:

@@ -1,4 +1,4 @@
-"""``tessera topology``: describe a cluster's network, or look at it, or at what a file describes."""
+"""``tessera topology``: describe a cluster's network, or look at it or at a file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tessera.service.cli.render import (
 from tessera.v1 import networks_pb2
 
 LIMITS: Final = replace(TOPOLOGY, yaml_bytes=TOPOLOGY.size_bytes)
-"""The server's, but YAML may be as long as JSON, since the server is sent JSON."""
+"""The server's limits, except that YAML may be as long as JSON, which the server receives."""
 
 WORDS: Final = {
     Tier.GPU: "GPU",
@@ -91,9 +91,10 @@ def _group() -> None:
 
 
 def read_topology(source: str) -> tuple[Topology, list[str]]:
-    """Return the topology of a YAML or JSON file, and what its kind takes for granted.
+    """Return the topology of a YAML or JSON file, and the assumptions of its kind.
 
-    In a file of the kind ``lingjun``, ``file`` names the data set's CSV, from the file's folder.
+    In a file of the kind ``lingjun``, ``file`` names the data set's CSV, relative to the file's
+    folder.
 
     Raises:
         InvalidInput: names the file and the field, and says what is allowed.
@@ -106,9 +107,9 @@ def read_topology(source: str) -> tuple[Topology, list[str]]:
 
 
 def read_document(source: str) -> tuple[object, str]:
-    """Return the document of a YAML or JSON file, with the rows that it names, and its etag if it has one.
+    """Return the document of a YAML or JSON file, with the rows that it names, and its etag or "".
 
-    The file holds a description, or what `topology get -o yaml` prints. Raises InvalidInput.
+    The file holds a description, or the output of `topology get -o yaml`. Raises InvalidInput.
     """
     found = documents.read_document(source, yamlfile.read(source), LIMITS)
     if found is None:
@@ -120,7 +121,9 @@ def read_document(source: str) -> tuple[object, str]:
 
 
 def _unwrap(found: object, source: str) -> tuple[object, str]:
-    """Return the description and the etag of what `topology get -o yaml` prints; else it as it is, and "".
+    """Return the description and the etag in the output of `topology get -o yaml`.
+
+    Anything else is returned unchanged, with the etag "".
 
     Raises:
         InvalidInput: the description inside cannot be read.
@@ -299,7 +302,7 @@ def _get(client: Client, cluster: str) -> networks_pb2.Topology:
 
 
 def _stored(server: str, cluster: str) -> tuple[Topology, list[str]]:
-    """Return the cluster's topology, and what its kind takes for granted."""
+    """Return the cluster's topology, and the assumptions of its kind."""
     with connect(server) as client:
         document = json.loads(_get(client, parent(cluster)).document)
     return read(document), assumptions(document)
@@ -329,14 +332,14 @@ def _show(found: networks_pb2.Topology, output: Output) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names; the server sends no more than so many."""
+    """Return names as a list, with "..." if the server may have cut it."""
     return ", ".join(names) + (", ..." if len(names) >= limits.HOSTS_NAMED else "")
 
 
 def _ways(
     topology: Topology, hosts: tuple[str, str], most: int
 ) -> tuple[list[tuple[str, ...]], int]:
-    """Return the listed paths as names of vertices, and how many there are."""
+    """Return the listed paths as names of vertices, and the total number of paths."""
     numbers = []
     for name in hosts:
         if name not in topology.hosts:

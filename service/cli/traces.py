@@ -1,4 +1,4 @@
-"""Shaping a trace for ``tessera import trace``: its options, and what it is shaped for."""
+"""The options of ``tessera import trace`` that shape a trace, and the target of the shaping."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FACTOR: Final = {"min": 1e-6, "max": MAX_FACTOR}
 
 
 class Bad(StrEnum):
-    """What becomes of bad jobs."""
+    """The ways to treat bad jobs."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -52,7 +52,7 @@ class Bad(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How a trace is to be shaped, for what cluster, and where it goes."""
+    """A trace's shaping, the cluster that it is for, and the file that it is written to."""
 
     recipe: Recipe
     profiles: Path | None
@@ -62,14 +62,14 @@ class Wanted:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether nothing was asked for: the trace is submitted as it is."""
+        """Return whether no shaping was requested, so that the trace is submitted unchanged."""
         named = (self.profiles, self.on_bad, self.to)
         return self.recipe.is_empty and not self.nodes and named == (None, None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a trace is shaped for."""
+    """The profiles and the cluster that a trace is shaped for."""
 
     profiles: Sequence[EstimateRecord]
     gpu_types: Sequence[GpuType]
@@ -78,7 +78,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaped:
-    """A trace as it came out; ``speeds`` None: it is not known what it is to run on."""
+    """A shaped trace. If ``speeds`` is None, the target is unknown."""
 
     arrivals: list[Arrival]
     tenants: list[TenantSpec]
@@ -188,7 +188,7 @@ def asked(
         ),
     ] = None,
 ) -> Wanted:
-    """Return what the options say. Raises InvalidInput."""
+    """Return the shaping that the options describe. Raises InvalidInput."""
     if no_deadlines and (tightness is not None or loosen is not None):
         raise InvalidInput("--no-deadlines", "cannot be with --tightness or --loosen")
     if quota is not None and guaranteed is None:
@@ -220,9 +220,9 @@ def with_shaping(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | None:
-    """Return what the trace is shaped for: what was named, the rest from the server, if there is one.
+    """Return the target of the shaping: as named, and otherwise from the server, if any.
 
-    None: it is not known.
+    If the target is unknown, return None.
 
     Raises:
         InvalidInput: the file of profiles is wrong or cannot be read.
@@ -248,10 +248,10 @@ def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | N
 def shaped(
     wanted: Wanted, jobs: Sequence[Arrival] | Sequence[Asked], target: Target | None
 ) -> Shaped:
-    """Return the trace as asked for.
+    """Return the shaped trace.
 
     Raises:
-        InvalidInput: jobs are bad and not to be dropped; a step cannot be done.
+        InvalidInput: jobs are bad and are not to be dropped; a step cannot be done.
     """
     recipe = wanted.recipe
     durations = any(isinstance(one, Asked) for one in jobs)

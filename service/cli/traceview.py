@@ -1,4 +1,4 @@
-"""What ``tessera import trace`` prints of a trace that it has shaped."""
+"""The output of ``tessera import trace`` on a shaped trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIZES: Final[Sequence[Column[_Row]]] = (
 
 
 def show(found: Shaped, recipe: Recipe) -> None:
-    """Print what a trace is, its model sizes, and what was dropped and why."""
+    """Print a trace's facts, its model sizes, and the dropped jobs with the reasons."""
     show_facts(_facts(found, recipe))
     show_table(_rows(found), SIZES)
     for line in chain(bad_lines(found.dropped), order_lines(found.reordered)):
@@ -89,7 +89,7 @@ def _rows(found: Shaped) -> list[_Row]:
 
 
 def _is_large(params: str, recipe: Recipe) -> bool:
-    """Return whether a size is large; one that is no number of parameters is not."""
+    """Return whether a size is large. A text that is not a number of parameters is not."""
     try:
         return parameters(params) >= recipe.large_from
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""``tessera up``: a whole Tessera on this machine, each part a process of its own, stopped in order."""
+"""``tessera up``: a whole Tessera on this machine. Each part is a process; they stop in order."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from tessera.service.config import Config
 from tessera.v1 import clusters_pb2
 
 START_S: Final = 600.0
-"""How long server and agents may take to come up, each."""
+"""Seconds that the server and the agents may each take to become healthy."""
 
 PATIENCE_S: Final = 15.0
-"""When to say why the start takes so long."""
+"""Seconds after which the reason for a slow start is printed."""
 
 POLL_S: Final = 0.1
 WATCH_S: Final = 0.5
 GRACE_S: Final = 15.0
-"""How long the server may take to stop before it is killed."""
+"""Seconds that the server may take to stop before it is killed."""
 
 GANG_GRACE_S: Final = 2.0
-"""How long a gang may take to stop before its agent kills it."""
+"""Seconds that a gang may take to stop before its agent kills it."""
 
 SHOWN_NODES: Final = 5
-"""How many nodes an error names."""
+"""The number of nodes that an error names."""
 
 
 def add(app: typer.Typer) -> None:
@@ -141,7 +141,7 @@ def up(
     --reset.
     """
     period_s, address = options.seconds("--period", period), address_of(listen)
-    Config(  # refused here, not in the server's log
+    Config(  # Refuse wrong settings here, not in the server's log.
         policy=policy,
         period_s=period_s,
         listen=address,
@@ -200,7 +200,7 @@ def _cluster_named(asked: Asked) -> str:
 
 
 def _again(file: str, data_dir: Path | None) -> str:
-    """Return the command that goes on with the same data directory."""
+    """Return the command that continues with the same data directory."""
     if data_dir is not None:
         return f"tessera up --data-dir {shlex.quote(str(data_dir))}"
     return f"tessera up --file {shlex.quote(file)}" if file else "tessera up"
@@ -208,7 +208,7 @@ def _again(file: str, data_dir: Path | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to start."""
+    """The parts to start, with their settings."""
 
     home: Home
     name: str  # clusters/{cluster}
@@ -218,15 +218,18 @@ class Plan:
     period_s: float
     policy: str
     address: str
-    instance: str  # by which the server is recognised
+    instance: str  # the id by which the server is recognised
     insecure_any_interface: bool
-    database_url: str  # "": embedded
+    database_url: str  # "" for the embedded database
     samples: bool
-    again: str  # the command that goes on from here
+    again: str  # the command that continues from here
 
 
 def _start(plan: Plan, stack: ExitStack) -> list[Child]:
-    """Start everything, each when what it needs is healthy; ``stack`` stops it in reverse order."""
+    """Start everything, each part once its requirements are healthy.
+
+    ``stack`` stops the parts in reverse order.
+    """
     plan.home.add_running("up", os.getpid())
     note("starting the database ...")
     url = plan.database_url or stack.enter_context(_embedded(plan.home.path / "pg"))
@@ -247,7 +250,8 @@ def _start(plan: Plan, stack: ExitStack) -> list[Child]:
     for k in range(plan.agents):
         children.append(_child(plan, stack.enter_context(_agent(plan, k))))
     for agent in children[1:]:
-        stack.callback(agent.process.terminate)  # all at once, before the first is waited for
+        # all at the same time, before waiting for the first
+        stack.callback(agent.process.terminate)
     wanted = {node.name for node in plan.described.nodes}
     _wait(lambda: wanted <= _reachable_nodes(client, plan.name), children)
     line(plan.address)
@@ -261,7 +265,7 @@ def _child(plan: Plan, child: Child) -> Child:
 
 
 def _describe(plan: Plan, client: Client) -> None:
-    """Bring the cluster to the server, unless an earlier ``up`` did.
+    """Send the cluster to the server, unless an earlier ``up`` did.
 
     Raises:
         CallFailed: the database has another cluster of this name.
@@ -329,7 +333,7 @@ def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
 
 
 def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
-    """Run an agent for its part of the nodes; the gangs that it runs end with it."""
+    """Run an agent for its part of the nodes. Its gangs end with it."""
     cluster, agent = short(plan.name), f"agent-{number}"
     folder = plan.home.path / "agents" / cluster
     folder.mkdir(parents=True, exist_ok=True)
@@ -387,7 +391,7 @@ def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:
 
 
 def _watch(children: Sequence[Child]) -> None:
-    """Return never; raise Unavailable as soon as a child has ended."""
+    """Watch the children forever. Raises Unavailable as soon as one has ended."""
     while True:
         for child in children:
             child.require_running()

@@ -1,4 +1,4 @@
-"""What ``tessera up`` starts on a data directory: what it was made with, and what the options add to it."""
+"""The settings that ``tessera up`` uses on a data directory: its record, and the options."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tessera.service.cli.options import DEFAULT_CLUSTER
 from tessera.service.cli.render import note
 
 EXAMPLE: Final = "the example"
-"""The source of the cluster that is started where no file is named."""
+"""The source of the cluster that is started if no file is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the options say of the cluster and its database; empty, None: nothing."""
+    """The options on the cluster and its database. An empty text or None means not given."""
 
     file: str
-    text: str  # of the file
+    text: str  # text of the file
     cluster: str
     clock_factor: float | None
     database_url: str
 
 
 def settled(asked: Asked, home: Home) -> Record:
-    """Return what to start on a data directory: what it was made with, unless the options add to it.
+    """Return the settings to start with: the data directory's own, with the options added.
 
     Raises:
-        InvalidInput: the options contradict it; says what to do.
+        InvalidInput: the options contradict the directory; the message says what to do.
     """
     before = home.record
     if before is None or not before.applied:  # nothing has been made with it yet
@@ -75,7 +75,7 @@ def _cluster_of(record: Record) -> str:
 
 
 def _difference(asked: Asked, before: Record) -> str:
-    """Return in what the options describe another cluster; "": they describe the same, or add to it."""
+    """Return how the options describe another cluster, or "" if they are the same or add to it."""
     old = clusterfile.read_cluster(before.description, before.source or EXAMPLE)
     if asked.cluster and asked.cluster != before.cluster:
         return f"names cluster {asked.cluster}"
@@ -103,7 +103,7 @@ def _other_database(asked: Asked, before: Record, path: Path) -> str:
 
 
 def delete_data(home: Home, asked: Asked, *, confirmed: bool) -> None:
-    """Delete what is in the data directory, if the user agrees.
+    """Delete the contents of the data directory, if the user agrees.
 
     Raises:
         InvalidInput: it is not ours, its database lies elsewhere, or nobody can be asked.

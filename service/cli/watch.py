@@ -1,7 +1,8 @@
 """``--watch``: the jobs of a cluster, or one job, shown again whenever they change.
 
-On a terminal the view is redrawn in place, with columns fitted to its width and ages that go on. Elsewhere a
-whole view is printed for each change. As JSON, YAML or names, what has changed is printed.
+On a terminal, the view is redrawn in place, with columns fitted to its width and ages that advance.
+Elsewhere, a whole view is printed for each change. As JSON, YAML or names, the changed jobs are
+printed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from tessera.service.cli.render import as_json, console_for, fitted, line, show_
 from tessera.v1 import jobs_pb2
 
 POLL_S: Final = 2.0
-"""Time between two readings of the list of jobs."""
+"""Seconds between two readings of the list of jobs."""
 
 FRAMES_PER_S: Final = 1.0
-"""Redrawings of a terminal's view, so that ages go on between two changes."""
+"""Redraws of a terminal's view per second, so that ages advance between two changes."""
 
 ENDINGS: Final = {
     jobs_pb2.SUCCEEDED: Exit.OK,
@@ -43,7 +44,10 @@ GOES_ON: Final = ("service_gpu_seconds", "iterations_done")
 def watch_jobs(
     read: Callable[[], list[jobs_pb2.Job]], footer: Callable[[], str], output: Output
 ) -> None:
-    """Show all jobs that ``read`` returns until the user interrupts; ``footer`` is asked as often."""
+    """Show all jobs that ``read`` returns until the user interrupts.
+
+    ``footer`` is called as often as ``read``.
+    """
     if output not in (Output.TABLE, Output.WIDE):
         for jobs in changed_jobs(read, lambda: time.sleep(POLL_S)):
             _print_each(jobs, output)
@@ -75,7 +79,8 @@ def watch_job(
     """Show a job until it has ended.
 
     Raises:
-        CallFailed: it did not succeed; the message is its error, the exit code tells how it ended.
+        CallFailed: the job did not succeed. The message is its error, and the exit code says how it
+            ended.
     """
     last = jobs_pb2.Job()
     if output not in (Output.TABLE, Output.WIDE):
@@ -89,7 +94,7 @@ def watch_job(
 
 
 def require_success(job: jobs_pb2.Job) -> None:
-    """Check that a job that was watched has succeeded. Raises CallFailed, with its error."""
+    """Check that a watched job has succeeded. Raises CallFailed with its error."""
     code = ENDINGS.get(job.state, Exit.REFUSED)
     if code is Exit.OK:
         return
@@ -101,9 +106,9 @@ def require_success(job: jobs_pb2.Job) -> None:
 def changed_jobs(
     read: Callable[[], list[jobs_pb2.Job]], pause: Callable[[], None]
 ) -> Iterator[list[jobs_pb2.Job]]:
-    """Yield all jobs, then after each ``pause`` those that are new or changed.
+    """Yield all jobs, then after each ``pause`` the jobs that are new or changed.
 
-    That a job goes on holding GPUs (``service_gpu_seconds``) is no change.
+    An increase of the GPU time that a job has used (``service_gpu_seconds``) is not a change.
     """
     before: dict[str, jobs_pb2.Job] = {}
     while True:
@@ -130,7 +135,7 @@ def _without(job: jobs_pb2.Job, fields: Sequence[str]) -> jobs_pb2.Job:
 
 
 def _all_settled(jobs: Sequence[jobs_pb2.Job]) -> list[jobs_pb2.Job]:
-    """Return jobs without what changes all the time."""
+    """Return the jobs without the fields that change all the time."""
     return [_without(job, GOES_ON) for job in jobs]
 
 
@@ -146,7 +151,7 @@ def _print_each(jobs: Iterable[jobs_pb2.Job], output: Output) -> None:
 
 
 def _list_view(jobs: Sequence[jobs_pb2.Job], width: int | None, *, wide: bool) -> RenderableType:
-    """Return jobs as a table with the ages of this moment; ``width`` None: as wide as it is."""
+    """Return jobs as a table with their ages now. If ``width`` is None, the table is not cut."""
     if not jobs:
         return Text("no jobs")
     columns = job_columns(now())
@@ -171,7 +176,7 @@ def _job_view(job: jobs_pb2.Job, details: JobDetails, moment: Timestamp) -> Rend
 def _print_views(
     updates: Iterable[jobs_pb2.Job], details: Callable[[jobs_pb2.Job], JobDetails]
 ) -> jobs_pb2.Job:
-    """Print a job's whole view for each change but progress; return it as it was last."""
+    """Print a job's whole view for each change except progress; return its last state."""
     console, before = console_for(fold=False), None
     job = jobs_pb2.Job()
     for job in updates:
@@ -185,7 +190,7 @@ def _print_views(
 def _redraw(
     updates: Iterable[jobs_pb2.Job], details: Callable[[jobs_pb2.Job], JobDetails]
 ) -> jobs_pb2.Job:
-    """Draw a job's view in place; return it as it was last."""
+    """Draw a job's view in place; return its last state."""
     job, known = jobs_pb2.Job(), JobDetails()
 
     def view() -> RenderableType:

@@ -1,4 +1,4 @@
-"""Files that people write, as text and as the documents of YAML; their readers check keys and types."""
+"""Hand-written files, as text and as YAML documents. Their readers check keys and types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STDIN: Final = "-"
 
 
 def read(path: str) -> str:
-    """Return the text of a file; ``-`` is stdin."""
+    """Return the text of a file, or of stdin if the path is ``-``."""
     if path == STDIN:
         return sys.stdin.read()
     try:
@@ -26,5 +26,5 @@ def read(path: str) -> str:
 
 
 def documents(text: str, source: str, limits: Limits = CLUSTER_FILE) -> list[object]:
-    """Return the documents of a YAML text; empty ones are left out. Raises InvalidInput."""
+    """Return the documents of a YAML text, without empty ones. Raises InvalidInput."""
     return read_yaml(source, text, limits)
