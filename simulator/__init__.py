@@ -1,1 +1,1 @@
-"""A world with its own clock, on the very round function of the service."""
+"""A simulated cluster with its own clock, which runs the same round function as the service."""

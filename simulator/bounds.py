@@ -1,4 +1,4 @@
-"""The throughput that no policy can beat on a scenario: a linear program over time."""
+"""An upper bound on the throughput of any policy on a scenario: a linear program over time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tessera.simulator.metrics import at_best_shapes
 from tessera.simulator.scenario import Scenario
 
 INTERVALS: Final = 10
-"""More are tighter and slower: on Arena's Philly trace 40 took 20 times as long and were 0.2 % lower."""
+"""The number of time intervals. More intervals give a tighter bound but take longer: on Arena's
+Philly trace, 40 intervals took 20 times as long and gave a bound that was 0.2 % lower."""
 
 
 class NoBound(TesseraError):
-    """The linear program of a bound was not solved."""
+    """An error of a bound whose linear program was not solved."""
 
     reason = "NO_BOUND"
 
@@ -25,16 +26,16 @@ class NoBound(TesseraError):
 def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTERVALS) -> float:
     """Return the greatest mean throughput over [0, ``horizon_s``] of any policy, in effective GPUs.
 
-    With y_jck the seconds of job j on Cell c in interval k of length d, u_j the rate of one
-    effective GPU, W_j its work and G_t the GPUs of type t:
+    Let y_jck be the seconds of job j on Cell c in interval k of length d, u_j the rate of one
+    effective GPU, W_j the work of job j and G_t the number of GPUs of type t:
 
         maximise    sum r_c y_jck / (u_j horizon)
         subject to  sum_{j, c on t} n_c y_jck <= G_t d          for each t, k
                     sum_c y_jck <= d, less what lies before its arrival    for each j, k
                     sum_ck r_c y_jck <= W_j                     for each j
 
-    Any policy's run is such a y: here all arrivals are known, nothing is restarted, and jobs are divided
-    among Cells and GPUs into any fractions.
+    The run of any policy is such a y. The program relaxes three things: all arrivals are known,
+    nothing is restarted, and a job may be divided among Cells and GPUs into any fractions.
 
     Raises:
         NoBound: HiGHS did not end with the optimum.

@@ -1,4 +1,4 @@
-"""Clusters that simulations, benchmarks and the demo run on: those of the papers, and a small one."""
+"""The clusters of simulations, benchmarks and the demo: those of the papers, and a small one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.values import GpuType
 
 NODES_PER_RACK = 16
-"""Of one type; the papers do not say how nodes lie in racks."""
+"""Nodes of one GPU type in a rack. The papers do not say how nodes are distributed over racks."""
 
 Cluster = tuple[list[GpuType], list[NodeSpec]]
 
@@ -26,16 +26,17 @@ PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
     "h100-128": ((H100, 16),),
     # Morphling, section 7: 8 servers of 8 A800
     "a800-64": ((A800, 8),),
-    # no paper's: 16 GPUs of each of Arena's types, so that every Cell of up to 16 GPUs fits
+    # from no paper: 16 GPUs of each of Arena's types, so that every Cell of up to 16 GPUs fits
     "tiny": ((A100, 4), (V100, 1), (A40, 8), (A10, 8)),
 }
-"""Nodes of each kind, by the name of the cluster."""
+"""The number of nodes of each GPU type, by the name of the cluster."""
 
 
 def preset(name: str, share: float = 1.0) -> Cluster:
     """Return a cluster of ``PRESETS``.
 
-    ``share``: so much of each type's nodes, at least one.
+    ``share`` is the fraction of each GPU type's nodes that is kept; at least one node of each
+    stays.
 
     Raises:
         InvalidInput: there is no such cluster, or ``share`` is not above 0.
@@ -48,22 +49,22 @@ def preset(name: str, share: float = 1.0) -> Cluster:
 
 
 def arena_table1(share: float = 1.0) -> Cluster:
-    """Return the simulated cluster of Crius, Table 1: 320 GPUs of each of four types, 1,280 in all."""
+    """Return the simulated cluster of Crius, Table 1: four types of 320 GPUs, 1,280 in all."""
     return preset("arena-1280", share)
 
 
 def tiny() -> Cluster:
-    """Return 64 GPUs in 21 nodes: 16 of each type."""
+    """Return a cluster of 64 GPUs in 21 nodes, with 16 GPUs of each type."""
     return preset("tiny")
 
 
 def hardware_of(name: str) -> tuple[Hardware, ...]:
-    """Return the kinds of a preset cluster. Raises KeyError."""
+    """Return the hardware of a preset cluster. Raises KeyError."""
     return tuple(kind for kind, _ in PRESETS[name])
 
 
 def cluster(counts: Iterable[tuple[Hardware, int]]) -> Cluster:
-    """Return the types and nodes of a cluster with so many nodes of each kind."""
+    """Return the GPU types and nodes of a cluster, from the number of nodes of each hardware."""
     kinds = list(counts)
     nodes = [
         NodeSpec(

@@ -1,4 +1,4 @@
-"""Where published measurements are looked for; they are not part of the repository."""
+"""The location of published measurements, which are not part of the repository."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ from pathlib import Path
 
 
 class MissingData(Exception):
-    """What was asked for cannot run here; the message says what is missing."""
+    """An error of a run that needs data which is not on this machine.
+
+    The message says what is missing.
+    """
 
 
 VARIABLE = "TESSERA_DATA"
-"""Environment variable with the folder; else ``../shared/data`` beside the repository."""
+"""The environment variable that names the data folder. If it is unset, the folder is
+``../shared/data``, next to the repository."""
 
 
 def data_dir() -> Path | None:
-    """Return the folder of data sets (one subfolder each); None where there is none."""
+    """Return the folder of data sets, with one subfolder each.
+
+    If there is no such folder, return None.
+    """
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get(VARIABLE) or beside)
     return folder if folder.is_dir() else None
 
 
 def require_data_file(given: Path | None, *within: str) -> Path:
-    """Return ``given``, or a file of the data folder. Raises MissingData where that is no file."""
+    """Return ``given``, or a file of the data folder. Raise MissingData if that is not a file."""
     place = _place(given, within)
     if place is None or not place.is_file():
         raise MissingData(f"{place or within[-1]} is absent: pass it, or set TESSERA_DATA")
@@ -30,7 +37,7 @@ def require_data_file(given: Path | None, *within: str) -> Path:
 
 
 def data_file(given: Path | None, *within: str) -> Path | None:
-    """Return ``given``, or a file of the data folder; None where that is no file."""
+    """Return ``given``, or a file of the data folder. If that is not a file, return None."""
     place = _place(given, within)
     return place if place is not None and place.is_file() else None
 

@@ -1,8 +1,8 @@
-"""A second executor: replays an allocation log to the jobs' completion times.
+"""A second executor, which replays an allocation log and returns the jobs' completion times.
 
-It shares no code with the simulator: it reads the file (README.md, The log) and knows what a start
-costs, how rates depend on shapes and what a failure loses from the descriptions alone, so that a defect of
-the simulator's accounting shows as a difference.
+It shares no code with the simulator. It reads the file (README.md, The log), and it knows only from
+the descriptions what a start costs, how rates depend on shapes and what a failure loses. A defect
+in the simulator's accounting therefore shows as a difference.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 Row = dict[str, Any]
 CLOSE = 1e-6
-"""Relative: how far two numbers may lie apart that should be equal."""
+"""The relative tolerance within which two numbers count as equal."""
 
 
 class ReplayFailed(AssertionError):
-    """The log contradicts itself or the rules."""
+    """An error of a log that contradicts itself or the rules."""
 
 
 @dataclass(slots=True)
@@ -34,11 +34,13 @@ class _Job:
     last: tuple[Any, ...] | None = None  # the Cell that it ran on last
     owed: tuple[bool, tuple[Any, ...] | None] = (False, None)  # both, before its present run
     trained: list[tuple[float, float, float]] = field(default_factory=list)
-    """Its present run: (from, to, iterations/s)."""
+    """The stretches of its present run, as (from, to, iterations/s)."""
 
 
 def replay(lines: Iterable[str]) -> dict[str, float]:
-    """Return each job's completion time in seconds, from its arrival; inf: it did not end.
+    """Return each job's completion time in seconds from its arrival.
+
+    A job that did not end has inf.
 
     Raises:
         ReplayFailed: a GPU is held twice or does not exist, or a time or a loss is not what the rules say.
@@ -72,7 +74,12 @@ def _cell(row: Row) -> tuple[Any, ...]:
 
 
 def _rate(shapes: dict[int, float], fewest: int, nodes: int) -> float:
-    """Return iterations/s on ``nodes`` nodes: as profiled, else the best shape's less 0.9 a halving."""
+    """Return the iterations/s on ``nodes`` nodes.
+
+    A shape that was profiled has its own rate. Any other has the rate on the fewest nodes, times
+    0.9 for each doubling of the number of nodes. If that rate was not profiled either, it follows
+    from the nearest shape that was.
+    """
     runs = {n: rate for n, rate in shapes.items() if rate > 0}
     better, worse = [n for n in runs if n < fewest], [n for n in runs if n > fewest]
     best = shapes.get(fewest, -1.0)
@@ -120,9 +127,9 @@ def _run(s: Row, job: _Job, fact: Row, rate: float, table: Row) -> None:
 
 
 def _written(trained: list[tuple[float, float, float]], every_s: float | None) -> float:
-    """Return the iterations of a run that its last checkpoint has."""
+    """Return the iterations of a run that are in its last checkpoint."""
     began_s, end_s = trained[0][0], trained[-1][1]
-    for from_s, to_s, _ in trained:  # it trains once a segment outlasts the start
+    for from_s, to_s, _ in trained:  # it trains from the first segment that outlasts the start
         if to_s > from_s:
             began_s = from_s
             break
@@ -131,14 +138,17 @@ def _written(trained: list[tuple[float, float, float]], every_s: float | None) -
 
 
 def _search_s(table: list[list[float]], gpus: int) -> float:
-    """Return the seconds of a plan search, between counts linear in their logarithm."""
+    """Return the seconds of a plan search.
+
+    Between two GPU counts it is linear in their logarithm.
+    """
     below, above = [r for r in table if r[0] <= gpus], [r for r in table if r[0] >= gpus]
     (n, s), (m, t) = below[-1] if below else table[0], above[0] if above else table[-1]
     return s if m <= n else s + (t - s) * math.log2(gpus / n) / math.log2(m / n)
 
 
 def _held_once(segments: list[Row], size: dict[str, tuple[str, int]]) -> None:
-    """Check that every GPU is there, of the type, counted, and held by one segment at a time."""
+    """Check that every GPU exists, fits the Cell, and is held by one segment at a time."""
     until_s: dict[tuple[str, int], float] = {}
     for s in sorted(segments, key=lambda s: (s["start_s"], s["end_s"])):
         held = [(node, gpu) for node, gpus in s["on"] for gpu in gpus]
@@ -150,7 +160,8 @@ def _held_once(segments: list[Row], size: dict[str, tuple[str, int]]) -> None:
 
 
 def _near(one: float, other: float) -> bool:
-    return abs(one - other) <= CLOSE * max(10.0, abs(one), abs(other))  # from 10 us on
+    # the tolerance is at least 10 us
+    return abs(one - other) <= CLOSE * max(10.0, abs(one), abs(other))
 
 
 def _require(s: Row, rule: str, holds: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a run found: figures with names, and a table where it compares."""
+"""The outcome of a benchmark run: named figures, and a table if the benchmark compares."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Figure = float | int | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a run found. ``table`` has one dictionary a row, where the benchmark compares.
+    """The figures of a run. ``table`` has one dictionary for each row, if the benchmark compares.
 
-    ``waived`` names figures whose bound was set for other options than these.
+    ``waived`` names the figures whose bound was set for other options than these.
     """
 
     seed: int

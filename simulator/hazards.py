@@ -1,4 +1,4 @@
-"""Nodes that fail and nodes that lag, drawn by seed."""
+"""Random node failures and lags, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazards:
-    """How often nodes fail and lag. Gaps and lengths are exponential, each node on its own.
+    """The rates and lengths of node failures and lags.
 
-    ``between_failures_s`` is of one node while it is there. Default: the Llama 3 report (section 3.3.4)
-    counts 419 unexpected interruptions in 54 days of 16,384 GPUs, about 78 % of them for hardware that was
-    confirmed or suspected to be at fault: in nodes of eight GPUs 2,048 x 54 / 327, about 340 days for each.
-    Older and shared clusters fail more often. Times of repair and all figures of lags are judgement.
+    Gaps and lengths are exponential and independent for each node. ``between_failures_s`` is
+    counted for one node while it is up.
+
+    Default: the Llama 3 report (section 3.3.4) counts 419 unexpected interruptions in 54 days of
+    16,384 GPUs. About 78 % of them came from hardware that was confirmed or suspected to be at
+    fault. In nodes of eight GPUs this is 2,048 x 54 / 327, about 340 days for each node. Older and
+    shared clusters fail more often. The repair times and all figures of lags are judgement.
     """
 
     between_failures_s: float = 340 * DAY_S
-    """Mean time from a node's return to its next failure; inf: never."""
+    """Mean time from a node's return to its next failure. If it is inf, nodes never fail."""
     repair_s: float = 4 * 3600.0
-    """Mean time that a failed node is away."""
+    """Mean time for which a failed node is away."""
     between_lags_s: float = 60 * DAY_S
-    """Mean time from the end of a node's lag to its next; inf: never."""
+    """Mean time from the end of a node's lag to its next one. If it is inf, nodes never lag."""
     lag_s: float = 2 * 3600.0
-    """Mean time that a node lags."""
+    """Mean time for which a node lags."""
     slowest: float = 2.0
-    """Iterations on a lagging node take from 1 to so many times as long, evenly drawn."""
+    """The largest factor by which iterations on a lagging node take longer. Factors are drawn
+    uniformly from 1 to this."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -48,9 +52,9 @@ class Hazards:
 def failures(
     nodes: Sequence[NodeSpec], until_s: float, seed: int, hazards: Hazards = Hazards()
 ) -> list[Failure]:
-    """Return the failures that begin before ``until_s``, by their beginning.
+    """Return the failures that begin before ``until_s``, in order of their beginning.
 
-    The same arguments give the same; a node's do not depend on how many others there are.
+    The same arguments give the same failures. Those of a node do not depend on the other nodes.
     """
     found = [
         Failure(node=node.name, down_s=down_s, up_s=up_s)
@@ -63,7 +67,7 @@ def failures(
 def stragglers(
     nodes: Sequence[NodeSpec], until_s: float, seed: int, hazards: Hazards = Hazards()
 ) -> list[Straggler]:
-    """Return the lags that begin before ``until_s``, by their beginning; as ``failures``."""
+    """Return the lags that begin before ``until_s``, drawn and ordered like ``failures``."""
     found = []
     for node, rng in _streams(nodes, seed, 1):
         for start_s, end_s in _spells(rng, hazards.between_lags_s, hazards.lag_s, until_s):
@@ -75,14 +79,14 @@ def stragglers(
 def _streams(
     nodes: Sequence[NodeSpec], seed: int, kind: int
 ) -> list[tuple[NodeSpec, np.random.Generator]]:
-    """Return a generator of its own for each node, by its name."""
+    """Return a separate random generator for each node, seeded by its name."""
     return [(node, np.random.default_rng([seed, kind, *node.name.encode()])) for node in nodes]
 
 
 def _spells(
     rng: np.random.Generator, gap_s: float, length_s: float, until_s: float
 ) -> list[tuple[float, float]]:
-    """Return when spells begin and end, each after the last, beginning before ``until_s``."""
+    """Return the begin and end of spells before ``until_s``, which do not overlap."""
     if not math.isfinite(until_s):
         raise InvalidInput("until_s", "must be a number of seconds: spells are drawn up to it")
     found: list[tuple[float, float]] = []

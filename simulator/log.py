@@ -1,4 +1,4 @@
-"""What happened, as it is written down: who held which GPUs when, and how fast it trained."""
+"""The log of a run: which job held which GPUs when, and how fast it trained."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from tessera.formulation.values import Cell
 
 Members = tuple[tuple[int, tuple[int, ...]], ...]
-"""(node, GPU indices on it) in order of node; nodes are indices into the snapshot's."""
+"""(node, GPU indices on it) in order of node. Nodes are indices into the snapshot's nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A stretch in which a job held the same GPUs and trained at one speed.
 
-    It holds them from ``start_s`` to ``end_s`` and trains from ``ready_s`` on (which may lie after the
-    end). ``iterations`` is what it trained; of all it had trained before, ``lost`` iterations are gone at
-    the end. Times in seconds since the world began; the job is an index into the scenario's arrivals.
+    The job holds the GPUs from ``start_s`` to ``end_s`` and trains from ``ready_s`` on, which may
+    lie after the end. It trained ``iterations`` in this stretch. At its end, ``lost`` iterations
+    are undone, of all that the job had trained. Times are in seconds since the world began. The job
+    is an index into the scenario's arrivals.
     """
 
     job: int
@@ -25,13 +26,14 @@ class Segment:
     end_s: float
     cell: Cell
     members: Members
-    slowdown: float  # of the slowest node times that of the network, at least 1
+    slowdown: float  # the slowdown of the slowest node times that of the network, at least 1
     iterations: float
     lost: float = 0.0
     network: float = 1.0  # the network's part of ``slowdown``; the log's file has the product
     ended_by: str = ""
-    """finish, suspend, move, resize, retype, replan, failure, crash, speed or horizon. After ``speed`` it
-    goes on with the same GPUs in the next segment of the job."""
+    """The event that ended the segment: finish, suspend, move, resize, retype, replan, failure,
+    crash, speed or horizon. After ``speed`` the job goes on with the same GPUs in its next segment.
+    """
 
     @property
     def held_gpu_s(self) -> float:

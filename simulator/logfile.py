@@ -1,6 +1,9 @@
-"""The allocation log of a run as a file: what was given to whom when, and no progress that was computed.
+"""The allocation log of a run as a file.
 
-JSON Lines, UTF-8, one object a line, told apart by ``kind``; README.md (The log) describes every field.
+It has what each job held and when, but no computed progress.
+
+The format is JSON Lines in UTF-8, with one object on each line. Its ``kind`` says what it
+describes; README.md (The log) describes every field.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ FORMAT: Final = "tessera-allocations/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedJob:
-    """A job as the log knows it."""
+    """A job as it is in the log."""
 
     name: str
     arrival_s: float
@@ -36,7 +39,10 @@ class LoggedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSegment:
-    """A segment by names. ``lost``: iterations that a failure took at its end."""
+    """A segment that refers to jobs and nodes by name.
+
+    A failure undid ``lost`` iterations at its end.
+    """
 
     job: str
     start_s: float
@@ -51,7 +57,7 @@ class LoggedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationLog:
-    """A run as its log tells it."""
+    """A run as it is in its log."""
 
     ended_s: float
     overheads: Overheads
@@ -62,7 +68,10 @@ class AllocationLog:
 
 
 def log_of(result: Result) -> AllocationLog:
-    """Return the log of a run; profiles are the true ones, of workloads that jobs have."""
+    """Return the log of a run.
+
+    Its profiles are the true ones of the workloads that its jobs have.
+    """
     scenario = result.scenario
     trained = {one.spec.workload for one in scenario.arrivals}
     return AllocationLog(
@@ -125,7 +134,7 @@ def read_log(path: Path) -> AllocationLog:
 
 
 def lines_of(log: AllocationLog) -> Iterator[str]:
-    """Yield the lines of the file: the header, nodes, profiles, jobs, then segments by their ends."""
+    """Yield the lines: the header, nodes, profiles, jobs, and segments in order of their ends."""
     o = log.overheads
     table = {
         "save_s": o.save_s,

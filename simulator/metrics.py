@@ -1,4 +1,4 @@
-"""What a run came to, as numbers: computed from its log alone, after the fact."""
+"""The metrics of a run, computed afterwards from its log alone."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import MemoryStore
 
 THROUGHPUT_FLOOR = 100.0
-"""Samples/s: Arena's plots take the mean over rounds above it (notes of its artifact, section 4)."""
+"""Samples/s. Arena's plots average rounds above this (notes of its artifact, section 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """What jobs are measured against, float64[jobs], whatever the policy."""
+    """The rates against which jobs are measured under every policy, float64[jobs]."""
 
-    batch: Floats  # samples of an iteration
+    batch: Floats  # samples in an iteration
     rate: Floats  # samples/s of one effective GPU (Eq. 6)
 
     @property
     def iterations_per_s(self) -> Floats:
-        """Return the reference rate in iterations."""
+        """Return the reference rate in iterations/s."""
         return self.rate / self.batch
 
 
 def _drafted(scenario: Scenario) -> Draft:
-    """Return every Cell of every job, as if all were there on an empty cluster."""
+    """Return every Cell of every job, as if all jobs had arrived on an empty cluster."""
     store = MemoryStore(scenario, np.zeros(len(scenario.arrivals)))
     for job in range(len(scenario.arrivals)):
         store.arrive(job, 0.0)
@@ -44,13 +44,13 @@ def _drafted(scenario: Scenario) -> Draft:
 
 
 def reference_of(scenario: Scenario) -> Reference:
-    """Return the scenario's reference; a job that can never run has a rate of NaN."""
+    """Return the scenario's reference. A job that can never run has a rate of NaN."""
     draft = _drafted(scenario)
     return Reference(batch=draft.snapshot.global_batch.astype(np.float64), rate=draft.unit_rate)
 
 
 def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
-    """Return the seconds that each job takes alone on 1 / ``present`` of the cluster (Eq. 14), [jobs]."""
+    """Return each job's seconds alone on 1 / ``present`` of the cluster (Eq. 14), float64[jobs]."""
     draft = _drafted(scenario)
     snapshot = draft.snapshot
     rate = fair_rate(draft, 1.0 / np.maximum(present, 1.0))
@@ -58,7 +58,10 @@ def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
 
 
 def at_best_shapes(scenario: Scenario) -> tuple[Draft, Floats]:
-    """Return every Cell of every job on the whole cluster, and its rate at its fastest shape, [columns]."""
+    """Return every Cell of every job, and its rate on its fastest shape, float64[columns].
+
+    The cluster is whole and empty.
+    """
     draft = _drafted(scenario)
     for rule in PHYSICAL:
         draft = rule(draft)
@@ -72,9 +75,10 @@ def at_best_shapes(scenario: Scenario) -> tuple[Draft, Floats]:
 
 
 def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
-    """Return the least seconds from arrival to end that any schedule can give each job, [jobs]; inf: none.
+    """Return the fewest seconds from arrival to end of each job under any schedule, float64[jobs].
 
-    It starts at once, at the least cost of a start, and trains on its fastest Cell and shape throughout.
+    The job starts immediately, at the lowest cost of a start, and always trains on its fastest Cell
+    and shape. A job that cannot run has inf.
     """
     draft, fastest = at_best_shapes(scenario)
     snapshot = draft.snapshot
@@ -88,22 +92,25 @@ def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """A run over time, in bins of ``bin_s``; float64[bins], each the mean over its bin."""
+    """A run over time in bins of ``bin_s`` seconds.
+
+    Arrays are float64[bins], each the mean over its bin.
+    """
 
     bin_s: float
-    normalised: Floats  # sum over jobs of their rate over the reference
+    normalised: Floats  # sum over jobs of their rate divided by their reference rate
     samples_per_s: Floats
     gpus: Floats  # held
     waiting: Floats  # jobs that have arrived, have not ended and hold no GPUs
 
     @property
     def at_s(self) -> Floats:
-        """Return where each bin begins, seconds."""
+        """Return the beginning of each bin in seconds."""
         return self.bin_s * np.arange(len(self.gpus), dtype=np.float64)
 
 
 def series_of(result: Result, reference: Reference, until_s: float, bin_s: float) -> Series:
-    """Return the run's course from 0 to ``until_s``."""
+    """Return the series of the run from 0 to ``until_s``."""
     return _series(result, _Log(result), reference, until_s, bin_s)
 
 
@@ -134,7 +141,7 @@ def _series(
 
 
 class _Log:
-    """The segments as columns."""
+    """The segments of a run as arrays, one entry for each segment."""
 
     def __init__(self, result: Result) -> None:
         rows = result.segments
@@ -148,7 +155,7 @@ class _Log:
 
 
 def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> Floats:
-    """Return the integral of the sum of steps up to each edge, by their rises and falls in order."""
+    """Return the integral of a sum of steps up to each edge, from their rises and falls."""
     at = np.concatenate([start_s, end_s])
     step = np.concatenate([height, -height])
     order = np.argsort(at, kind="stable")
@@ -163,13 +170,16 @@ def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> 
 
 
 def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str, float]:
-    """Return what papers report, in seconds and shares.
+    """Return the figures that papers report, in seconds and shares.
 
-    Throughput, utilisation and ``finished`` are over the first ``horizon_s``, also where the run ended
-    sooner; the rest is over all jobs, to the end of the run. JCT is from a job's arrival to its end, over
-    jobs that ended; ``queue`` counts all time without GPUs. ``restart_share`` and ``profiling_share`` are
-    shares of the GPU-hours held, and of those plus profiling. ``fairness``: JCT over the time alone on one
-    n-th of the cluster, n being the mean number of jobs that were there (Themis); ``fairness_worst`` is its
+    Throughput, utilisation and ``finished`` are over the first ``horizon_s`` seconds, even if the
+    run ended sooner. The rest is over all jobs, to the end of the run. JCT is from a job's arrival
+    to its end, over the jobs that ended. ``queue`` counts all time without GPUs. ``restart_share``
+    and ``lost_share`` are shares of the GPU-hours held; ``profiling_share`` is a share of those
+    plus profiling.
+
+    ``fairness`` is the JCT divided by the time that the job takes alone on one n-th of the cluster,
+    where n is the mean number of jobs present during its life (Themis). ``fairness_worst`` is its
     95th percentile.
     """
     log = _Log(result)
@@ -213,13 +223,16 @@ def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str,
 
 
 def worst_gap(rounds: Sequence[RoundRow]) -> float:
-    """Return the largest gap that was proven; NaN: no round has one, as published policies prove nothing."""
+    """Return the largest proven gap.
+
+    If no round has one, return NaN: published schedulers prove nothing.
+    """
     proven = [row.gap for row in rounds if not row.bound_is_trivial]
     return max(proven, default=float("nan") if rounds else 0.0)
 
 
 def _queue_s(result: Result, log: _Log) -> Floats:
-    """Return the seconds that each job was there without GPUs, float64[jobs]."""
+    """Return the seconds that each job was present without GPUs, float64[jobs]."""
     held = np.bincount(
         log.job, weights=log.end_s - log.start_s, minlength=len(result.arrival_s)
     ).astype(np.float64)
@@ -228,14 +241,14 @@ def _queue_s(result: Result, log: _Log) -> Floats:
 
 
 def _lost_gpu_s(log: _Log) -> float:
-    """Return the GPU-seconds of work that failures undid, at the speed of the stretch they ended."""
+    """Return the GPU-seconds of work that failures undid, at the speed of their segments."""
     seconds = np.maximum(log.end_s - log.ready_s, 0.0)
     some = log.iterations > 0
     return float((log.gpus * seconds * log.lost / np.where(some, log.iterations, 1.0))[some].sum())
 
 
 def _present(result: Result) -> Floats:
-    """Return the mean number of jobs that were there during each job's life, float64[jobs]."""
+    """Return the mean number of jobs that were present during each job's life, float64[jobs]."""
     start_s = result.arrival_s
     end_s = np.maximum(np.minimum(result.end_s, result.ended_s), start_s)
     edges = np.concatenate([start_s, end_s])
@@ -245,7 +258,7 @@ def _present(result: Result) -> Floats:
 
 
 def _deadlines(result: Result, over: Bools) -> dict[str, float]:
-    """Return what became of deadlines: of jobs that have one."""
+    """Return how the jobs with a deadline fared. Without such jobs, return nothing."""
     due_s = np.array([one.arrival_s + one.spec.deadline_s for one in result.scenario.arrivals])
     has = np.isfinite(due_s)
     if not has.any():
@@ -264,7 +277,10 @@ def _deadlines(result: Result, over: Bools) -> dict[str, float]:
 
 
 def _spread(name: str, seconds: Floats) -> dict[str, float]:
-    """Return the mean, median, 95th and 99th percentile; NaN of nothing."""
+    """Return the mean, the median, and the 95th and 99th percentiles.
+
+    Without values, all are NaN.
+    """
     keys = (f"{name}_mean_s", f"{name}_p50_s", f"{name}_p95_s", f"{name}_p99_s")
     if not len(seconds):
         return dict.fromkeys(keys, float("nan"))

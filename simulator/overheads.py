@@ -1,4 +1,4 @@
-"""What a start, a change or a failure costs a job: one table for every policy."""
+"""The cost of starts, changes and failures: one table, which is the same for every policy."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ _COUNTS: Final = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Seconds in which a job holds its GPUs and trains nothing. Every policy pays the same.
+    """The seconds in which a job holds its GPUs without training. Every policy pays the same.
 
-    A start that is cut short has done nothing: what it was to do is charged again at the next one.
+    A start that is cut short has done nothing: its work is charged again at the next start.
 
-    Defaults: Morphling measures 78 s on average for a whole reconfiguration, checkpoint included (section
-    5.1), split here evenly; Arena's papers give 1 to 2 minutes for a pruned plan search, of which this is the
-    middle. Writing and reading a checkpoint is charged at the start that follows, because GPUs change
-    hands at once.
+    Defaults: Morphling measures 78 s on average for a whole reconfiguration, checkpoint included
+    (section 5.1); here it is split evenly between saving and loading. Arena's papers give 1 to 2
+    minutes for a pruned plan search; the default is the middle. Writing and reading a checkpoint is
+    charged at the start that follows, because GPUs change hands immediately.
     """
 
     save_s: float = 39.0
-    """Writing the checkpoint of a job that is moved, changed or suspended; charged when it goes on."""
+    """Seconds to write the checkpoint of a job that is moved, changed or suspended. They are
+    charged when the job goes on."""
     load_s: float = 39.0
-    """Starting the processes and reading the checkpoint: each start, move and change."""
+    """Seconds to start the processes and read the checkpoint, for each start, move and change."""
     search_s: Mapping[int, float] = field(default_factory=lambda: {1: 90.0})
-    """Searching the plan of a Cell, by GPU count: each start or change to a Cell other than the last one.
-    Between counts it is interpolated in their logarithm; beyond, the nearest holds."""
+    """Seconds to search the execution plan of a Cell, by GPU count. Each start on or change to a
+    Cell other than the last one is charged this. Between GPU counts it is interpolated linearly in
+    their logarithm. Outside, the value of the nearest count holds."""
     profile_s: float = 0.0
-    """From the arrival of a workload's first job until it is profiled: none of its jobs is seen before."""
+    """Seconds from the arrival of a workload's first job until the workload is profiled. Rounds see
+    none of its jobs before that."""
     profile_gpus: int = 1
-    """GPUs that profile meanwhile; they are not the cluster's, but their hours are counted."""
+    """GPUs that profile during that time: not those of the cluster, but their hours are counted."""
     checkpoint_every_s: float = 1800.0
-    """Training jobs write a checkpoint so often, at no cost; a failure loses what came after the last one."""
+    """Seconds between the checkpoints of a training job. They cost nothing. A failure loses all
+    progress since the last one."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -53,15 +57,16 @@ class Overheads:
             raise InvalidInput("checkpoint_every_s", "must be positive; inf: never")
 
     def searching_s(self, gpus: int) -> float:
-        """Return the seconds of a plan search for ``gpus`` GPUs."""
+        """Return the seconds of a plan search on ``gpus`` GPUs."""
         counts = sorted(self.search_s)
         seconds = [self.search_s[n] for n in counts]
         return float(np.interp(np.log2(gpus), np.log2(counts), seconds))
 
     def start_s(self, gpus: int, *, saved: bool, new_cell: bool) -> float:
-        """Return what a start on ``gpus`` GPUs costs.
+        """Return the seconds that a start on ``gpus`` GPUs costs.
 
-        ``saved``: a checkpoint was written for it; ``new_cell``: it ran on another Cell before, or never.
+        If ``saved``, a checkpoint was written for the job. If ``new_cell``, the job ran on another
+        Cell before, or has never run.
         """
         seconds = self.load_s + (self.save_s if saved else 0.0)
         return seconds + (self.searching_s(gpus) if new_cell else 0.0)
@@ -73,7 +78,7 @@ def _by_count(*seconds: float) -> dict[int, float]:
 
 PRESETS: Final[Mapping[str, Overheads]] = {
     "default": Overheads(),
-    # the middle of 20 to 40 minutes, for whoever does not prune (Arena's papers)
+    # the middle of 20 to 40 minutes, for systems that do not prune (Arena's papers)
     "full-search": Overheads(search_s={1: 1800.0}),
     # medians over the runs on 32 A40 and 32 A10 in Arena's artifact, by 1, 2, 4, 8 and 16 GPUs
     "testbed-pruned": Overheads(search_s=_by_count(39, 61, 68, 65, 42)),
@@ -83,11 +88,11 @@ PRESETS: Final[Mapping[str, Overheads]] = {
     "profiled": Overheads(profile_s=510.0),  # 8.5 minutes, the least of Arena's 8.5 to 30
     "none": Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}),
 }
-"""Tables by name."""
+"""The tables by name."""
 
 
 def overheads(name: str) -> Overheads:
-    """Return the table of that name. Raises InvalidInput."""
+    """Return the table with the given name. Raises InvalidInput."""
     if name not in PRESETS:
         raise InvalidInput("overheads", f"unknown {name!r}; choose one of {', '.join(PRESETS)}")
     return PRESETS[name]

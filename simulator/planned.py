@@ -1,4 +1,4 @@
-"""When promised schedules need the next round, if nothing happens before."""
+"""The time at which promised deadline schedules need the next round, if nothing happens before."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from tessera.formulation.values import CellKey
 from tessera.solvers.rounds.plan import Outcome
 
 _EXACT = 1e-9
-"""Share of a job's remaining work by which sums of floating-point numbers may be off."""
+"""The share of a job's remaining work by which floating-point sums may be off."""
 
 _Leg = tuple[float, float, float, bool]
-"""Start, end (the deadline at the latest), samples/s, whether the job has this Cell now."""
+"""Start, end (at the latest the deadline), samples/s, and whether the job is on this Cell now."""
 
 
 def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
-    """Return the last whole round that can still keep every promise, seconds since 1970; inf: any.
+    """Return the time (s since 1970) of the last round that can still keep every promise.
 
-    Equation (29) sees to the promises until the first slot ends. Beyond, as long as all jobs stay as they
-    were decided, a certificate holds at time t where
+    If any time will do, return inf. Equation (29) keeps the promises until the first slot ends.
+    Beyond it, as long as all jobs stay as they were decided, a certificate holds at time t if
 
         W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts and the reserve included
 
-    so a job on its own leg lasts until the leg ends, and one that runs otherwise, or waits, until its
-    head start is used up. Whole rounds leave a first slot in which a restart fits, so that jobs can be moved
-    to make room. Plans that promise nothing need no round of their own: they start jobs where others end.
+    A job on its own leg therefore lasts until the leg ends. A job that runs otherwise, or waits,
+    lasts until its head start is used up. The time is rounded down to a whole round. This leaves a
+    first slot in which a restart fits, so that jobs can be moved to make room. Schedules without a
+    promise need no extra round: they start jobs when others end.
     """
     admission = outcome.admission
     if admission is None or not len(admission.legs):
@@ -68,7 +69,7 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
 
 
 def _rates(outcome: Outcome) -> dict[tuple[int, CellKey], float]:
-    """Return (workload, Cell) -> samples/s."""
+    """Return the samples/s of each (workload, Cell)."""
     cells = outcome.problem.cells
     keys = zip(cells.workload.tolist(), cells.keys(), strict=True)
     return dict(zip(keys, cells.rate.tolist(), strict=True))
@@ -82,7 +83,7 @@ def _lasts_s(
     until_s: float,
     reserve_s: float,
 ) -> float:
-    """Return until when a job may stay as it was decided, never before ``until_s``."""
+    """Return the time until which a job may stay as it was decided, never before ``until_s``."""
     jobs, job = snapshot.jobs, decision.job
     restart_s = float(jobs.restart_s[job])
     rate = decision.rate if decision.gang is not None else 0.0
@@ -103,11 +104,11 @@ def _lasts_s(
         if short(at_s):
             return _last_s(short, held_s, at_s)
         held_s = at_s
-    return math.inf  # it will have ended
+    return math.inf  # the job will have ended
 
 
 def _last_s(short: Callable[[float], bool], held_s: float, short_s: float) -> float:
-    """Return the last whole second, or ``held_s``, at which a job is not ``short``."""
+    """Return the last whole second at which a job is not ``short``, but at least ``held_s``."""
     low, high = held_s, short_s
     while high - low > 0.5:
         middle = (low + high) / 2
@@ -118,7 +119,7 @@ def _last_s(short: Callable[[float], bool], held_s: float, short_s: float) -> fl
 def _trains(
     legs: list[_Leg], from_s: float, restart_s: float, ready_s: float, reserve_s: float
 ) -> float:
-    """Return the samples that legs train from a moment on, by a job that stays as it is until then."""
+    """Return the samples that the legs train from a time on, if the job stays until then."""
     total = 0.0
     for start_s, end_s, rate, here in legs:
         if end_s > from_s:

@@ -1,4 +1,4 @@
-"""Where a reported number comes from, and numbers as JSON has them."""
+"""The commit that a reported number comes from, and the conversion of numbers to JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 def json_number(value: float | str) -> float | str | None:
-    """Return ``value``, or None where JSON has no such number (an infinite gap)."""
+    """Return ``value``. If JSON has no such number (an infinite gap), return None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def commit() -> str:
-    """Return the commit that is measured, with "+" where the tree differs; "unknown" outside git."""
+    """Return the commit that is measured, with "+" if the tree differs.
+
+    Outside git, return "unknown".
+    """
 
     def git(*words: str) -> str | None:
         done = subprocess.run(

@@ -1,4 +1,7 @@
-"""Replaying allocations that were recorded: who held what when is given, how fast it went is not."""
+"""A replay of recorded allocations.
+
+The record gives which job held what and when; the world computes how fast it trained.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,12 @@ from tessera.simulator.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A stretch in which a job held GPUs, of a Cell and its shape. ``job`` is an index into the arrivals.
+    """A stretch in which a job held the GPUs of a Cell on a shape.
 
-    ``end_s`` inf: it held them until it had trained all of its iterations, however long that takes.
+    ``job`` is an index into the arrivals.
+
+    If ``end_s`` is inf, the job held the GPUs until it had trained all of its iterations, however
+    long that takes.
     """
 
     job: int
@@ -35,7 +41,7 @@ class Hold:
     cell: Cell
 
     def __post_init__(self) -> None:
-        """Refuse stretches that are none."""
+        """Refuse a stretch without length or GPUs, or with unequal GPUs on its nodes."""
         if not 0 <= self.start_s < self.end_s:
             raise InvalidInput("holds", "must start at 0 or later, and end after that")
         if self.cell.nodes < 1 or self.gpus_per_node < 1:
@@ -51,17 +57,21 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replayed:
-    """What a replay came to. Arrays are float64[jobs], times in seconds since the world began."""
+    """The outcome of a replay.
+
+    Arrays are float64[jobs], with times in seconds since the world began.
+    """
 
     segments: tuple[Segment, ...]
-    end_s: Floats  # inf: it was not done when its last hold ended
+    end_s: Floats  # inf: the job was not done when its last hold ended
 
 
 def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSpec]:
-    """Return nodes on which every job has enough of its own, of ``node_gpus`` GPUs by type.
+    """Return nodes of ``node_gpus`` GPUs by type, enough that every job has its own.
 
-    Records seldom say which GPUs were held, and a job that takes longer in the replay than it did would
-    collide with who came after it: what waiting there was is in the record already.
+    Records seldom say which GPUs were held, and a job may take longer in the replay than it did. It
+    would then collide with the job that followed it on the same GPUs. The record already contains
+    the waiting that there was.
     """
     most: dict[tuple[str, int], int] = {}
     for hold in holds:
@@ -80,8 +90,9 @@ def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSp
 def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> Replayed:
     """Let jobs hold what was recorded, and train at the scenario's speeds less the overheads.
 
-    A job that is done before a later hold of its own leaves that out. One whose hold ends early goes on
-    with what it has trained; what it had to make good is owed still (``tessera.simulator.overheads``).
+    A job that is done before its later holds begin does not hold them. A job whose hold ends early
+    keeps what it has trained. If the hold ended before the start was paid, the next start pays it
+    (``tessera.simulator.overheads``).
 
     Raises:
         InvalidInput: holds of a job overlap or begin before it arrives, or the nodes are too few
@@ -121,7 +132,10 @@ def _decisions(
     begins: Mapping[tuple[float, int], Hold],
     ends: set[tuple[float, int]],
 ) -> Iterator[Decision]:
-    """Yield what becomes of each live job at ``at_s``: nodes are free ones of its type, in order."""
+    """Yield the decision of each live job at ``at_s``.
+
+    A gang takes free nodes of its GPU type, in order.
+    """
     store = world.store
     live = {store.specs[job].name: job for job in store.live}
     goes = {job for job in store.live if (at_s, job) in ends and job in store.gangs}
@@ -143,7 +157,10 @@ def _decisions(
 
 
 def _free(snapshot: Snapshot, hold: Hold, taken: set[int]) -> Gang:
-    """Return the first free nodes of the type; InvalidInput where there are too few."""
+    """Return a gang on the first free nodes of the GPU type.
+
+    Raise InvalidInput if there are too few.
+    """
     of_type = np.flatnonzero(
         (snapshot.nodes.gpu_type == snapshot.key(hold.cell).gpu_type)
         & (snapshot.nodes.gpus >= hold.gpus_per_node)

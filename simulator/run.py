@@ -1,4 +1,4 @@
-"""Running a scenario under a policy: rounds on the world's clock until every job is over."""
+"""The simulation of a scenario under a policy, with rounds until every job is over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tessera.solvers.schedulers.registry import published
 
 
 class _Remembered:
-    """An information that is asked once for the same estimates."""
+    """A cache of the visible estimates, which is renewed only if the estimates change."""
 
     def __init__(self, information: Information) -> None:
         self._information = information
@@ -47,10 +47,11 @@ class _Remembered:
 
 
 class Decider:
-    """Decides rounds by ``plan_round``, from what its information lets it see.
+    """A decision maker for rounds, which calls ``plan_round`` with the visible information.
 
-    No clock limits a round: CP-SAT works for at most ``work`` deterministic seconds a call (about one real
-    one), and everything else ends by itself, so that a run repeats bit for bit on any machine.
+    No clock limits a round. CP-SAT works for at most ``work`` deterministic seconds in each call
+    (about one real second), and everything else ends on its own. A run therefore repeats bit
+    for bit on any machine.
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class Decider:
         policy: Published | None = None,
         search: bool = True,
     ) -> None:
-        """``policy`` decides in place of the one that ``options.scheduler`` names.
+        """Build the solver, the scheduler and the budget of the rounds.
 
-        Without ``search``, look-ahead promises what its first fits find, and CP-SAT looks for no more.
+        If ``policy`` is given, it decides in place of the one that ``options.scheduler`` names.
+        Without ``search``, look-ahead promises only what its first fits find, and CP-SAT does not
+        look for more.
         """
         self.options = options
         self._sees: Information = (
@@ -83,7 +86,11 @@ class Decider:
         )
 
     def __call__(self, snapshot: Snapshot) -> Outcome:
-        """Decide a round. A published policy looks through its information, ours is stated by it."""
+        """Decide a round.
+
+        A published scheduler reads estimates through its information. Ours gets a snapshot with
+        those estimates.
+        """
         if self._scheduler is None:
             snapshot = self._sees(snapshot)
         return plan_round(
@@ -93,23 +100,28 @@ class Decider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What the world is like beside its scenario, the same for every policy that is compared."""
+    """The conditions of a run other than its scenario.
+
+    They are the same for every policy compared.
+    """
 
     overheads: Overheads = field(default_factory=Overheads)
     visible: Sequence[EstimateRecord] | None = None
-    """What rounds are told of the workloads (``truth.perturbed``); None: the truth."""
+    """The estimates that rounds see (``truth.perturbed``). If None, they see the truth."""
     failures: Sequence[Failure] = ()
     stragglers: Sequence[Straggler] = ()
     round_s: float = 300.0
     on_events: bool = False
-    """Rounds come when something has happened, at most one each ``round_s``, and when promised schedules need
-    one (``tessera.simulator.planned``); else every ``round_s``."""
+    """Whether rounds take place only when something has happened, at most one in each ``round_s``,
+    and when promised schedules need one (``tessera.simulator.planned``). Otherwise there is one
+    every ``round_s``."""
     horizon_s: float = math.inf
-    """When the run ends, jobs or not."""
+    """The time at which the run ends, even if jobs are left."""
     patience_s: float = 7 * 86_400.0
-    """A run ends when nothing has happened for so long and nothing is going to."""
+    """A run ends when nothing has happened for this time and nothing is going to happen."""
     slowdowns: Slowdowns | None = None
-    """Of jobs that meet on the network (``tessera.simulator.network.slowdowns``); None: nobody meets."""
+    """The slowdowns of jobs that share links of the network
+    (``tessera.simulator.network.slowdowns``). If None, no job is slowed by others."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -121,9 +133,12 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """A round as it went. ``decide_s`` is real time, the only number here that differs between runs.
+    """The record of a round.
 
-    A round that was known to change nothing is not ``decided``: objective and gap are the last decided one's.
+    ``decide_s`` is real time, the only number here that differs between runs.
+
+    A round that was known to change nothing is not ``decided``. Its objective and gap are those of
+    the last round that was decided.
     """
 
     at_s: float
@@ -132,28 +147,31 @@ class RoundRow:
     gap: float
     running: int
     waiting: int
-    gpus: int  # held after it
+    gpus: int  # GPUs held after the round
     changed: int  # starts, moves and changes
     suspended: int
     decided: bool = True
-    bound_is_trivial: bool = False  # then the gap says nothing
+    bound_is_trivial: bool = False  # if so, the gap has no meaning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Result:
-    """A run. Arrays are by job, in order of arrival; times in seconds since the world began."""
+    """The outcome of a run.
+
+    Arrays are by job in order of arrival; times are in seconds since the world began.
+    """
 
     scenario: Scenario
     conditions: Conditions
     segments: tuple[Segment, ...]
     rounds: tuple[RoundRow, ...]
     arrival_s: Floats
-    first_start_s: Floats  # inf: never
-    end_s: Floats  # inf: it has not ended
+    first_start_s: Floats  # inf: the job has never started
+    end_s: Floats  # inf: the job has not ended
     state: tuple[str, ...]  # of tessera.formulation.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
     admitted: Bools  # its deadline was promised at some time
-    nodes: tuple[str, ...]  # the names that segments mean
+    nodes: tuple[str, ...]  # the names of the nodes that segments refer to
     profiling_gpu_s: float
     refused: int  # rounds that broke a rule and were not carried out
     ended_s: float  # when the run ended
@@ -167,7 +185,7 @@ def simulate(
     clock: Clock,
     progress: Callable[[float, int], None] = lambda _now_s, _over: None,
 ) -> Result:
-    """Run ``scenario`` to its end. ``progress`` hears the time and how many jobs are over.
+    """Run ``scenario`` to its end. ``progress`` gets the time and the number of jobs that are over.
 
     Raises:
         InvariantBroken: the world contradicts itself after a round.
@@ -187,9 +205,12 @@ def simulate(
         happened = world.advance(now_s)
         if world.over() or now_s >= conditions.horizon_s:
             break
+        # with ``on_events``, a round needs an event or a promise; otherwise one is due at every
+        # step
         needed = happened or (last is not None and now_s >= last.needed_s)
         if world.store.live and (needed or not conditions.on_events):
             last_round_s = now_s
+            # a round is repeated, not decided, where the last one has shown that nothing can change
             if needed or last is None or world.store.rounds + 1 >= last.stands_until:
                 last = _round(world, decide, clock, conditions.round_s)
             else:
@@ -211,9 +232,10 @@ def simulate(
 
 
 def _next_round_s(world: World, conditions: Conditions, now_s: float, last_round_s: float) -> float:
-    """Return when to look again whether there is something to decide, later than ``now_s``.
+    """Return when to look again, after ``now_s``, whether there is something to decide.
 
-    With no job there, rounds wait for the next event, and stay on the whole multiples of ``round_s``.
+    If there are no jobs, rounds wait for the next event, but stay on whole multiples of
+    ``round_s``.
     """
     step, event_s = conditions.round_s, world.next_event_s()
     if not math.isfinite(event_s):
@@ -232,8 +254,8 @@ class _Decided:
 
     row: RoundRow
     broken: bool  # it broke a rule, so that nothing was carried out
-    changed: bool  # some job
-    needed_s: float  # when promises need a round
+    changed: bool  # whether it changed any job
+    needed_s: float  # the time at which promises need a round
     stands_until: int  # number of the next round that may change something (``Outcome``)
 
 
@@ -275,7 +297,7 @@ def _round(
 
 
 def _repeated(world: World, last: _Decided) -> _Decided:
-    """Let a round pass that would change nothing, like ``last``."""
+    """Let a round pass that would change nothing, and return a copy of ``last`` for it."""
     world.store.pass_round()
     world.check()
     return replace(last, row=replace(last.row, at_s=world.now_s, decide_s=0.0, decided=False))

@@ -1,4 +1,4 @@
-"""What is simulated: a cluster, what the models truly need, and the jobs that arrive."""
+"""The input of a simulation: a cluster, the true speeds of models, and the jobs that arrive."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tessera.simulator.traces.trace import Arrival
 class Scenario:
     """A world before anything has happened. Times are in seconds since it began.
 
-    ``profiles`` are true: jobs run at these rates, whatever a round is told. A job's ``deadline_s``
-    counts from its arrival, as in traces.
+    ``profiles`` are true: jobs run at these rates, whatever estimates a round sees. A job's
+    ``deadline_s`` counts from its arrival, as in traces.
     """
 
     gpu_types: Sequence[GpuType]
@@ -29,7 +29,7 @@ class Scenario:
     tenants: Sequence[TenantSpec] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what would make a run meaningless, and say what is wrong."""
+        """Refuse input that would make a run meaningless, and say what is wrong."""
         known = {kind.name for kind in self.gpu_types}
         if unknown := sorted({node.gpu_type for node in self.nodes} - known):
             raise InvalidInput("nodes", f"have GPU types {unknown} that gpu_types lacks")
@@ -51,7 +51,7 @@ class Scenario:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of the cluster."""
+        """Return the number of GPUs of the cluster."""
         return sum(node.gpus for node in self.nodes)
 
 

@@ -1,7 +1,8 @@
-"""How sure a figure is: intervals over seeds for means, totals and ratios of paired runs.
+"""Confidence intervals over seeds, for means, totals and ratios of paired runs.
 
-Means and ratios use Student's t, since there are often three to ten seeds, where the percentile bootstrap
-is too narrow. A total over many loads, each small and far from normal, is bootstrapped.
+Means and ratios use Student's t, because there are often only three to ten seeds, for which the
+percentile bootstrap is too narrow. A total over many loads, each small and far from normal, is
+bootstrapped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ RESAMPLES: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A value and the interval it lies in. One run gives no interval: ``low`` and ``high`` are NaN."""
+    """A value and its confidence interval.
+
+    One run gives no interval: ``low`` and ``high`` are NaN.
+    """
 
     value: float
     low: float
@@ -55,11 +59,12 @@ def ratio_interval(
     theirs: Sequence[float] | np.ndarray,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Return mean(ours) / mean(theirs) of runs paired by seed; NaN where the latter is 0.
+    """Return mean(ours) / mean(theirs) of runs paired by seed. If mean(theirs) is 0, return NaN.
 
-    The interval is that of the ratio estimator (Cochran, "Sampling Techniques", 3rd edition, 6.4): the t
-    interval of the mean of ours - ratio * theirs, over the mean of theirs. A seed that is hard for both
-    does not widen it. It is an approximation that holds while the mean of ``theirs`` is well away from 0.
+    The interval is that of the ratio estimator (Cochran, "Sampling Techniques", 3rd edition, 6.4):
+    the t interval of the mean of ours - ratio * theirs, divided by the mean of theirs. A seed that
+    is hard for both does not widen it. It is an approximation that holds while the mean of
+    ``theirs`` is well away from 0.
     """
     a, b = np.asarray(ours, float), np.asarray(theirs, float)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
@@ -84,5 +89,5 @@ def total_interval(values: Sequence[float] | np.ndarray, seed: int) -> tuple[flo
 
 
 def t_quantile(freedom: int, confidence: float) -> float:
-    """Return the t that ``freedom`` degrees of freedom exceed, in size, with probability 1 - confidence."""
+    """Return the two-sided t quantile of ``confidence`` for ``freedom`` degrees of freedom."""
     return float(stdtrit(freedom, (1 + confidence) / 2))

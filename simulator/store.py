@@ -1,4 +1,4 @@
-"""The service's store without a database: what is known of one cluster, and rounds committed to it."""
+"""The service's store without a database: the state of one cluster and its rounds."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
 
 EPOCH_S = 1_500_000_000.0
-"""The moment at which every simulated world begins, seconds since 1970: a whole number of rounds."""
+"""The time at which every world begins, in seconds since 1970: a whole number of rounds."""
 
 
 class InvariantBroken(AssertionError):
-    """The world contradicts itself: a defect of the simulator or of the round that was committed."""
+    """An error of a world that contradicts itself, by a defect of the simulator or a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a round did to a job's GPUs. ``gang`` None: it has none now."""
+    """A change that a round made to a job's GPUs. If ``gang`` is None, the job has no GPUs now."""
 
     job: int  # index into the scenario's arrivals
     kind: DecisionKind
@@ -53,12 +53,15 @@ class Change:
 
 
 class MemoryStore:
-    """Jobs, nodes and allocations of one cluster.
+    """The jobs, nodes and allocations of one cluster.
 
-    It keeps what ``db`` would keep, and makes the same snapshots of it: nodes by name, workloads by model,
-    size and batch, jobs in order of arrival. The agents of this world answer at once, so between rounds a
-    job is queued, running or over, and no GPU is ever releasing. Jobs are indices into the scenario's
-    arrivals, in order of time; what the world reports (progress, ends, lost nodes) comes in by methods.
+    It stores what ``db`` would store, and makes the same snapshots of it: nodes are sorted by name,
+    workloads by model, size and batch, and jobs by arrival. The agents of this world answer
+    immediately. Between rounds a job is therefore queued, running or over, and no GPU is ever
+    releasing.
+
+    Jobs are indices into the scenario's arrivals, in order of time. The world reports progress,
+    ends and lost nodes by calling methods.
     """
 
     def __init__(
@@ -68,12 +71,16 @@ class MemoryStore:
         visible: Sequence[EstimateRecord] | None = None,
         cluster: str = "simulated",
     ) -> None:
-        """``visible`` is what rounds are told of the workloads; None: the truth. ``restart_s`` [jobs]."""
+        """Set up the cluster of ``scenario`` before any job has arrived.
+
+        ``restart_s`` has the seconds that a restart of each job takes, float64[jobs]. ``visible``
+        are the estimates that rounds see; if it is None, they see the true ones.
+        """
         self.cluster = cluster
         self.specs = [one.spec for one in scenario.arrivals]
         self.gpu_types = tuple(scenario.gpu_types)
         self.workloads = _workloads(scenario)
-        known = set(self.workloads)  # of others there are no jobs
+        known = set(self.workloads)  # no job has any other workload
         told = scenario.profiles if visible is None else visible
         profiles = [e for e in told if e.workload in known]
         self.plans = tuple(sorted({"", *(e.cell.plan for e in profiles)}))
@@ -88,33 +95,34 @@ class MemoryStore:
         self._avoids = self._set_up_avoids()
         self._tenants, self._quotas = self._set_up_tenants(scenario)
         self.gangs: dict[int, Gang] = {}
-        self._gpus: dict[int, tuple[Ints, Ints]] = {}  # job -> node and GPU of each GPU it holds
+        # job -> node and index of each GPU that it holds
+        self._gpus: dict[int, tuple[Ints, Ints]] = {}
         self._legs: Legs = NO_LEGS  # by indices into the arrivals
         self._prices: dict[str, float] = {}
-        self.rounds = 0  # decided ones and refused ones
-        self._shown = np.zeros(0, dtype=np.int64)  # jobs of the last snapshot
+        self.rounds = 0  # rounds that were decided or refused
+        self._shown = np.zeros(0, dtype=np.int64)  # the jobs of the last snapshot
 
-    # what the world reports
+    # reports of the world
 
     def arrive(self, job: int, now_s: float) -> None:
-        """Take in a job; from now on rounds see it."""
+        """Record the arrival of a job, so that rounds see it from now on."""
         self.state[job] = _QUEUED
         self.queued_s[job] = EPOCH_S + now_s
         insort(self.live, job)
 
     def finish(self, job: int, now_s: float) -> None:
-        """Take in the end of a job that has trained all of its iterations."""
+        """Record the end of a job that has trained all of its iterations."""
         self.done[job] = self.iterations[job]
         self._end(job, JobState.SUCCEEDED, now_s)
 
     def lose(self, job: int, now_s: float) -> None:
-        """Take in that a job has lost its GPUs: it queues again."""
+        """Record that a job has lost its GPUs, and queue it again."""
         self._release(job, now_s)
         self.opportunistic[job] = False
         self._queue(job, now_s)
 
     def does_not_run(self, job: int) -> None:
-        """Take in that the Cell that a job holds does not run on its shape, whatever rounds were told."""
+        """Record that the Cell of a job does not run on its shape, whatever was estimated."""
         tried = {
             "workload": self.workload[job],
             **self._current(job)._asdict(),
@@ -131,7 +139,7 @@ class MemoryStore:
         self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})
 
     def set_schedulable(self, node: int, schedulable: bool) -> None:
-        """Take in that a node came or went."""
+        """Record that a node has gone away or come back."""
         now = np.array(self._nodes.schedulable)
         now[node] = schedulable
         self._nodes = replace(self._nodes, schedulable=now)
@@ -143,17 +151,17 @@ class MemoryStore:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """Return the nodes in the order of indices."""
+        """Return the names of the nodes in the order of their indices."""
         return self._nodes.name
 
     def cell(self, key: CellKey) -> Cell:
-        """Return a Cell by names."""
+        """Return the Cell of a key, with names in place of indices."""
         return key.named(self.gpu_types, self.plans)
 
-    # what a round sees and does
+    # the input and the outcome of a round
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """Return what a round may look at, ``now_s`` seconds after the world began."""
+        """Return the snapshot that a round sees ``now_s`` seconds after the world began."""
         self._shown = live = np.array(self.live, dtype=np.int64)
         local = np.full(len(self.specs), -1, dtype=np.int64)
         local[live] = np.arange(len(live))
@@ -186,7 +194,7 @@ class MemoryStore:
         legs: Legs = NO_LEGS,
         prices: dict[str, float] | None = None,
     ) -> list[Change]:
-        """Carry out the decisions on the last snapshot; return what they changed.
+        """Carry out the decisions on the last snapshot, and return the changes that they made.
 
         Raises:
             InvariantBroken: a GPU would be held twice, or a job would run on a node that is away.
@@ -199,7 +207,7 @@ class MemoryStore:
         stay = (DecisionKind.KEEP, DecisionKind.WAIT)
         changes = [self._change(d) for d in decisions if d.kind not in stay]
         self._legs = self._promised(legs)
-        for change in changes:  # all go before any comes
+        for change in changes:  # release all GPUs before any are taken
             if change.job in self.gangs:
                 self._release(change.job, now_s)
         for change in changes:
@@ -212,11 +220,11 @@ class MemoryStore:
         return changes
 
     def pass_round(self) -> None:
-        """Take in a round that changes nothing, or was refused: it is counted."""
+        """Count a round that changes nothing or was refused."""
         self.rounds += 1
 
     def _promised(self, legs: Legs) -> Legs:
-        """Return the legs of admitted jobs by indices into the arrivals, job by job."""
+        """Return the legs of admitted jobs, grouped by job, with indices into the arrivals."""
         if not len(legs):
             return NO_LEGS
         job = self._shown[legs.job]
@@ -226,7 +234,7 @@ class MemoryStore:
         return Legs(**kept | {"job": job[rows]})
 
     def _mark(self, decisions: Sequence[Decision]) -> None:
-        """Take in whose deadlines are promised, and who gives way to others."""
+        """Record which jobs' deadlines are promised, and which jobs give way to others."""
         job = self._shown[np.array([d.job for d in decisions], dtype=np.int64)]
         self.admitted[job] = [d.admitted and d.kind is not DecisionKind.REJECT for d in decisions]
         self.promised[job] |= self.admitted[job]
@@ -304,7 +312,7 @@ class MemoryStore:
         )
 
     def _allocations(self, local: Ints) -> Allocations:
-        held = np.flatnonzero(self.owner >= 0)  # GPUs lie by node, then by index
+        held = np.flatnonzero(self.owner >= 0)  # GPUs are ordered by node, then by index
         job, node = self.owner[held], self._node_of[held]
         return Allocations(
             job=local[job],
@@ -314,7 +322,7 @@ class MemoryStore:
             generation=self.generation[job],
         )
 
-    # what a scenario says, as columns
+    # the scenario's statements as columns
 
     def _type(self, name: str) -> int:
         names = [kind.name for kind in self.gpu_types]
@@ -343,8 +351,8 @@ class MemoryStore:
         self.submit_s = EPOCH_S + arrival_s
         self.queued_s = np.array(self.submit_s)
         self.restart_s = np.array(restart_s)
-        self.began_s = np.full(count, np.nan)  # when it got its GPUs; NaN: it has none
-        self.service_gpu_s = np.zeros(count)  # by the runs that have ended
+        self.began_s = np.full(count, np.nan)  # time at which it got its GPUs; NaN: it has none
+        self.service_gpu_s = np.zeros(count)  # of the runs that have ended
         self.admitted = np.zeros(count, dtype=np.bool_)
         self.promised = np.zeros(count, dtype=np.bool_)  # its deadline was admitted at some time
         self.opportunistic = np.zeros(count, dtype=np.bool_)
@@ -403,10 +411,10 @@ _KEPT = (
     "generation",
     *Jobs.CELL,
 )
-"""Columns of a snapshot's jobs that are kept just as they are shown."""
+"""The columns of a snapshot's jobs that are stored exactly as the snapshot shows them."""
 
 _STATED = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {"workload", *_KEPT}
-"""Columns that are as their users stated them and never change."""
+"""The columns that users state and that never change."""
 
 
 def _workloads(scenario: Scenario) -> tuple[Workload, ...]:
@@ -429,7 +437,7 @@ def _nodes(scenario: Scenario) -> Nodes:
 
 
 def _remapped(table: _OfJobs, local: Ints) -> _OfJobs:
-    """Return the rows of jobs that are shown, by their indices in the snapshot."""
+    """Return the rows of the jobs in the snapshot, with their indices in the snapshot."""
     if not len(table):
         return table
     shown = local[table.job] >= 0

@@ -1,4 +1,4 @@
-"""What is true of the world's workloads, and what rounds are told of them."""
+"""The true speeds of the world's workloads, and the estimates that rounds see in their place."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def estimates_table(
     workloads: Sequence[Workload],
     plans: Sequence[str],
 ) -> Estimates:
-    """Return the profiles of the cluster's GPU types as a snapshot's table, in its order.
+    """Return the profiles of the cluster's GPU types as a sorted table of a snapshot.
 
-    A profile without a number of nodes holds for the fewest that the cluster's nodes allow.
+    A profile without a number of nodes holds for the fewest nodes that the cluster's node sizes
+    allow.
     """
     types = {kind.name: i for i, kind in enumerate(gpu_types)}
     there = [(e, e.cell) for e in profiles if e.cell.gpu_type in types]
@@ -60,11 +61,11 @@ def estimates_table(
 
 
 def perturbed(profiles: Sequence[EstimateRecord], error: float, seed: int) -> list[EstimateRecord]:
-    """Return estimates of the profiles that are off by ``error`` on average, e.g. 0.1.
+    """Return estimates of the profiles with a mean relative error of about ``error``, e.g. 0.1.
 
-    An iteration's time is multiplied by exp(s z) with z standard normal: the mean of the relative error is
-    about ``error`` where s = error sqrt(pi / 2). All shapes of one Cell are off alike, as one model of its
-    time predicts them. What does not run is known not to.
+    An iteration's time is multiplied by exp(s z), where z is standard normal. The mean of the
+    relative error is about ``error`` if s = error sqrt(pi / 2). All shapes of one Cell have the
+    same error, as if one model predicted their times. A Cell that does not run is known not to run.
     """
     if not 0 <= error < 1:
         raise InvalidInput("error", "must lie in [0, 1)")
@@ -81,20 +82,23 @@ def perturbed(profiles: Sequence[EstimateRecord], error: float, seed: int) -> li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """How fast jobs really run."""
+    """The true rates of all Cells of a cluster's workloads."""
 
     cells: Cells
-    batch: tuple[int, ...]  # samples of an iteration of each workload
+    batch: tuple[int, ...]  # samples in an iteration of each workload
     of: dict[tuple[int, Cell], int]  # (workload, Cell on any nodes) -> row of ``cells``
 
     def iterations_per_s(self, workload: int, cell: Cell) -> float:
-        """Return the true rate of a Cell on ``cell.nodes`` nodes; 0 where it does not run."""
+        """Return the true rate of a Cell on ``cell.nodes`` nodes.
+
+        If it does not run there, return 0.
+        """
         row = self.of.get((workload, cell.on(0)))
         return 0.0 if row is None else self.cells.rate_on(row, cell.nodes) / self.batch[workload]
 
 
 def truth_of(snapshot: Snapshot) -> Truth:
-    """Return the truth that the estimates of ``snapshot`` state, on its cluster with all nodes there."""
+    """Return the truth given by the estimates of ``snapshot``, with all nodes present."""
     cells = build_cells(snapshot)
     keys = zip(cells.workload.tolist(), map(snapshot.cell, cells.keys()), strict=True)
     return Truth(

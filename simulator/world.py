@@ -1,4 +1,7 @@
-"""A cluster that trains: events in order of time, progress at the speed then in force."""
+"""A cluster that trains.
+
+Events happen in order of time, and jobs progress at their current speed.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +29,32 @@ from tessera.simulator.store import Change, InvariantBroken, MemoryStore
 from tessera.simulator.truth import truth_of
 
 TOLERANCE = 1e-6
-"""Relative, for sums of work and of GPU-seconds that are added up in two orders."""
+"""The relative tolerance for sums of work and of GPU-seconds that are added up in two orders."""
 
 MOMENT_S = 1e-6
-"""A job that would end so soon after a round has ended before it: the difference is rounding."""
+"""A job that would end within this time after a round counts as having ended before it: the
+difference is rounding."""
 
 
 Slowdowns: TypeAlias = Callable[[Mapping[int, Change]], Mapping[int, float]]
-"""How many times as long iterations take for jobs that meet on the network, at least 1, by job: from what
-runs, each as its start has it. A job left out is not slowed."""
+"""A function that returns, by job, the factor (at least 1) by which iterations take longer because
+jobs share links of the network. Its argument has the running jobs, each with the change that
+started it. A job that is left out is not slowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A node that is away from ``down_s`` until ``up_s`` (inf: for good)."""
+    """A node that is away from ``down_s`` until ``up_s``.
+
+    If ``up_s`` is inf, the node never comes back.
+    """
 
     node: str
     down_s: float
     up_s: float
 
     def __post_init__(self) -> None:
-        """Refuse times that do not follow each other."""
+        """Refuse times that are out of order."""
         if not 0 <= self.down_s < self.up_s:
             raise InvalidInput("failures", f"{self.node}: down_s must be at least 0, up_s later")
 
@@ -55,7 +63,8 @@ class Failure:
 class Straggler:
     """A node on which iterations take ``factor`` times as long from ``start_s`` until ``end_s``.
 
-    Of several at once the slowest counts, on a node as among the nodes of a gang.
+    If several overlap on a node, the slowest counts. The slowest node of a gang slows the whole
+    gang.
     """
 
     node: str
@@ -64,7 +73,7 @@ class Straggler:
     factor: float
 
     def __post_init__(self) -> None:
-        """Refuse times that do not follow each other, and factors that speed up."""
+        """Refuse times that are out of order, and factors that speed up."""
         if not 0 <= self.start_s < self.end_s:
             raise InvalidInput(
                 "stragglers", f"{self.node}: start_s must be at least 0, end_s later"
@@ -75,28 +84,31 @@ class Straggler:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A job that holds GPUs. Progress is linear between the breakpoints of (``at_s``, ``done``).
+    """A job that holds GPUs.
 
-    ``owed`` is what the job has to make good before ``ready_s``: (a checkpoint was written for it, the
-    Cell that it ran on last). If the start is cut short, it stays owed.
+    Its progress is linear between the breakpoints of (``at_s``, ``done``).
+
+    ``owed`` is the work that the start must do before ``ready_s``, as a pair: whether a checkpoint
+    was written for the job, and the Cell that it ran on last. If the start is cut short, it is
+    still owed.
     """
 
     change: Change
-    cell: Cell  # of the change, by names
+    cell: Cell  # the Cell of the change, by names
     gang: Gang
     owed: tuple[bool, CellKey | None]
-    start_s: float  # of the segment that is not yet logged
+    start_s: float  # the start of the segment that is not yet logged
     ready_s: float
     stamp: int
-    speed: float = 0.0  # iterations/s with the slowdown
+    speed: float = 0.0  # iterations/s, including the slowdown
     slowdown: float = 1.0
-    network: float = 1.0  # its part of the slowdown
+    network: float = 1.0  # the network's part of the slowdown
     at_s: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
 
     def done_at(self, now_s: float) -> float:
-        """Return the iterations trained by ``now_s``, not before the start."""
-        if len(self.at_s) == 1:  # the usual case, asked for every job in every round
+        """Return the iterations trained by ``now_s``. Before the start there is no progress."""
+        if len(self.at_s) == 1:  # the usual case, needed for every job in every round
             return self.done[0] + self.speed * max(0.0, now_s - self.at_s[0])
         i = max(0, bisect_right(self.at_s, now_s) - 1)
         speed = self.speed
@@ -106,31 +118,35 @@ class _Run:
 
 
 class _Pace:
-    """How far the jobs that run come from their last breakpoint on, arrays by job: as ``_Run`` has it."""
+    """The progress of running jobs after their last breakpoint, as arrays by job."""
 
     def __init__(self, jobs: int) -> None:
-        self.at_s, self.done = np.zeros(jobs), np.zeros(jobs)  # of the breakpoint
+        self.at_s, self.done = np.zeros(jobs), np.zeros(jobs)  # of the last breakpoint
         self.speed = np.zeros(jobs)
         self.ready_s = np.zeros(jobs)
         self.began = np.zeros(jobs)  # iterations trained before the segment that is not yet logged
         self.gpus = np.zeros(jobs, dtype=np.int64)
 
     def take(self, job: int, run: _Run) -> None:
-        """Take in where the run is from now on."""
+        """Record the run's last breakpoint, speed, start and GPUs."""
         self.at_s[job], self.done[job], self.speed[job] = run.at_s[-1], run.done[-1], run.speed
         self.ready_s[job], self.began[job] = run.ready_s, run.done_at(run.start_s)
         self.gpus[job] = run.cell.gpus
 
     def done_at(self, jobs: Ints, now_s: float) -> Floats:
-        """Return the iterations of jobs that run trained by ``now_s``, not before the breakpoints."""
+        """Return the iterations trained by ``now_s`` of running jobs, float64[jobs].
+
+        Before its last breakpoint a job makes no progress.
+        """
         return self.done[jobs] + self.speed[jobs] * np.maximum(0.0, now_s - self.at_s[jobs])
 
 
 class World:
     """The clock, the jobs' progress and the cluster's nodes.
 
-    ``advance`` lets time pass; ``snapshot`` and ``carry_out`` are a round's two sides. Events are handled by
-    time, then in the order in which they were made; a round comes after all events of its moment.
+    ``advance`` lets time pass. ``snapshot`` and ``carry_out`` are the input and the outcome of a
+    round. Events are handled in order of time, then in the order in which they were made. A round
+    comes after all events of its moment.
     """
 
     def __init__(
@@ -143,9 +159,11 @@ class World:
         stragglers: Sequence[Straggler] = (),
         slowdowns: Slowdowns | None = None,
     ) -> None:
-        """``visible`` is what rounds are told of the workloads; None: the truth.
+        """Set up the world at time 0, with its arrivals, failures and stragglers as events.
 
-        ``slowdowns`` is asked anew whenever other jobs run, or the same ones otherwise; None: nobody meets.
+        ``visible`` are the estimates that rounds see; if it is None, they see the true ones.
+        ``slowdowns`` is called again whenever the running jobs or their GPUs have changed. If it is
+        None, no job is slowed by others.
         """
         self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
         specs = [one.spec for one in scenario.arrivals]
@@ -162,24 +180,24 @@ class World:
         self._pace = _Pace(len(specs))
         self._last_cell: dict[int, CellKey] = {}
         self._saved = np.zeros(len(specs), dtype=np.bool_)
-        self._logged = np.zeros(len(specs))  # iterations by segments, less what was lost
+        self._logged = np.zeros(len(specs))  # iterations by segments, less those that were lost
         self._held_gpu_s = 0.0
         self._away = np.zeros(len(self.store.node_names), dtype=np.int64)
         self._slow: dict[int, list[float]] = {}
         self._slowdowns, self._met = slowdowns, dict[int, float]()
-        self._others_run = False  # since slowdowns were asked for last
+        self._others_run = False  # since the last call of ``slowdowns``
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._to_come = len(specs)
-        self._profiled_from_s: list[float] = []  # a workload each
+        self._profiled_from_s: list[float] = []  # one entry for each workload
         self._seen_waiting = self._waiting()
         self._plan_arrivals()
         self._plan_nodes(failures, stragglers)
 
-    # time
+    # the clock
 
     def advance(self, to_s: float) -> int:
-        """Let time pass until ``to_s``; return how many events changed what a round would see."""
+        """Let time pass until ``to_s``, and return how many events changed a round's snapshot."""
         before = self.events_handled
         while self._events and self._events[0][0] <= to_s:
             at_s, _, happen = heapq.heappop(self._events)
@@ -187,6 +205,8 @@ class World:
             happen()
             self._meet()
         self._pass_time(to_s)
+        # jobs that would end within rounding of ``to_s`` end now, so that the round does not see
+        # them
         jobs = np.array(list(self._runs), dtype=np.int64)
         done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
         self.store.done[jobs] = done
@@ -197,7 +217,7 @@ class World:
         return self.events_handled - before
 
     def next_event_s(self) -> float:
-        """Return when something happens next; inf: never."""
+        """Return the time of the next event. If there is none, return inf."""
         return self._events[0][0] if self._events else np.inf
 
     def over(self) -> bool:
@@ -216,7 +236,7 @@ class World:
         )
 
     def quiet(self) -> bool:
-        """Return whether nothing is going to happen unless a round makes it."""
+        """Return whether no job is running and no event is pending."""
         return not self._runs and not self._events
 
     def _pass_time(self, to_s: float) -> None:
@@ -225,7 +245,7 @@ class World:
         self.now_s = to_s
 
     def _at(self, at_s: float, happen: Callable[[], None]) -> None:
-        if np.isfinite(at_s):  # else it never happens
+        if np.isfinite(at_s):  # an infinite time never comes
             heapq.heappush(self._events, (at_s, next(self._order), happen))
 
     def _plan_arrivals(self) -> None:
@@ -251,10 +271,10 @@ class World:
             self._at(s.start_s, partial(self._slow_down, node, s.factor))
             self._at(s.end_s, partial(self._speed_up, node, s.factor))
 
-    # a round
+    # the two sides of a round
 
     def snapshot(self) -> Snapshot:
-        """Return what a round may look at now."""
+        """Return the snapshot that a round sees now."""
         return self.store.snapshot(self.now_s)
 
     def carry_out(
@@ -263,7 +283,7 @@ class World:
         legs: Legs = NO_LEGS,
         prices: dict[str, float] | None = None,
     ) -> list[Change]:
-        """Do what a round decided on the last snapshot; return what it changed."""
+        """Carry out a round's decisions on the last snapshot, and return the changes they made."""
         changes = self.store.commit(decisions, self.now_s, legs, prices)
         for change in changes:
             if change.job in self._runs:
@@ -274,11 +294,11 @@ class World:
         return changes
 
     def close(self) -> None:
-        """End the log: those that still run are logged until now."""
+        """End the log: write the segments of the jobs that still run, up to now."""
         for job in list(self._runs):
             self._write(job, self._runs.pop(job), "horizon")
 
-    # what happens
+    # events
 
     def _arrive(self, job: int) -> None:
         self.events_handled += 1
@@ -308,7 +328,7 @@ class World:
         self._set_speed(job, run)
 
     def _set_speed(self, job: int, run: _Run) -> None:
-        """Let the job train at what its nodes allow now; its end is an event, or its crash."""
+        """Let the job train at the speed that its nodes allow, and schedule its end or crash."""
         run.network = self._met.get(job, 1.0)
         run.slowdown = run.network * max(
             (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
@@ -327,13 +347,13 @@ class World:
     def _finish(self, job: int, stamp: int) -> None:
         run = self._runs.get(job)
         if run is None or run.stamp != stamp:
-            return  # it has changed since
+            return  # the run has changed since the event was made
         self.events_handled += 1
         self._stop(job, "finish", done=float(self.store.iterations[job]))
         self.store.finish(job, self.now_s)
 
     def _crash(self, job: int, stamp: int) -> None:
-        """The Cell does not truly run: the job queues again, and rounds are told."""
+        """Queue the job again, because its Cell does not truly run, and let rounds see that."""
         run = self._runs.get(job)
         if run is None or run.stamp != stamp:
             return
@@ -348,6 +368,7 @@ class World:
         self.store.set_schedulable(node, False)
         every_s = self.overheads.checkpoint_every_s
         for job, run in self._runs_on(node):
+            # progress goes back to the last checkpoint of this run
             trained_s = max(0.0, self.now_s - run.ready_s)
             written = np.floor(trained_s / every_s) * every_s if np.isfinite(every_s) else 0.0
             kept = run.done_at(run.ready_s + float(written))
@@ -376,7 +397,7 @@ class World:
         self._respeed(self._runs_on(node))
 
     def _meet(self) -> None:
-        """Let jobs that meet on the network train at what they have left of it, where others run now."""
+        """Update the network slowdowns of running jobs, if the set of runs has changed."""
         if self._slowdowns is None or not self._others_run:
             return
         self._others_run, before = False, self._met
@@ -407,13 +428,17 @@ class World:
     def _stop(
         self, job: int, why: str, *, done: float | None = None, kept: float | None = None
     ) -> None:
-        """End the job's run; ``kept``: what is left of its progress, where a failure loses some."""
+        """End the job's run.
+
+        ``kept`` is the progress that is left when a failure loses some of it.
+        """
         run, self._others_run = self._runs.pop(job), True
         self._met.pop(job, None)
         reached = run.done_at(self.now_s) if done is None else done
         left = reached if kept is None else kept
         self._write(job, run, why, reached, lost=reached - left)
         self.store.done[job] = left
+        # a start that was cut short has paid nothing, so that the next one owes the same
         if self.now_s < run.ready_s:
             self._saved[job], last = run.owed
             if last is None:
@@ -445,7 +470,7 @@ class World:
             )
         )
 
-    # what must always hold
+    # invariants
 
     def check(self) -> None:
         """Raise InvariantBroken unless GPUs, GPU-seconds and work add up."""
@@ -471,7 +496,7 @@ class World:
         self._check_waiting()
 
     def _check_waiting(self) -> None:
-        """No progress while not placed."""
+        """Raise InvariantBroken if a job made progress while it held no GPUs."""
         then, done, generation = self._seen_waiting
         still = self._waits()[then] & (self.store.generation[then] == generation)
         if (self.store.done[then] != done)[still].any():
