@@ -1,1 +1,1 @@
-"""Jobs that come and go over a network, at the rates that they have where they meet on links."""
+"""Simulated jobs that share a network, at the rates that they reach when they share links."""

@@ -1,4 +1,4 @@
-"""What contention came to in a run of the job simulator."""
+"""The figures of contention in a run of the job simulator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from tessera.simulator.run import Result
 
 
 def contention_figures(result: Result, seen: Met) -> dict[str, float]:
-    """Return what the run lost where jobs met, from its segments, and what planning took.
+    """Return the run's loss by contention, from its segments, and the time of planning.
 
-    ``contention_loss`` is the share of the GPU time held, over the whole run, that jobs would not have needed
-    had they met nobody. A job's slowdown is the time that it trained over what that would have taken alone,
-    stragglers apart; mean and worst are over the jobs that trained.
+    ``contention_loss`` is the share of the GPU time held, over the whole run, that jobs would not
+    have needed without contention. A job's slowdown is the time that it trained, divided by the
+    time that this would have taken alone, stragglers apart. Mean and worst slowdown are over the
+    jobs that trained.
     """
     rows = result.segments
     job = np.array([s.job for s in rows], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How often the network was planned, and how long that took."""
+"""The number of network plans and the time that they took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.formulation.network.plan import NetworkPlan
 
 @dataclass(slots=True)
 class Plans:
-    """Counts plans, and seconds of planning by the clock that each is given."""
+    """A counter of network plans that also sums the seconds of planning, by a given clock."""
 
     plans: int = 0
     plan_s: float = 0.0
@@ -23,7 +23,10 @@ class Plans:
         contention: Contention,
         clock: Callable[[], float],
     ) -> NetworkPlan:
-        """Return the plan; ``clock`` is asked before and after, and decides nothing."""
+        """Return the network plan.
+
+        ``clock`` is read before and after, and influences no decision.
+        """
         before_s = clock()
         found = plan(contention)
         took_s = clock() - before_s

@@ -1,4 +1,7 @@
-"""Long-run rates of jobs under a network plan; what has not changed is not played again."""
+"""Long-run rates of jobs under a network plan.
+
+A group that has not changed is not simulated again.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +18,49 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network.fluid import meetings, simulate
 
 FEW = 12
-"""Jobs of a group whose sets of senders the engine remembers all (``solvers.network.kernels.fluid``)."""
+"""The largest number of jobs in a group for which the engine remembers all sets of senders
+(``solvers.network.kernels.fluid``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How long jobs that meet are played for their long-run rates: a multiple of the longest iteration alone.
+    """The time for which a group of jobs is simulated to find long-run rates.
 
-    simulator/README.md (The network) has what that costs in accuracy. ``noise`` is compute's.
+    It is a multiple of the longest iteration alone. simulator/README.md (The network) has its cost
+    in accuracy. ``noise`` is that of compute times.
     """
 
     iterations: float = 20.0
     of_few: float = 120.0  # the same for groups of at most ``FEW`` jobs, which cost little
-    warm: float = 0.25  # of the window, before counting begins
+    warm: float = 0.25  # share of the window before counting begins
     noise: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse windows that show nothing."""
+        """Refuse windows in which nothing would be counted."""
         if not (self.iterations > 0 and self.of_few > 0 and self.warm >= 0):
             raise InvalidInput("window", "must be longer than 0 iterations, and warm at least 0")
 
 
 class Rates:
-    """Rates of jobs by group: jobs that can slow each other down, directly or through others.
+    """The rates of jobs by group.
 
-    A group is played when one of its jobs, their loads, the order of their levels or their shifts are others
-    than in the last call. Without shifts jobs begin at a moment of their iteration drawn by name, as jobs do
-    that nobody aligned.
+    The jobs of a group can slow each other down, directly or through others.
+
+    A group is simulated again only if its jobs, their loads, the order of their priority levels or
+    their shifts differ from the last call. Without shifts, a job begins at a moment of its
+    iteration that is drawn from its name, like a job that nobody aligned.
     """
 
     def __init__(self, window: Window | None = None) -> None:
         self.window = Window() if window is None else window
-        self.played, self.kept = 0, 0  # groups
+        self.played, self.kept = 0, 0  # numbers of groups
         self._last: dict[bytes, Floats] = {}
 
     def __call__(
         self, names: Sequence[str], demand: Demand, level: Ints, offset_s: Floats | None = None
     ) -> Floats:
-        """Return each job's iterations a second, float64[jobs]."""
+        """Return each job's iterations/s, float64[jobs]."""
         found: Floats = 1.0 / demand.alone_s
         now: dict[bytes, Floats] = {}
         for jobs in meetings(demand):

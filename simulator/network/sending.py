@@ -1,4 +1,4 @@
-"""What a scenario's jobs send on a topology, by what they run as and where, and who has no part in it."""
+"""The traffic that a scenario's jobs send on a topology, by their Cells and GPUs."""
 
 from __future__ import annotations
 
@@ -25,37 +25,41 @@ from tessera.simulator.truth import truth_of
 from tessera.solvers.network.paths import least_comm_s
 
 NEAR = 0.01
-"""An iteration alone on the network may differ so much from the profile's, as a share of that."""
+"""The tolerance for the time of an iteration alone, as a share of the profile's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a Cell sends by nodes that it runs on; ``why`` it is not known, else ""."""
+    """The traffic of a Cell by its number of nodes.
+
+    If it is unknown, ``why`` is the reason, else "".
+    """
 
     traffic: dict[int, Traffic]
     why: str = ""
 
     def on(self, nodes: int) -> Traffic:
-        """Return that of the shape, else of the first: plans differ little between shapes."""
+        """Return the traffic of the shape, or else of the first one: they differ little."""
         return self.traffic.get(nodes, next(iter(self.traffic.values())))
 
 
 class Sending:
-    """Gives each job's part of the network's contention (``slowdowns.Contended``).
+    """A source of each job's part of the network's contention (``slowdowns.Contended``).
 
-    What a Cell sends is its profile's ``traffic``, else derived from its model, where that is a published one
-    on a GPU type of the catalogue. Compute is scaled so that an iteration alone lasts as long as the profile
-    says, where the traffic leaves room for that. Jobs that meet nobody are kept by reason, all runs together.
+    A Cell sends the ``traffic`` of its profile. If the profile has none, the traffic is derived
+    from the model, if that is a published one on a GPU type of the catalogue. Compute is scaled so
+    that an iteration alone takes as long as in the profile, if the traffic leaves room for that.
+    Jobs without a part in the contention are recorded with the reason, for all runs together.
 
     Raises:
-        InvalidInput: the traffic of a profile is none, or of another number of GPUs.
+        InvalidInput: the traffic of a profile is not valid, or is for another number of GPUs.
     """
 
     def __init__(self, scenario: Scenario, topology: Topology) -> None:
         store = MemoryStore(scenario, np.zeros(len(scenario.arrivals)))
-        self.unknown: dict[str, str] = {}  # job -> why what it sends is not known
+        self.unknown: dict[str, str] = {}  # job -> why its traffic is not known
         self.outside: dict[str, str] = {}  # job -> why it has no part in the network
-        self.misfit: dict[str, str] = {}  # job -> whose iteration is not the profile's
+        self.misfit: dict[str, str] = {}  # job -> how its iteration differs from the profile's
         self._names = [one.spec.name for one in scenario.arrivals]
         self._workload, self._workloads = store.workload, store.workloads
         self._cell, self._nodes = store.cell, store.node_names
@@ -68,7 +72,7 @@ class Sending:
         self._known = _given(scenario)
 
     def __call__(self, change: Change, gang: Gang) -> Contention | None:
-        """Return what the job loads and may choose; None: it meets nobody."""
+        """Return the job's loads and choices of paths. If it has no part in it, return None."""
         name = self._names[change.job]
         workload, cell = int(self._workload[change.job]), self._cell(change.cell)
         rate = self._truth.iterations_per_s(workload, cell.on(gang.nodes))
@@ -122,7 +126,7 @@ class Sending:
 
 
 def _hardware(scenario: Scenario) -> dict[str, Hardware]:
-    """Return what the catalogue knows of the cluster's GPU types, with its own memory and nodes."""
+    """Return the catalogue's hardware by GPU type, with the cluster's memory and node sizes."""
     size: defaultdict[str, int] = defaultdict(int)
     for node in scenario.nodes:
         size[node.gpu_type] = max(size[node.gpu_type], node.gpus)

@@ -1,4 +1,4 @@
-"""The job simulator with contention on: what ``World`` asks for when other jobs run."""
+"""Contention for the job simulator: the slowdowns that ``World`` asks for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from tessera.simulator.network.rates import Rates
 from tessera.simulator.store import Change
 
 MOST = 1e6
-"""A job that never gets a link counts as slowed so many times, so that it still ends, far off."""
+"""The slowdown of a job that never gets a link, so that it still ends, far in the future."""
 
 
 @dataclass(slots=True)
 class Met(Plans):
-    """What a run saw of the network. A job is contended when it shares a link, whether or not that fills."""
+    """The contention that a run saw.
 
-    contended: set[int] = field(default_factory=set)  # jobs, at some time
+    A job is contended if it shares a link, even if the link is not full.
+    """
+
+    contended: set[int] = field(default_factory=set)  # jobs that were contended at some time
 
 
 def _stands() -> float:
@@ -30,12 +33,13 @@ def _stands() -> float:
 
 
 class Contended:
-    """Slowdowns of jobs that meet: rate alone over the rate that they have under the network plan.
+    """The slowdowns of jobs that share links: the rate alone over that under the network plan.
 
-    ``met`` makes one job's part of the network's contention from what it runs as and its GPUs, the same links
-    for all; None: it has no traffic that is known. A job counts from the moment it holds its GPUs, though
-    it sends nothing before it is loaded. Where jobs with traffic are the same as before, nothing is planned.
-    ``clock`` is asked before and after planning, and decides nothing.
+    ``met`` returns one job's part of the network's contention, from its Cell and its GPUs. The
+    links are the same for all jobs. If it returns None, the job has no known traffic. A job counts
+    as soon as it holds its GPUs, though it sends nothing before it is loaded. If the jobs with
+    traffic are the same as before, nothing is planned. ``clock`` is read before and after planning,
+    and influences no decision.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Contended:
         self._last: tuple[list[tuple[int, Contention]], dict[int, float]] = ([], {})
 
     def __call__(self, runs: Mapping[int, Change]) -> dict[int, float]:
-        """Return how many times as long iterations of each job take, at least 1."""
+        """Return the factor by which each job's iterations take longer, at least 1."""
         self._parts = {job: self._part(job, change) for job, change in runs.items()}
         parts = [(job, part) for job, (_, part) in self._parts.items() if part is not None]
         if not _same(parts, self._last[0]):

@@ -1,4 +1,7 @@
-"""A trace of jobs on a network: placed once, planned anew at each start and end, slowed where they meet."""
+"""A trace of jobs on a network.
+
+Jobs are placed once, planned again at each start and end, and slowed by contention.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tessera.simulator.network.planning import Plans
 from tessera.simulator.network.rates import Rates
 
 OVER = 1e-9
-"""A job with no more than this share of its iterations left has ended: the difference is rounding."""
+"""The share of its iterations below which a job has ended: the difference is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class TraceJob:
     traffic: Traffic
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Refuse values that have no meaning."""
         if not (
             0 <= self.arrival_s < math.inf and 0 < self.iterations < math.inf and self.gpus > 0
         ):
@@ -44,25 +47,29 @@ class TraceJob:
 
 
 class Places(Protocol):
-    """Who has which GPUs."""
+    """The allocator of GPUs: it knows which job holds which."""
 
     def allocate(self, job: str, gpus: int) -> Gang | None:
-        """Give the job its GPUs; None: there is no place now, and nothing changes."""
+        """Give the job its GPUs. If there is no place now, return None and change nothing."""
 
     def release(self, job: str) -> None:
-        """Take them back."""
+        """Take the job's GPUs back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a trace runs on, and who decides.
+    """The cluster of a trace, with its allocator and its network planner.
 
-    ``met`` makes one job's part of the network's contention, the same links for all. ``clock`` is asked
-    before and after planning, and decides nothing. Jobs are tried in the order in which they came; a job that
-    fits may pass one that does not, unless ``in_turn``. ``changed`` is asked before each plan for the parts
-    of running jobs that are others than before, by name (jobs that share GPUs slow each other down).
-    ``beside`` are plans, by name, that are judged on the jobs that run at each time, and never carried out:
-    whoever ends a little earlier changes who runs beside whom, so that two runs differ by chance, too.
+    ``met`` returns one job's part of the network's contention; the links are the same for all jobs.
+    ``clock`` is read before and after planning, and influences no decision. Jobs are tried in order
+    of arrival. A job that fits may pass one that does not, unless ``in_turn``.
+
+    ``changed`` is called before each plan. It returns, by name, the parts of running jobs that
+    differ from before (jobs that share GPUs slow each other down).
+
+    ``beside`` are other planners, by name. Their plans are evaluated on the jobs that run at each
+    time, and never carried out. In two separate runs, a job that ends a little earlier would change
+    which jobs share links, so that the runs would also differ by chance.
     """
 
     gpus: int
@@ -77,24 +84,26 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceResult:
-    """A trace as it went. By job in the order given; sums over time until ``ended_s``.
+    """The outcome of a trace.
 
-    A job is contended when it shares a link with another, whether or not they can fill it.
+    Arrays are by job in the order given; sums are over time until ``ended_s``.
+
+    A job is contended if it shares a link with another, even if they cannot fill it.
     """
 
-    start_s: Floats  # (J,) inf: never
-    end_s: Floats  # (J,) inf: not yet
-    alone_s: Floats  # (J,) what it would take alone, from start to end; nan: it never started
+    start_s: Floats  # (J,) inf: the job has never started
+    end_s: Floats  # (J,) inf: the job has not ended
+    alone_s: Floats  # (J,) time from start to end if it were alone; nan: it never started
     jct_s: Floats  # (J,) from arrival to end; inf: it has not ended
     ever_contended: Bools  # (J,)
     ended_s: float
-    flop: float  # done: U_T (Crux, eq. 1)
-    beside_flop: dict[str, float]  # what jobs would have done while they ran, so planned
+    flop: float  # work done: U_T (Crux, eq. 1)
+    beside_flop: dict[str, float]  # work that the running jobs would have done under these plans
     held_gpu_s: float
-    computing_gpu_s: float  # of those held, in which compute went on
+    computing_gpu_s: float  # of those held, in which GPUs computed
     contended_gpu_s: float
     contended_job_s: float
-    link_use: Floats  # (links,) mean share of time that a link's bandwidth was used
+    link_use: Floats  # (links,) mean share of each link's bandwidth that was used
     plans: int
     plan_s: float  # seconds spent on planning, all plans together
     slowest_plan_s: float
@@ -102,7 +111,7 @@ class TraceResult:
 
     @property
     def computing_of_held(self) -> float:
-        """Return the share of GPU time held in which GPUs computed."""
+        """Return the share of the held GPU time in which GPUs computed."""
         return self.computing_gpu_s / self.held_gpu_s if self.held_gpu_s else 0.0
 
 
@@ -112,10 +121,10 @@ def run_trace(
     rates: Rates | None = None,
     horizon_s: float = math.inf,
 ) -> TraceResult:
-    """Run the jobs until all are over, nothing can start any more, or the horizon.
+    """Run the jobs until all are over, nothing can start any more, or the horizon is reached.
 
-    Between starts and ends every job advances at its long-run rate under the plan in force; transients of a
-    few iterations are left out.
+    Between starts and ends, every job advances at its long-run rate under the current network plan.
+    Transients of a few iterations are ignored.
     """
     if twice := [n for n, times in Counter(job.name for job in jobs).items() if times > 1]:
         raise InvalidInput("jobs", f"must have unique names; {twice[0]} repeats")
@@ -138,7 +147,7 @@ class _Sums:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
-    """The jobs that run, arrays by their place in ``jobs``, at the rates in force."""
+    """The jobs that run, as arrays by their position in ``jobs``, at their current rates."""
 
     jobs: list[int] = field(default_factory=list)
     parts: list[Contention] = field(default_factory=list)
@@ -146,7 +155,7 @@ class _Running:
     rate: Floats = field(default_factory=lambda: np.zeros(0))
     contended: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     link_rate: Floats | None = None  # share of each link that is used
-    beside: dict[str, float] = field(default_factory=dict)  # flop a second
+    beside: dict[str, float] = field(default_factory=dict)  # flop/s
 
 
 class _Trace:
@@ -167,7 +176,7 @@ class _Trace:
         self.free = cluster.gpus
 
     def go(self, horizon_s: float) -> None:
-        """Let time pass."""
+        """Let time pass until the trace is over."""
         order = np.argsort(self.arrival_s, kind="stable").tolist()
         coming = 0
         while True:
@@ -221,7 +230,7 @@ class _Trace:
         return bool(over.any())
 
     def _start(self) -> bool:
-        """Start what fits of those that wait, in order; return whether any does."""
+        """Start the waiting jobs that fit, in order, and return whether any has started."""
         started, full = set[int](), set[int]()
         for job in self.waiting:
             one = self.jobs[job]
@@ -243,7 +252,7 @@ class _Trace:
         return bool(started)
 
     def _plan(self) -> None:
-        """Plan the network for those that run, and find their rates."""
+        """Plan the network for the running jobs, and find their rates."""
         run, cluster = self.run, self.cluster
         if not run.jobs:
             self.run = _Running()
@@ -270,7 +279,7 @@ class _Trace:
         }
 
     def _would_do(self, plan: NetworkPlan, contention: Contention, rates: Rates) -> float:
-        """Return the flop a second that the jobs would do."""
+        """Return the flop/s that the jobs would do under the plan."""
         demand = demand_of(contention, plan.chosen)
         rate = rates(contention.jobs, demand, plan.level, plan.offset_s)
         return float(contention.work_flop @ rate)
