@@ -1,1 +1,1 @@
-"""Simulated runs of schedulers and policies: workloads by name, runs as tasks, results compared."""
+"""Simulated runs of schedulers and policies: workloads, tasks and comparisons."""

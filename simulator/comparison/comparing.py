@@ -1,6 +1,6 @@
-"""Runs of policies on the same workloads, set against each other: gains, ranks, and the row of a table.
+"""Comparisons of policies that ran on the same workloads: gains, ranks, and rows of a table.
 
-A policy's runs are a sequence, one a seed, in the same order for all policies.
+The runs of a policy are a sequence with one run for each seed, in the same order for all policies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ MEANS = (
     "decide_p50_s",
     "decide_max_s",
 )
-"""Figures of a run (``simulator.metrics.figures``) that a row has as the mean over seeds, where they are."""
+"""The figures of a run (``simulator.metrics.figures``) that appear in a row as the mean over seeds,
+if all runs have them."""
 
 
 def finished_by(runs: Sequence[Ran], until_s: float = math.inf) -> Bools:
@@ -56,7 +57,7 @@ def finished_by(runs: Sequence[Ran], until_s: float = math.inf) -> Bools:
 
 
 def jct_ratio(ours: Runs, theirs: Runs, within_horizon: bool = False) -> Interval:
-    """Return our mean JCT over theirs, over the jobs that both of a seed finished."""
+    """Return our mean JCT divided by theirs, over the jobs that both runs of a seed finished."""
     means = []
     for a, b in zip(ours, theirs, strict=True):
         until_s = (
@@ -70,17 +71,17 @@ def jct_ratio(ours: Runs, theirs: Runs, within_horizon: bool = False) -> Interva
 
 
 def throughput_ratio(ours: Runs, theirs: Runs) -> Interval:
-    """Return our normalised throughput over theirs, each over the horizon."""
+    """Return our normalised throughput divided by theirs, each over the horizon."""
     return ratio_interval(
         [a.figures["throughput"] for a in ours], [b.figures["throughput"] for b in theirs]
     )
 
 
 def best_ilp(by_policy: ByPolicy) -> str:
-    """Return our best integer program: the greatest normalised throughput over mean JCT.
+    """Return our integer program with the greatest normalised throughput divided by mean JCT.
 
-    JCT is over the jobs that all of our integer programs finished; both are means over seeds. One rule
-    for both metrics, so that no two policies of ours share the credit.
+    JCT is over the jobs that all of our integer programs finished; both are means over seeds. One
+    rule serves both metrics, so that no two of our policies share the credit.
 
     Raises:
         InvalidInput: none of the policies is one.
@@ -102,10 +103,10 @@ def best_ilp(by_policy: ByPolicy) -> str:
 
 
 def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
-    """Return the rank of ``name`` by JCT and by throughput among itself and all that are not our own.
+    """Return the ranks of ``name`` by JCT and throughput, among itself and policies not ours.
 
-    Another is before it where it has the lower mean JCT over the jobs that both finished, or the higher
-    normalised throughput.
+    Another policy ranks higher if it has the lower mean JCT over the jobs that both finished, or
+    the higher normalised throughput.
     """
     others = [runs for other, runs in by_policy.items() if not is_ours(other)]
     ours = by_policy[name]
@@ -115,7 +116,7 @@ def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
 
 
 def bound_share(runs: Runs) -> float:
-    """Return the mean JCT that no policy can beat over the policy's own, over the jobs that it finished."""
+    """Return the bound of mean JCT divided by the policy's own, for the jobs that it finished."""
     over = [finished_by([one]) for one in runs]
     least = sum(float(one.alone_s[o].sum()) for one, o in zip(runs, over, strict=True))
     own = sum(float(one.jct_s[o].sum()) for one, o in zip(runs, over, strict=True))
@@ -125,10 +126,10 @@ def bound_share(runs: Runs) -> float:
 def headline(
     by_policy: ByPolicy, bounds: Sequence[float] = (), baseline: str = "arena"
 ) -> tuple[str, dict[str, Figure]]:
-    """Return our best integer program and how it compares, with ``baseline`` where that ran.
+    """Return our best integer program and how it compares, including with ``baseline`` if that ran.
 
-    ``bounds`` are throughputs that no policy can beat, one a seed. With several seeds there are the ends of
-    the 95 % intervals of the gains, too.
+    ``bounds`` are upper bounds of the throughput of any policy, one for each seed. With several
+    seeds, the result includes the ends of the 95 % intervals of the gains.
     """
     best = best_ilp(by_policy)
     ours = by_policy[best]
@@ -153,7 +154,7 @@ def headline(
 
 
 def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
-    """Return how far a ratio is better than 1; ``sign`` -1: lower is better."""
+    """Return by how much a ratio is better than 1. If ``sign`` is -1, lower is better."""
     ends = sorted((sign * (ratio.low - 1), sign * (ratio.high - 1)))
     found: dict[str, Figure] = {name: sign * (ratio.value - 1)}
     if not math.isnan(ends[0]):
@@ -162,16 +163,18 @@ def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
 
 
 def rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure | str]]:
-    """Return a row for each policy, by mean JCT over the jobs finished by all."""
+    """Return a row for each policy, sorted by mean JCT over the jobs that all policies finished."""
     found = [row(name, by_policy, baseline) for name in by_policy]
     return sorted(found, key=lambda r: float(r["jct_mean_s"]))
 
 
 def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
-    """Return what a policy came to: means over seeds; ``jct`` is over jobs finished by all policies.
+    """Return a policy's row of means over seeds.
 
-    ``jct_completed_mean_s`` is over all that it finished itself. Where there are several seeds, ``low`` and
-    ``high`` bound the 95 % interval of the mean.
+    ``jct`` is over the jobs that all policies finished.
+
+    ``jct_completed_mean_s`` is over all jobs that the policy itself finished. With several seeds,
+    ``low`` and ``high`` bound the 95 % interval of the mean.
     """
     runs = by_policy[name]
     common = [finished_by([other[k] for other in by_policy.values()]) for k in range(len(runs))]

@@ -1,4 +1,4 @@
-"""Policies by the names that simulation benchmarks use, and what each of them may see."""
+"""The policies by their names in benchmarks, and the information that each may see."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ OURS: Final = (
     "greedy:throughput",
     "greedy:jct",
 )
-"""Ours that are compared by default: each objective alone, and even mixtures, which no data has chosen."""
+"""Our policies that are compared by default: each objective alone, and even mixtures, which were
+not tuned on any data."""
 
 DATED: Final = ("arena-deadline", "edf")
-"""Left out where there are no deadlines: the one is Arena's policy then, the other says nothing."""
+"""Policies that are left out of comparisons without deadlines. The first is then the same as
+Arena's policy, and the second has no meaning."""
 
 INFORMATION: Final = ("estimates", "optimum", "data-parallel", "single-gpu")
 
 
 def everyone() -> tuple[str, ...]:
-    """Return all policies that have a name of their own, published ones first."""
+    """Return all policies that have their own name, published ones first."""
     return (*registry.names(), *OURS)
 
 
@@ -63,13 +65,14 @@ def is_ours(policy: str) -> bool:
 
 
 def options_of(policy: str, seed: int = 0) -> RoundOptions:
-    """Return how rounds are decided under a policy.
+    """Return the options with which rounds are decided under a policy.
 
-    A published policy goes by its name. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are ours, with any
-    objective of the grammar; ``@`` adds options of a round, e.g. ``ilp:jct@restart_horizon_s=7200``.
+    A published scheduler goes by its name. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are ours,
+    with any objective of the grammar. ``@`` adds options of a round, e.g.
+    ``ilp:jct@restart_horizon_s=7200``.
 
     Raises:
-        InvalidInput: it is none of these.
+        InvalidInput: the policy is not one of these.
     """
     name, *settings = (part.strip() for part in policy.split("@"))
     given: dict[str, Any] = dict(_setting(part) for part in settings)
@@ -87,7 +90,7 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
 
 
 def _setting(text: str) -> tuple[str, str | int | float | bool]:
-    """Return an option of a round and its value, of the type that it has."""
+    """Return the name of a round's option and its value, converted to the option's type."""
     name, equals, value = text.partition("=")
     kinds = {f.name: str(f.type) for f in fields(RoundOptions)}
     kind = kinds.get(name)
@@ -101,14 +104,16 @@ def _setting(text: str) -> tuple[str, str | int | float | bool]:
         if equals and kind in ("str", "DeadlineMode"):
             return name, value
     except ValueError:
-        pass  # said below
+        pass  # the error is raised below
     raise InvalidInput(
         "policies", f"{text!r} is not an option of a round; write NAME=VALUE, e.g. max_changes=3"
     )
 
 
 def information_of(name: str, dp_memory: Path | None = None) -> Information:
-    """Return what a policy may see by its name; ``dp_memory`` is what data parallelism needs.
+    """Return the information with the given name.
+
+    ``dp_memory`` is the file that "data-parallel" needs.
 
     Raises:
         InvalidInput: there is no such information, or the file is not named.
@@ -127,7 +132,10 @@ def information_of(name: str, dp_memory: Path | None = None) -> Information:
 
 
 def listed(text: str, known: tuple[str, ...] = ()) -> list[str]:
-    """Return the parts of a list with commas, each once; all must be ``known`` where any are given."""
+    """Return the distinct parts of a comma-separated list.
+
+    If ``known`` is not empty, all must be in it.
+    """
     found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
         raise InvalidInput("list", "must name at least one")

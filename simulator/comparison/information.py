@@ -1,4 +1,4 @@
-"""Reading the published measurements that information is made of."""
+"""A reader of published measurements that information is built from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ GIB = 2**30
 def read_dp_memory(path: Path) -> DpMemory:
     """Return the peak memory of data-parallel runs from ``arena/dp_memory.csv`` of the data sets.
 
-    A row that is not ``ok`` ran out of memory, or was not measured: the file does not tell them apart.
+    A row that is not ``ok`` ran out of memory or was not measured: the file does not distinguish
+    the two.
 
     Raises:
         InvalidInput: the file lacks a column, or a cell is not a number.
@@ -48,7 +49,10 @@ def read_dp_memory(path: Path) -> DpMemory:
 
 
 def memory_file(information: Collection[str], given: Path | None) -> str:
-    """Return the file that data-parallel information needs; "" where nobody sees that. Raises MissingData."""
+    """Return the file that data-parallel information needs.
+
+    If no policy uses it, return "". Raises MissingData.
+    """
     if "data-parallel" not in information:
         return ""
     found = data_file(given, "arena", "dp_memory.csv")

@@ -1,4 +1,4 @@
-"""How near the decisions of any policy come to each round's optimum, at no time of the policy's own."""
+"""The quality of decisions relative to each round's optimum, outside the policy's time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tessera.solvers.schedulers.base import carried
 
 
 class Watch:
-    """The system's clock, less the time in which it was stopped."""
+    """The system's clock, minus the time for which it was stopped."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._stopped_s = 0.0
 
     def monotonic_s(self) -> float:
-        """Return seconds since an arbitrary origin; never goes back."""
+        """Return seconds since an arbitrary origin; the value never decreases."""
         return self._clock.monotonic_s() - self._stopped_s
 
     def without(self, work: Callable[[], float]) -> float:
-        """Return what ``work`` returns; its time does not count."""
+        """Return the result of ``work``, without counting its time."""
         began_s = self._clock.monotonic_s()
         found = work()
         self._stopped_s += self._clock.monotonic_s() - began_s
@@ -35,21 +35,21 @@ class Watch:
 
 
 class Judged:
-    """A decider of which some rounds are decided by the ILP as well, at no time of its own.
+    """A decider that has some of its rounds decided by the ILP as well, outside its own time.
 
-    ``shares`` has what the decider's placement is worth over what the ILP's is, in normalised throughput
-    less the price of restarts, by the estimates that rounds are told.
+    Each entry of ``shares`` is the value of the decider's placement divided by that of the ILP's.
+    Both are in normalised throughput less the restart cost, by the estimates that rounds see.
     """
 
     def __init__(self, decide: Callable[[Snapshot], Outcome], every: int, watch: Watch) -> None:
-        """``every``: so many rounds lie between two that are judged; 0: none is."""
+        """Judge each ``every``-th round. If ``every`` is 0, judge none."""
         self.shares: list[float] = []
         self._decide, self._every, self._watch = decide, every, watch
         self._best = Decider(RoundOptions())
         self._rounds = 0
 
     def __call__(self, snapshot: Snapshot) -> Outcome:
-        """Return what the decider decides."""
+        """Return the decider's outcome, and judge it if it is the round's turn."""
         outcome = self._decide(snapshot)
         if self._every and self._rounds % self._every == 0 and not outcome.violations:
             share = self._watch.without(lambda: self._share(snapshot, outcome))
@@ -63,7 +63,7 @@ class Judged:
 
 
 def placed_worth(snapshot: Snapshot, outcome: Outcome) -> float:
-    """Return what was placed, in normalised throughput less the price of restarts."""
+    """Return the value of what was placed, in normalised throughput less the restart cost."""
     every = state(snapshot, RoundOptions(), published=True).problem
     choice = carried(outcome.problem, every, outcome.solution.choice)
     return score(every, replace(outcome.solution, choice=choice), outcome.placed.placement)

@@ -1,4 +1,4 @@
-"""Pictures of a comparison of policies: their courses over time, JCT, queues, gaps, and the GPUs."""
+"""The plots of a comparison of policies: courses over time, JCT, queues, gaps, and GPU maps."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tessera.simulator.statistics import Interval
 
 ARENA: Final = "arena"
 DRAWN: Final = 7
-"""Lines of a plot: our best and the best of the others, by mean JCT; Arena's always."""
+"""The most lines in a plot: our best policy, Arena's, and the best others by mean JCT."""
 
 
 def pictures(
     by_policy: ByPolicy, best: str, shown: Sequence[str] = (), mapped: Sequence[str] = ()
 ) -> list[Plot]:
-    """Return the pictures of a comparison. Courses, gaps and maps are those of the first seed.
+    """Return the plots of a comparison. Courses, gaps and maps are those of the first seed.
 
-    ``shown``: whose lines are drawn, by default ``drawn``; ``mapped``: whose GPUs, by default those of
-    ``best`` and Arena's.
+    ``shown`` are the policies whose lines are drawn, by default those of ``drawn``. ``mapped`` are
+    the policies whose GPUs are drawn, by default ``best`` and Arena's.
     """
     lines = list(shown) or drawn(by_policy, best)
     return list(_pictures(by_policy, best, lines, list(mapped) or [best, ARENA]))
@@ -78,14 +78,17 @@ def _pictures(
 
 
 def drawn(by_policy: ByPolicy, best: str) -> list[str]:
-    """Return whose lines are drawn: our best, Arena's, then the others that are not ours by mean JCT."""
+    """Return the policies to draw: our best, Arena's, then the others not ours by mean JCT."""
     others = [str(found["policy"]) for found in rows(by_policy) if not found["ours"]]
     arena = [name for name in others if name == ARENA]
     return list(dict.fromkeys([best, *arena, *others]))[:DRAWN]
 
 
 def _ratios(by_policy: ByPolicy) -> Plot:
-    """Return each policy's JCT and throughput over Arena's; without Arena's, the mean JCT in hours."""
+    """Return each policy's JCT and throughput divided by Arena's.
+
+    If Arena's did not run, return the mean JCT in hours.
+    """
     if ARENA not in by_policy:
         mean_s = {str(found["policy"]): float(found["jct_mean_s"]) for found in rows(by_policy)}
         hours = {

@@ -1,4 +1,4 @@
-"""A simulated run of a policy on a workload as a task of a sweep, and the run as it is read back."""
+"""A simulated run of a policy on a workload as a task of a sweep, and the run as read back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tessera.simulator.truth import perturbed
 from tessera.solvers.schedulers.base import Published
 
 BINS: Final = 400
-"""Points of a course over time."""
+"""The number of points of a course over time."""
 TASK: Final = "tessera.simulator.comparison.runs:simulated"
 BOUND_TASK: Final = "tessera.simulator.comparison.runs:bounded"
 
@@ -42,13 +42,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A run: a policy on a workload, what it sees, and what is written down of it.
+    """A request for a run: a policy on a workload, the information it sees, and the output wanted.
 
-    ``error`` is that of the estimates that rounds are told (``tessera.simulator.truth.perturbed``), drawn by
-    ``error_seed``. Each ``judge_every``-th round is decided by the ILP, too; 0: none. With ``mapped`` it
-    is written down who held which GPUs. Rounds come when something has happened, at most one each
-    ``round_s``; with ``every_round`` each ``round_s``, which plans need that start jobs at moments of
-    their own. Without ``search`` CP-SAT does not look for promises beyond those that first fits find.
+    ``error`` is that of the estimates that rounds see (``tessera.simulator.truth.perturbed``),
+    drawn by ``error_seed``. The ILP also decides each ``judge_every``-th round; 0 means none. With
+    ``mapped``, the result records which job held which GPUs.
+
+    Rounds take place when something has happened, at most one in each ``round_s``. With
+    ``every_round``, there is one every ``round_s``, which deadline schedules need if they start
+    jobs at times without an event. Without ``search``, CP-SAT does not look for promises beyond
+    those that first fits find.
     """
 
     work: Work
@@ -73,23 +76,23 @@ class Asked:
 
 
 def simulated(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
-    """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
     return run(Asked(work=Work(**work), **asked))
 
 
 def bound_task(name: str, work: Work) -> Task:
-    """Return the task of finding the throughput that no policy can beat on a workload."""
+    """Return the task that finds the upper bound of the throughput on a workload."""
     return Task(name=name, function=BOUND_TASK, options={"work": asdict(work)}, files=work.files)
 
 
 def bounded(work: dict[str, Any]) -> dict[str, Any]:
-    """Return the normalised throughput over the horizon that no policy can beat."""
+    """Return the upper bound of any policy's normalised throughput over the horizon."""
     world = made(Work(**work))
     return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
 
 
 def run(asked: Asked) -> dict[str, Any]:
-    """Run what was asked, to the end of all jobs; the result is what ``Ran`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
     return run_in(made(asked.work), asked)
 
 
@@ -99,10 +102,10 @@ def run_in(
     told: Sequence[EstimateRecord] | None = None,
     policy: Published | None = None,
 ) -> dict[str, Any]:
-    """Run what was asked in a world that was made before.
+    """Run the request in a world that was made before.
 
-    ``told`` is what rounds are told of the workloads, before any error; None: the truth. ``policy`` decides
-    in place of the one that is asked for.
+    ``told`` are the estimates that rounds see, before any error is added; if it is None, they see
+    the true ones. If ``policy`` is given, it decides in place of the requested one.
     """
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     watch = Watch()
@@ -129,7 +132,10 @@ def run_in(
 def told_of(
     found: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
 ) -> dict[str, Any]:
-    """Return what ``Ran`` reads of a run in ``world``; ``shares`` are those of ``Judged``, where it was."""
+    """Return the data that ``Ran`` reads of a run in ``world``.
+
+    ``shares`` are those of ``Judged``, if rounds were judged.
+    """
     scenario, reference = found.scenario, reference_of(found.scenario)
     return {
         "figures": {
@@ -154,7 +160,7 @@ def told_of(
 
 
 def _ended(result: Result) -> Floats:
-    """Return when each job succeeded; inf: it did not."""
+    """Return the time at which each job succeeded. If it did not, the time is inf."""
     succeeded = np.array([state == "succeeded" for state in result.state])
     return np.where(succeeded, result.end_s, np.inf)
 
@@ -171,9 +177,9 @@ def _course(result: Result, reference: Reference, until_s: float) -> dict[str, l
 
 
 def _held(result: Result, until_s: float) -> list[list[Any]]:
-    """Return (job, start, end, (node, GPUs) of each node) of what began before ``until_s``.
+    """Return (job, start, end, GPUs of each node) of segments that began before ``until_s``.
 
-    Nodes are in the scenario's order, which keeps types together.
+    Nodes are in the scenario's order, which keeps GPU types together.
     """
     names = {node.name: i for i, node in enumerate(result.scenario.nodes)}
     where = [names[name] for name in result.nodes]
@@ -190,19 +196,19 @@ class Ran:
     """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
 
     figures: dict[str, float]
-    said: str  # of jobs that did not fit
+    said: str  # a message about jobs that did not fit
     arrival_s: Floats
-    end_s: Floats  # inf: it never succeeded
-    alone_s: Floats  # the least that any schedule can give it
+    end_s: Floats  # inf: the job never succeeded
+    alone_s: Floats  # the fewest seconds that any schedule can give each job
     course: dict[str, Floats]
-    gaps: Floats  # [rounds, 2]: when, and the gap
+    gaps: Floats  # [rounds, 2]: the time and the gap
     node_gpus: list[int]
     node_types: list[str]
     segments: list[tuple[str, float, float, list[tuple[int, int]]]]
 
     @classmethod
     def read(cls, result: dict[str, Any]) -> Ran:
-        """Return what ``run`` returned, as JSON has it."""
+        """Return the run from the JSON form of what ``run`` returned."""
         segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
             figures={k: float(v) for k, v in result["figures"].items()},
@@ -219,15 +225,15 @@ class Ran:
 
     @property
     def jct_s(self) -> Floats:
-        """Return each job's completion time; inf where it never succeeded."""
+        """Return each job's completion time. If a job never succeeded, it is inf."""
         return self.end_s - self.arrival_s
 
 
 def check(asked: Iterable[Asked], seeds: int) -> None:
-    """Refuse, before anything runs, what would fail later.
+    """Refuse runs that would fail later, before anything runs.
 
     Raises:
-        Skip: a trace is absent.
+        MissingData: a trace is absent.
         InvalidInput: a policy is not known, a trace has no models, or all seeds draw the same jobs.
     """
     every = list(asked)

@@ -1,4 +1,4 @@
-"""A workload and its cluster by name, as a task of a sweep can hold them, and the scenario that it is."""
+"""A workload and its cluster by name, for a task of a sweep, and their scenario."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ OnBad = Literal["drop", "refuse", "keep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A workload and its cluster, as text and numbers, so that a task can name it.
+    """A workload and its cluster as text and numbers, so that a task can name it.
 
-    ``gpus_share`` of the cluster's nodes of each type are there. ``jobs`` and ``load`` are of synthetic
-    jobs; a ``seed`` draws those, or ``jobs_share`` of a trace's. ``tightness`` above 0 sets deadlines, at so
-    many times each job's duration as requested; else those of the trace hold, if ``deadlines``,
-    at ``deadline_factor`` times their distance from arrival.
+    ``gpus_share`` is the share of the cluster's nodes of each GPU type that exist. ``jobs`` and
+    ``load`` apply to synthetic jobs. A ``seed`` draws those, or ``jobs_share`` of a trace's jobs. A
+    ``tightness`` above 0 sets deadlines at that many times each job's duration as requested.
+    Otherwise the deadlines of the trace hold, if ``deadlines``, at ``deadline_factor`` times their
+    distance from arrival.
     """
 
     trace: str = PHILLY
@@ -63,41 +64,48 @@ class Work:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return the files that it is read from and that have names; the data folder's do not change."""
+        """Return the named files that it is read from.
+
+        Those of the data folder do not change and are left out.
+        """
         named = (self.trace if self.trace not in (*NAMES, SYNTHETIC) else "", self.profiles)
         return tuple(Path(name) for name in named if name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A scenario, what of the workload did not fit it, and how much work it is for the cluster."""
+    """A scenario, the jobs of the workload that did not fit it, and its load on the cluster."""
 
     scenario: Scenario
     dropped: int
     said: str
     load: float
-    """GPU-hours requested over those of the cluster until the last arrival; of jobs with a known length."""
+    """Requested GPU-hours of jobs with a known length, divided by the cluster's until the last
+    arrival."""
     horizon_s: float
-    """The end of the rounds, or of arrivals where these end before."""
+    """The end of the rounds, or of arrivals if these end earlier."""
 
 
 def default_trace(trace: str | None) -> str:
-    """Return the trace: Philly where data sets are, else the synthetic one."""
+    """Return the given trace.
+
+    Without one, return Philly if the data sets exist, else the synthetic one.
+    """
     return trace or (PHILLY if data_file(None, "arena", "trace_philly.csv") else SYNTHETIC)
 
 
 def sized(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
-    """Return the workload at a size: so many synthetic jobs, or a share of a trace's."""
+    """Return the workload at a size: ``jobs`` synthetic jobs, or ``jobs_share`` of a trace's."""
     share = 1.0 if work.trace == SYNTHETIC else jobs_share
     return replace(work, gpus_share=gpus_share, jobs_share=share, jobs=jobs)
 
 
 def check_trace(trace: str) -> None:
-    """Say what is missing before anything runs.
+    """Raise an error that says what is missing, before anything runs.
 
     Raises:
         MissingData: the trace is absent.
-        InvalidInput: it cannot be read, or has no models.
+        InvalidInput: the trace cannot be read, or has no models.
     """
     if trace in NAMES:
         _read_published(Work(trace=trace))
@@ -121,7 +129,7 @@ def jobs_of(trace: Path) -> list[Arrival]:
 
 
 def check_seeds(seeds: int, work: Work) -> None:
-    """Refuse several seeds where all would draw the same jobs. Raises InvalidInput."""
+    """Refuse several seeds if all would draw the same jobs. Raises InvalidInput."""
     if seeds > 1 and work.jobs_share >= 1 and work.trace != SYNTHETIC:
         raise InvalidInput(
             "seeds",
@@ -165,7 +173,7 @@ def made(work: Work) -> Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """All that a trace has, on the cluster that there is."""
+    """All jobs of a trace, on its cluster."""
 
     scenario: Scenario
     dropped: int = 0
@@ -202,7 +210,10 @@ def _synthetic(work: Work) -> Scenario:
 
 @cache
 def samples(cluster: str) -> tuple[EstimateRecord, ...]:
-    """Return sample profiles of a cluster's types: they take a second, and every task needs them."""
+    """Return sample profiles of a cluster's GPU types.
+
+    They are cached: they take a second, and every task needs them.
+    """
     return tuple(sample_profiles(hardware_of(cluster)))
 
 
@@ -238,7 +249,7 @@ def _read_published(work: Work) -> Published:
 
 
 def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
-    """Return the first nodes of each type, a share of them and at least one.
+    """Return the first nodes of each GPU type: a share of them, but at least one.
 
     Raises:
         InvalidInput: the share is not above 0 and at most 1.
