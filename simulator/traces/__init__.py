@@ -1,1 +1,4 @@
-"""Reading users' CSV files into domain values; sending them is the caller's business."""
+"""Readers of users' CSV files into domain values.
+
+Sending these to a server is the caller's task.
+"""

@@ -1,4 +1,4 @@
-"""A CSV reader that says of every mistake where it is and what is allowed there."""
+"""A CSV reader that reports where each mistake is and what is allowed there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tessera.formulation.errors import InvalidInput
 
 MAX_ERRORS = 20
-"""Reading stops after so many mistakes; all are reported at once."""
+"""The number of mistakes after which reading stops. All are reported together."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
@@ -23,13 +23,13 @@ GPU_TYPE_RULE = NAME_RULE.replace("100 letters", "63 lower-case letters")
 
 @dataclass(slots=True)
 class Mistakes:
-    """Mistakes in a file, each with its line and column."""
+    """The mistakes in a file, each with its line and column."""
 
     file: str
     found: list[str] = field(default_factory=list)
 
     def add(self, line: int, column: str, allowed: str) -> None:
-        """Note one mistake. Raises InvalidInput with all of them at the twentieth."""
+        """Record a mistake. At the twentieth, raise InvalidInput with all of them."""
         place = f"{self.file} line {line}" + (f", column {column}" if column else "")
         self.found.append(f"{place}: {allowed}")
         if len(self.found) >= MAX_ERRORS:
@@ -37,14 +37,17 @@ class Mistakes:
             self.check()
 
     def check(self) -> None:
-        """Raise InvalidInput with every mistake, one a line, if there is any."""
+        """Raise InvalidInput with every mistake, one on each line, if there are any."""
         if self.found:
             raise InvalidInput("", "\n".join(self.found))
 
 
 @dataclass(slots=True)
 class Row:
-    """One row. A reader of a field notes the mistake and returns a stand-in; see ``ok``."""
+    """A row of the file.
+
+    Its methods record a mistake in a field and return a substitute value; see ``ok``.
+    """
 
     line: int
     fields: dict[str, str]
@@ -52,12 +55,12 @@ class Row:
     ok: bool = True
 
     def wrong(self, column: str, allowed: str) -> None:
-        """Note a mistake in this row."""
+        """Record a mistake in this row."""
         self.ok = False
         self.mistakes.add(self.line, column, allowed)
 
     def get(self, column: str) -> str:
-        """Return a field as it is, without blanks at its ends; "" where the column is absent."""
+        """Return a field without blanks at its ends. If the column is absent, return ""."""
         return self.fields.get(column, "").strip()
 
     def name(self, column: str, *, optional: bool = False) -> str:
@@ -82,7 +85,7 @@ class Row:
         return value
 
     def whole(self, column: str, low: int, high: int, default: int | None = None) -> int:
-        """Return a whole number in [low, high]; ``default`` for an empty field."""
+        """Return a whole number in [low, high], or ``default`` if the field is empty."""
         value = self.get(column)
         if not value and default is not None:
             return default
@@ -103,7 +106,7 @@ class Row:
         return number
 
     def choice(self, column: str, allowed: Sequence[str], default: str = "") -> str:
-        """Return one of ``allowed``; ``default`` for an empty field."""
+        """Return one of ``allowed``, or ``default`` if the field is empty."""
         value = self.get(column) or default
         if value not in allowed:
             self.wrong(column, f"must be one of {', '.join(allowed)}")
@@ -115,7 +118,7 @@ def decoded(data: bytes, file: str) -> str:
     """Return the text of a file: UTF-8, with or without a byte order mark, without NUL.
 
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: the data is not such text.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -129,7 +132,10 @@ def decoded(data: bytes, file: str) -> str:
 
 
 def header_of(text: str) -> tuple[str, ...]:
-    """Return the column names of the first line that is not empty; none where there is no such line."""
+    """Return the column names of the first line that is not empty.
+
+    Without such a line, return no names.
+    """
     first = next((line for line in text.splitlines() if line), "")
     return tuple(cell.strip() for cell in next(csv.reader([first]), []))
 
@@ -139,8 +145,8 @@ def rows(
 ) -> Iterator[Row]:
     """Yield the rows below a header line with all ``required`` and any ``optional`` columns.
 
-    Lines that are empty are skipped; a row with another number of fields than the header is noted as
-    a mistake and skipped.
+    Empty lines are skipped. A row whose number of fields differs from the header's is recorded as a
+    mistake and skipped.
 
     Raises:
         InvalidInput: the header is wrong, or the quoting is broken.

@@ -1,4 +1,4 @@
-"""Reading a file of whichever of the known forms it has, told by its header."""
+"""Readers of files in any of the known formats, which the header identifies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.simulator.traces.trace import (
 
 
 def profiles_of(path: Path) -> list[EstimateRecord]:
-    """Read profiles, ours or Morphling's measurements. Raises InvalidInput and OSError."""
+    """Read profiles, either ours or Morphling's measurements. Raises InvalidInput and OSError."""
     data = path.read_bytes()
     if "exec_plan_raw" in header_of(decoded(data, path.name)):
         return morphling.parse_measured(data, path.name)
@@ -27,11 +27,11 @@ def profiles_of(path: Path) -> list[EstimateRecord]:
 
 
 def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] | list[Asked]:
-    """Read a trace of ours (or Arena's, or Morphling's), or one of durations, whose models must be drawn.
+    """Read a trace: ours, Arena's or Morphling's, or one with durations whose models must be drawn.
 
     Raises:
-        InvalidInput: the file's mistakes, the first 20.
-        OSError: it cannot be read.
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
     """
     options = options or TraceOptions()
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Morphling's artifact: measured iteration times and traces, as the columns of our data set have them."""
+"""Morphling's artifact: its measured iteration times and traces, in the columns of our data set."""
 
 from __future__ import annotations
 
@@ -92,14 +92,15 @@ class _Measured(NamedTuple):
 
 
 def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
-    """Return one estimate for each model, plan, pipeline degree, number of GPUs and number of nodes.
+    """Return one estimate for each model, plan, pipeline degree, and number of GPUs and nodes.
 
-    Where several placements have the same (4+4, 3+5 and 2+6 GPUs on two nodes), the most even is taken,
-    which is how a gang of ours lies on nodes: uneven ones run up to 6 times slower (ViT). Where one was
-    measured with several numbers of CPU threads, the fastest is. What did not run is inf.
+    If several placements share these (4+4, 3+5 and 2+6 GPUs on two nodes), the most even one is
+    taken, because our gangs are spread evenly over nodes. Uneven ones run up to 6 times slower
+    (ViT). If a placement was measured with several numbers of CPU threads, the fastest is taken. A
+    configuration that did not run has inf.
 
     Raises:
-        InvalidInput: the first 20 mistakes, one a line.
+        InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
     best: dict[tuple[Workload, Cell], _Measured] = {}
@@ -119,10 +120,12 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
 
 
 def parse_workload(data: bytes, file: str) -> list[Arrival]:
-    """Return the jobs by arrival, from 0; the plan that they were submitted with is a label.
+    """Return the jobs by arrival, counted from 0.
+
+    The execution plan that a job was submitted with is a label.
 
     Raises:
-        InvalidInput: the first 20 mistakes, one a line.
+        InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
     found: list[Arrival] = []
@@ -176,7 +179,8 @@ def _estimate(row: Row, file: str) -> EstimateRecord:
 
 
 def _plan(row: Row) -> str:
-    """Return the artifact's code of a plan as a name: ``zero-offload+gc`` is ``zero-offload-gc``."""
+    """Return the artifact's code of an execution plan as a name, e.g. ``zero-offload-gc`` for
+    ``zero-offload+gc``."""
     plan = row.get("exec_plan_raw").replace("+", "-")
     if not NAME.fullmatch(plan):
         row.wrong("exec_plan_raw", "must be a plan's code, e.g. 248, ga or zero-offload+gc")

@@ -31,12 +31,12 @@ def read_profiles(path: Path) -> list[EstimateRecord]:
 
 
 def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
-    """Return the estimates in their order; one that failed has ``iter_time_s`` inf.
+    """Return the estimates in the order of the file. If a row failed, its ``iter_time_s`` is inf.
 
-    ``file`` names the data in messages and is the provenance of rows that state none.
+    ``file`` names the data in messages. It is also the provenance of rows that state none.
 
     Raises:
-        InvalidInput: the first 20 mistakes, one a line.
+        InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
     found: list[EstimateRecord] = []

@@ -1,4 +1,4 @@
-"""Several steps of shaping a trace, in the one order in which they make sense together."""
+"""A sequence of steps that shape a trace, in the one order in which they make sense together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tessera.simulator.traces.trace import Arrival, Asked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What to make of a trace; None or False: leave it. The functions of each step say more."""
+    """The changes to make to a trace.
+
+    A step that is None or False is skipped. The functions of each step say more.
+    """
 
     redraw: bool = False
     large_share: float | None = None
@@ -29,7 +32,7 @@ class Recipe:
     load: float | None = None
     guaranteed_share: float | None = None
     quota_gpus: int | None = None
-    """None: all GPUs of the cluster, as in Morphling's trace MT."""
+    """The quota in GPUs. If None, it is all GPUs of the cluster, as in Morphling's trace MT."""
     tightness: tuple[float, float] | None = None
     deadline_factor: float | None = None
     without_deadlines: bool = False
@@ -37,14 +40,14 @@ class Recipe:
 
     @property
     def needs_speeds(self) -> bool:
-        """Return whether it must be known how long jobs take, and how many GPUs there are."""
+        """Return whether a step needs to know how long jobs take and how many GPUs there are."""
         return self.redraw or any(
             step is not None for step in (self.large_share, self.load, self.tightness)
         )
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it leaves a trace as it is."""
+        """Return whether the recipe leaves a trace unchanged."""
         plain = Recipe(large_from=self.large_from, quota_gpus=self.quota_gpus, seed=self.seed)
         return self == plain
 
@@ -52,13 +55,15 @@ class Recipe:
 def follow(
     recipe: Recipe, jobs: Sequence[Arrival] | Sequence[Asked], speeds: Speeds | None
 ) -> tuple[list[Arrival], list[TenantSpec]]:
-    """Return the jobs after each step, in this order, and the tenants that they belong to.
+    """Return the jobs after all steps, and the tenants that they belong to.
 
-    Models are drawn; the busiest hours and a share of the jobs are taken; large models are brought to
-    their share; arrivals and lives are scaled; jobs are taken to reach the load; tenants are drawn;
-    deadlines are set. ``speeds`` must know the cluster's room where ``recipe.needs_speeds``; jobs whose
-    models are redrawn may have run elsewhere before. Each step has a seed of its own, so that one step
-    more does not change what the others draw.
+    The steps are, in this order: models are drawn; the busiest hours and a share of the jobs are
+    taken; large models are brought to their share; arrivals and lives are scaled; jobs are taken to
+    reach the load; tenants are drawn; deadlines are set.
+
+    ``speeds`` must know the cluster's capacity if ``recipe.needs_speeds``. Jobs whose models are
+    redrawn may have run elsewhere before. Each step has a separate seed, so that an extra step does
+    not change what the others draw.
 
     Raises:
         InvalidInput: a step cannot be done, or needs ``speeds``.
@@ -84,7 +89,10 @@ def follow(
 
 
 def gpus_of(speeds: Speeds) -> int:
-    """Return the GPUs of the cluster that ``speeds`` was made for. Raises InvalidInput: for none."""
+    """Return the GPUs of the cluster that ``speeds`` was made for.
+
+    Raises InvalidInput if it has none.
+    """
     if speeds.room is None or not speeds.room.total_gpus:
         raise InvalidInput("nodes", "are needed to know how many GPUs there are")
     return speeds.room.total_gpus

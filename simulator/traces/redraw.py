@@ -1,7 +1,8 @@
-"""Giving the jobs of a trace other models, GPU counts and types, at equal GPU-hours.
+"""Steps that give the jobs of a trace other models, GPU counts and types, at equal GPU-hours.
 
-After Morphling, section 7.3: each job of the trace gets a model at random; a GPU count on which that model
-does not run is replaced by one on which it does, and the duration is adjusted so that the GPU-hours stay.
+The method is that of Morphling, section 7.3. Each job of the trace gets a model at random. A GPU
+count on which that model does not run is replaced by one on which it does. The duration is adjusted
+so that the GPU-hours stay the same.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from tessera.simulator.traces.speeds import Speeds
 from tessera.simulator.traces.trace import PLAN, Arrival, Asked
 
 LARGE_FROM: Final = 6e9
-"""Parameters from which a model counts as large, unless told otherwise: LLaMA-7B and LLaMA-30B are
-Morphling's large ones (section 7.4), and 6.7B is the least of Arena's that data parallelism cannot run."""
+"""The number of parameters from which a model counts as large by default. LLaMA-7B and LLaMA-30B
+are Morphling's large ones (section 7.4), and 6.7B is the smallest of Arena's that data parallelism
+cannot run."""
 
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT])", re.ASCII)
 _UNITS: Final = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -33,7 +35,10 @@ Size = tuple[str, str]
 
 
 def parameters(params: str) -> float:
-    """Return how many parameters a size such as ``690M`` or ``1.3B`` names. Raises InvalidInput."""
+    """Return the number of parameters of a size such as ``690M`` or ``1.3B``.
+
+    Raises InvalidInput.
+    """
     match = _SIZE.fullmatch(params)
     if match is None:
         raise InvalidInput("params", f"{params!r} is no size such as 690M or 1.3B")
@@ -41,15 +46,15 @@ def parameters(params: str) -> float:
 
 
 def sizes(arrivals: Iterable[Arrival]) -> Counter[Size]:
-    """Return how many jobs there are of each model and size."""
+    """Return the number of jobs of each model and size."""
     return Counter((a.spec.workload.model, a.spec.workload.params) for a in arrivals)
 
 
 def asked(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
-    """Return what was asked for, without the models.
+    """Return the jobs' requests without the models.
 
     Raises:
-        InvalidInput: a job does not run as it was requested, so there is no telling its GPU-hours.
+        InvalidInput: a job does not run as it was requested, so that its GPU-hours are unknown.
     """
     duration_s = speeds.requested_s(arrivals).tolist()
     found = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
@@ -68,15 +73,16 @@ def redraw(
     seed: int,
     among: Callable[[Workload], bool] = lambda _: True,
 ) -> list[Arrival]:
-    """Return the jobs with models, counts and types drawn by ``seed``, at equal GPU-hours.
+    """Return the jobs with models, GPU counts and types drawn by ``seed``, at equal GPU-hours.
 
-    For each job, evenly: one of the model sizes ``among`` those that run, one of its batches, and one of
-    the types that run it on the job's number of GPUs; where none does, on the number nearest to it as a
-    ratio (the larger of two). Iterations are rounded to at least one, so a job's GPU-seconds change by
-    half an iteration's at most, or to one iteration's where it lasts less. Deadlines stay as tight.
+    The draws for each job are uniform: one of the model sizes ``among`` those that run, one of its
+    batches, and one of the GPU types that run it on the job's number of GPUs. If none does, the
+    nearest number by ratio is taken (the larger of two). Iterations are rounded to at least one. A
+    job's GPU-seconds therefore change by at most half an iteration, or to those of one iteration if
+    it lasts less. Deadlines stay as tight as they were.
 
     Raises:
-        InvalidInput: nothing that may be drawn runs; a job's duration is no positive number.
+        InvalidInput: nothing that may be drawn runs, or a job's duration is not a positive number.
     """
     menu: dict[Size, list[Workload]] = defaultdict(list)
     for work in filter(among, speeds.workloads()):
@@ -119,9 +125,9 @@ def with_large_share(
     seed: int,
     large_from: float = LARGE_FROM,
 ) -> list[Arrival]:
-    """Return the jobs with this share of large models (Morphling, section 7.4, Figure 11).
+    """Return the jobs with the given share of large models (Morphling, section 7.4, Figure 11).
 
-    As few jobs as that takes, drawn evenly, are redrawn at equal GPU-hours: from the small models to the
+    As few jobs as possible, drawn uniformly, are redrawn at equal GPU-hours: from small models to
     large ones, or the other way.
     """
     if not 0 <= share <= 1:

@@ -1,4 +1,7 @@
-"""Finding the jobs of a trace that cannot be what their author meant, and refusing or dropping them."""
+"""A check for jobs of a trace that cannot be what their author meant.
+
+Such jobs are refused or dropped.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ EARLY = "an arrival before 0"
 
 
 class Dropped(NamedTuple):
-    """A bad job, why it is bad (one of the constants above) and what of it."""
+    """A bad job, the reason (one of the constants above) and the detail that is wrong."""
 
     job: str
     reason: str
@@ -41,16 +44,19 @@ class Dropped(NamedTuple):
 _T = TypeVar("_T", Arrival, Asked)
 
 
-@dataclass(frozen=True)  # no slots: Python 3.11 cannot make a parametrised generic that is both
+@dataclass(frozen=True)  # no slots: in Python 3.11 a parametrised generic cannot be frozen as well
 class Screened(Generic[_T]):
-    """The jobs that are left by arrival, the bad ones, and those that stood below a later one."""
+    """The remaining jobs by arrival, the bad ones, and those that were out of order."""
 
     arrivals: list[_T]
     dropped: list[Dropped]
     reordered: list[str]
 
     def message(self) -> str:
-        """Return a line for each reason: how many jobs, and the first of them; "": nothing to say."""
+        """Return a line for each reason, with the number of jobs and the first of them.
+
+        If all is well, return "".
+        """
         return "\n".join([*bad_lines(self.dropped), *order_lines(self.reordered)])
 
 
@@ -63,9 +69,10 @@ def screen(
 ) -> Screened[Arrival]:
     """Return the jobs that can be simulated on a cluster, by arrival.
 
-    Bad are jobs that repeat a name, have no iterations, arrive before 0, run a model without estimates, or
-    ask for GPUs on which the cluster or the profiles say they cannot run: one that asks for no type must
-    run on some type with its number of GPUs. Jobs out of order are put in order, which loses nothing.
+    A job is bad if it repeats a name, has no iterations, arrives before 0 or runs a model without
+    estimates. It is also bad if it asks for GPUs on which it cannot run, according to the cluster
+    or the profiles. A job that asks for no GPU type must run on some type with its number of GPUs.
+    Jobs that are out of order are sorted, which loses nothing.
 
     Raises:
         InvalidInput: ``on_bad`` is "refuse" and jobs are bad or out of order; all reasons with their counts.
@@ -79,18 +86,27 @@ def screen(
 def screen_profiled(
     arrivals: Sequence[Arrival], profiles: Iterable[EstimateRecord], on_bad: OnBad = "refuse"
 ) -> Screened[Arrival]:
-    """Return the jobs of which it is known how long they take, on whatever cluster. As ``screen``."""
+    """Return the jobs whose durations are known, whatever the cluster.
+
+    Otherwise this works like ``screen``.
+    """
     speeds = Speeds(profiles)
     return _screened(arrivals, lambda one: _misshapen(one) or _unpriced(one.spec, speeds), on_bad)
 
 
 def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> Screened[Arrival]:
-    """Return the jobs that are jobs whatever they run on: unique, of some iterations. As ``screen``."""
+    """Return the jobs with a unique name and some iterations, on any cluster.
+
+    Otherwise this works like ``screen``.
+    """
     return _screened(arrivals, _misshapen, on_bad)
 
 
 def screen_durations(jobs: Sequence[Asked], on_bad: OnBad = "refuse") -> Screened[Asked]:
-    """Return the jobs that can be redrawn, by arrival: unique, of some duration. As ``screen``."""
+    """Return the jobs with a unique name and a duration, which can be redrawn.
+
+    Otherwise this works like ``screen``.
+    """
 
     def bad(one: Asked) -> Dropped | None:
         if not one.arrival_s >= 0:
@@ -103,7 +119,7 @@ def screen_durations(jobs: Sequence[Asked], on_bad: OnBad = "refuse") -> Screene
 
 
 def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
-    """Return a line for each reason, the most frequent first: how many jobs and the first of them."""
+    """Return a line for each reason, most frequent first: the number of jobs and the first ones."""
     by_reason: dict[str, list[Dropped]] = defaultdict(list)
     for one in dropped:
         by_reason[one.reason].append(one)
@@ -112,7 +128,10 @@ def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
 
 
 def order_lines(reordered: Sequence[str]) -> list[str]:
-    """Return a line on jobs out of order; none where there are none."""
+    """Return a line about the jobs that are out of order.
+
+    If there are no such jobs, return no line.
+    """
     if not reordered:
         return []
     found = [Dropped(name, "") for name in reordered]
@@ -128,7 +147,7 @@ def _misshapen(one: Arrival) -> Dropped | None:
 
 
 def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped | None:
-    """Return what is wrong with a job, the most basic of it; None: nothing."""
+    """Return the most basic fault of a job. If it has none, return None."""
     spec = one.spec
     if (misshapen := _misshapen(one)) is not None:
         return misshapen
@@ -140,7 +159,7 @@ def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped |
 
 
 def _unpriced(spec: JobSpec, speeds: Speeds) -> Dropped | None:
-    """Return why it is not known how fast a job runs as requested; None: it is."""
+    """Return why it is not known how fast a job runs as requested. If it is known, return None."""
     work = spec.workload
     if not speeds.knows(work):
         return Dropped(spec.name, UNKNOWN_MODEL, f"{work.model} {work.params} {work.global_batch}")
@@ -182,7 +201,10 @@ def _screened(
 def _sift(
     items: Sequence[_T], bad: Callable[[_T], Dropped | None]
 ) -> tuple[list[_T], list[Dropped]]:
-    """Return the good ones and the bad ones; of a repeated name the first good one is kept."""
+    """Return the good items and the bad ones.
+
+    Of items with the same name, the first good one is kept.
+    """
     kept, dropped, names = [], [], set[str]()
     for one in items:
         name = one.spec.name
@@ -196,7 +218,7 @@ def _sift(
 
 
 def in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
-    """Return the jobs by arrival, and the names of those that stood below one that arrives later."""
+    """Return the jobs by arrival, and the names of those that were below one that arrives later."""
     late, latest_s = [], float("-inf")
     for one in items:
         if one.arrival_s < latest_s:

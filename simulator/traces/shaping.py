@@ -1,7 +1,10 @@
-"""Making of a trace the one that an experiment needs. Pure: a list of arrivals in, a list out.
+"""Functions that turn a trace into the one that an experiment needs.
 
-Jobs keep their order and, unless said otherwise, everything else. The same arguments give the same jobs.
-Functions that must know how long a job takes want every job to run as it was requested: screen first.
+They are pure: from arrivals to arrivals.
+
+Jobs keep their order and, unless stated otherwise, everything else. The same arguments give the
+same jobs. Functions that must know how long a job takes require that every job runs as requested:
+screen first.
 """
 
 from __future__ import annotations
@@ -20,14 +23,15 @@ from tessera.simulator.traces.speeds import Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival
 
 GUARANTEED, BEST_EFFORT = "tenant-a", "tenant-b"
-"""Tenants with a quota and without one (Morphling, section 7.3, trace MT)."""
+"""The tenants with a quota and without one (Morphling, section 7.3, trace MT)."""
 
 
 def busiest(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
-    """Return the jobs of the ``hours`` in which most jobs arrive, the earliest such; 0 is its start.
+    """Return the jobs of the ``hours`` in which most jobs arrive, with times from their start.
 
-    Morphling, section 7.3, takes Philly's busiest 12 hours and does not say busy with what; here it is
-    jobs, as GPU-hours would follow the single longest job.
+    If several stretches of time are equally busy, the earliest is taken. Morphling, section 7.3,
+    takes Philly's busiest 12 hours and does not say by which measure. Here it is the number of
+    jobs, because GPU-hours would follow the single longest job.
     """
     _positive("hours", hours)
     times = np.array([a.arrival_s for a in arrivals])
@@ -43,22 +47,23 @@ def busiest(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
 def first_hours(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
     """Return the jobs that arrive in the first ``hours``.
 
-    Arena's artifact simulates Philly for 2,000 rounds of 300 s: 986 jobs of 1,938 arrive by then.
+    Arena's artifact simulates Philly for 2,000 rounds of 300 s: 986 of 1,938 jobs arrive in that
+    time.
     """
     _positive("hours", hours)
     return [a for a in arrivals if a.arrival_s < hours * 3600]
 
 
 def on_type(arrivals: Sequence[Arrival], gpu_type: str) -> list[Arrival]:
-    """Return the jobs asking for one type (Arena, section 5.7: all of a trace on H100)."""
+    """Return the jobs with requests for one GPU type (Arena, section 5.7: a trace on H100)."""
     return _each(arrivals, lambda spec: replace(spec, requested_type=gpu_type))
 
 
 def sampled(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arrival]:
-    """Return a share of the jobs, drawn evenly without replacement.
+    """Return a share of the jobs, drawn uniformly without replacement.
 
-    Morphling, section 7.3, keeps the share of its cluster's GPUs in the traced cluster's
-    (``share = gpus / traced_gpus``); section 7.4 varies the load by it.
+    Morphling, section 7.3, draws a share equal to its cluster's GPUs divided by the traced
+    cluster's (``share = gpus / traced_gpus``). Section 7.4 varies the load with it.
     """
     if not 0 < share <= 1:
         raise InvalidInput(
@@ -71,12 +76,12 @@ def sampled(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arriva
 def sampled_to_load(
     arrivals: Sequence[Arrival], speeds: Speeds, gpus: int, load: float, seed: int
 ) -> list[Arrival]:
-    """Return jobs drawn evenly, as many as bring the load (``speeds.load``) nearest to ``load``.
+    """Return uniformly drawn jobs, as many as bring the load (``speeds.load``) nearest to ``load``.
 
     Jobs are drawn one by one until the load passes ``load`` for the last time.
 
     Raises:
-        InvalidInput: all of them bring less than 0.99 of it.
+        InvalidInput: the load of all jobs is less than 0.99 of ``load``.
     """
     _positive("load", load)
     work = gpu_seconds(arrivals, speeds)
@@ -98,7 +103,7 @@ def sampled_to_load(
 
 
 def faster_arrivals(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
-    """Return the jobs arriving ``factor`` times as fast: the load grows as much."""
+    """Return the jobs with arrivals ``factor`` times as fast. The load grows as much."""
     _positive("factor", factor)
     return [a._replace(arrival_s=a.arrival_s / factor) for a in arrivals]
 
@@ -106,7 +111,8 @@ def faster_arrivals(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]
 def longer_lives(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
     """Return the jobs with ``factor`` times the iterations (Arena, section 5.7: scaled lifespans).
 
-    At least one iteration; deadlines are as many times later, so they stay as tight as they were.
+    Each job keeps at least one iteration. The time to its deadline grows by the same factor, so
+    that deadlines stay as tight as they were.
     """
     _positive("factor", factor)
     return _each(
@@ -136,10 +142,11 @@ def looser_deadlines(arrivals: Sequence[Arrival], factor: float) -> list[Arrival
 def with_deadlines(
     arrivals: Sequence[Arrival], speeds: Speeds, tightness: tuple[float, float], seed: int
 ) -> list[Arrival]:
-    """Return the jobs with deadlines at a tightness times their duration as requested, from arrival.
+    """Return the jobs with deadlines at a tightness times their requested duration.
 
-    The tightness of each is drawn evenly between the two bounds; equal bounds: that tightness. ElasticFlow
-    (ASPLOS 2023, section 6.1) draws from 0.5 to 1.5: below 1, only more GPUs than requested can meet it.
+    Deadlines count from arrival. The tightness of each job is drawn uniformly between the two
+    bounds; equal bounds give that tightness. ElasticFlow (ASPLOS 2023, section 6.1) draws from 0.5
+    to 1.5. Below 1, only more GPUs than requested can meet the deadline.
     """
     low, high = tightness
     if not 0 < low <= high < math.inf:
@@ -156,11 +163,11 @@ def with_deadlines(
 def split_tenants(
     arrivals: Sequence[Arrival], guaranteed_jobs: int, quota_gpus: int, seed: int
 ) -> tuple[list[Arrival], list[TenantSpec]]:
-    """Return the jobs as of two tenants, drawn evenly, and the tenants.
+    """Return the jobs divided between two tenants at random, and the tenants.
 
-    ``guaranteed_jobs`` belong to one with a quota of ``quota_gpus`` of any type and are guaranteed; the
-    others belong to one without a quota and are best effort (Morphling, section 7.3, trace MT: a quota of
-    64 GPUs; its artifact draws 194 of 406).
+    ``guaranteed_jobs`` jobs belong to a tenant with a quota of ``quota_gpus`` of any type and are
+    guaranteed. The others belong to a tenant without a quota and are best effort. Morphling,
+    section 7.3, trace MT, has a quota of 64 GPUs; its artifact draws 194 of 406 jobs.
     """
     if not 0 <= guaranteed_jobs <= len(arrivals):
         raise InvalidInput(
@@ -194,7 +201,7 @@ def _positive(where: str, value: float) -> None:
 
 
 def _all_run(arrivals: Sequence[Arrival], values: Floats) -> None:
-    """Raise InvalidInput where a job does not run as it was requested."""
+    """Raise InvalidInput if a job does not run as it was requested."""
     if missing := [a.spec.name for a, v in zip(arrivals, values, strict=True) if v == math.inf]:
         first = ", ".join(missing[:5])
         raise InvalidInput(

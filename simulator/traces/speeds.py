@@ -1,4 +1,4 @@
-"""How fast profiles say that a job runs as it was requested, and what fits a cluster at all."""
+"""The speeds of jobs as requested, according to profiles, and the Cells that fit a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Cell = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a cluster has of each GPU type: GPUs, nodes, and GPUs of the largest node."""
+    """The capacity of a cluster by GPU type: GPUs, nodes, and GPUs of the largest node."""
 
     gpus: Mapping[str, int]
     nodes: Mapping[str, int]
@@ -30,7 +30,7 @@ class Room:
 
     @classmethod
     def of(cls, nodes: Iterable[NodeSpec]) -> Room:
-        """Return the room of a cluster of these nodes."""
+        """Return the capacity of a cluster of these nodes."""
         gpus: dict[str, int] = defaultdict(int)
         count: dict[str, int] = defaultdict(int)
         largest: dict[str, int] = defaultdict(int)
@@ -42,7 +42,7 @@ class Room:
 
     @property
     def total_gpus(self) -> int:
-        """Return the GPUs of all types."""
+        """Return the number of GPUs of all types."""
         return sum(self.gpus.values())
 
     def holds(self, record: EstimateRecord) -> bool:
@@ -50,16 +50,16 @@ class Room:
         cell, kind = record.cell, record.cell.gpu_type
         if cell.gpus > self.gpus.get(kind, 0):
             return False
-        if not cell.nodes:  # the fewest that the cluster allows
+        if not cell.nodes:  # the fewest nodes that the cluster allows
             return True
         share = math.ceil(cell.gpus / cell.nodes)
         return cell.nodes <= self.nodes[kind] and share <= self.largest[kind]
 
 
 class Speeds:
-    """The fastest shape, degree and plan of each workload on each type and count that fits ``room``.
+    """The fastest shape, degree and plan of each workload on each GPU type and count in ``room``.
 
-    ``room`` None: everything fits.
+    If ``room`` is None, everything fits.
     """
 
     def __init__(self, profiles: Iterable[EstimateRecord], room: Room | None = None) -> None:
@@ -79,28 +79,33 @@ class Speeds:
         return Speeds(self._profiles)
 
     def workloads(self) -> list[Workload]:
-        """Return the workloads that run somewhere, in the order of the profiles."""
+        """Return the workloads that run on some Cell, in the order of the profiles."""
         return [work for work, cells in self._cells.items() if cells]
 
     def knows(self, workload: Workload) -> bool:
-        """Return whether there is any estimate of a workload, if only that it does not run."""
+        """Return whether a workload has any estimate, even that it does not run."""
         return workload in self._cells
 
     def tried(self, workload: Workload, gpu_type: str, gpus: int) -> bool:
-        """Return whether there is an estimate of a workload on a Cell, if only that it does not run.
+        """Return whether a workload has an estimate on a Cell, even that it does not run.
 
-        ``gpu_type`` "": of any type.
+        If ``gpu_type`` is "", the estimate may be for any type.
         """
         return (workload, gpu_type, gpus) in self._tried
 
     def cells(self, workload: Workload) -> Mapping[Cell, float]:
-        """Return seconds an iteration on each Cell that it runs on; none of an unknown workload."""
+        """Return the seconds of an iteration on each Cell that runs.
+
+        An unknown workload has no Cells.
+        """
         return self._cells.get(workload, {})
 
     def iter_time_s(self, spec: JobSpec) -> float:
-        """Return seconds an iteration as requested; inf: it does not run so, or nobody has tried.
+        """Return the seconds of an iteration as requested.
 
-        A job that names no type is taken to run on the fastest one.
+        If the job does not run so, or nobody has tried, return inf.
+
+        A job that names no GPU type is assumed to run on the fastest one.
         """
         cells, gpus = self.cells(spec.workload), spec.requested_gpus
         if spec.requested_type:
@@ -108,20 +113,27 @@ class Speeds:
         return min((s for (_, n), s in cells.items() if n == gpus), default=math.inf)
 
     def requested_s(self, arrivals: Sequence[Arrival]) -> Floats:
-        """Return each job's seconds as requested, float64[jobs]; inf where it does not run so."""
+        """Return each job's seconds as requested, float64[jobs].
+
+        A job that does not run as requested has inf.
+        """
         return np.array([a.spec.iterations * self.iter_time_s(a.spec) for a in arrivals], float)
 
 
 def gpu_seconds(arrivals: Sequence[Arrival], speeds: Speeds) -> Floats:
-    """Return each job's GPU-seconds as requested, float64[jobs]; inf where it does not run so."""
+    """Return each job's GPU-seconds as requested, float64[jobs].
+
+    A job that does not run so has inf.
+    """
     gpus: Floats = np.array([a.spec.requested_gpus for a in arrivals], float)
     return speeds.requested_s(arrivals) * gpus
 
 
 def load(arrivals: Sequence[Arrival], speeds: Speeds, gpus: int) -> float:
-    """Return the GPU-seconds that arrive over those that ``gpus`` GPUs have until the last arrival.
+    """Return the GPU-seconds that arrive, over those of ``gpus`` GPUs until the last arrival.
 
-    Jobs that do not run as requested count nothing. inf: all arrive at once.
+    Jobs that do not run as requested are not counted. If all jobs arrive at time 0, the load is
+    inf.
     """
     work = gpu_seconds(arrivals, speeds)
     span_s = max((a.arrival_s for a in arrivals), default=0.0)

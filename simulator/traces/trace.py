@@ -1,4 +1,4 @@
-"""Traces: jobs and when they arrive, from a CSV file (format: README.md)."""
+"""Traces: jobs and their arrival times, from a CSV file (format: README.md)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ REQUIRED = (
 )
 OPTIONAL = ("arena_round", "gpu_type", "deadline_s", "tenant", "guaranteed", "plan")
 EXACT = "iterations"
-"""In the place of ``num_iterations``: as many iterations as it says, never divided."""
+"""A column in place of ``num_iterations``. Its iterations are exact and never divided."""
 DURATIONS = ("job_id", "submit_time_s", "duration_s", "num_gpus")
-"""A trace that knows no models, as public ones: what it lacks is drawn (``redraw``)."""
+"""The columns of a trace without models, like public ones. The rest is drawn (``redraw``)."""
 PLAN = "plan"
 """The label with the execution plan that a job was submitted with."""
 MAX_ITERATIONS = 10**12
@@ -36,9 +36,10 @@ MAX_TIME_S = 1e12
 
 
 class Arrival(NamedTuple):
-    """A job and when it arrives, in seconds since the trace began.
+    """A job and its arrival time in seconds since the trace began.
 
-    The spec's ``deadline_s`` counts from the arrival: whoever submits it adds the time of submission.
+    The spec's ``deadline_s`` counts from the arrival. A caller that submits the job adds the time
+    of submission.
     """
 
     arrival_s: float
@@ -46,7 +47,10 @@ class Arrival(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A job of which only GPUs and time are known; its spec's workload and iterations mean nothing."""
+    """A job of which only GPUs and duration are known.
+
+    Its spec's workload and iterations have no meaning.
+    """
 
     arrival_s: float
     duration_s: float
@@ -55,17 +59,18 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """How a trace is read. Defaults follow the Arena artifact's simulator."""
+    """The options for reading a trace. Defaults follow the Arena artifact's simulator."""
 
     iteration_divisor: int = 5
-    """The artifact divides the trace's iterations by 5 (its generator had multiplied them)."""
+    """The divisor of iterations. The artifact has 5, because its generator multiplied by 5."""
     round_s: float | None = 300.0
-    """Jobs arrive at this many seconds times ``arena_round``, where that column is present. None: at
-    ``submit_time_s``, less the least of all."""
+    """Seconds by which ``arena_round`` is multiplied to get a job's arrival, if the file has that
+    column. If None, jobs arrive at ``submit_time_s``, less the smallest of all."""
     limit: int | None = None
-    """Read only the first so many rows."""
+    """The number of rows to read, from the first. If None, all are read."""
     screened: bool = False
-    """What ``screening`` judges is left to it: repeated names, no iterations, no duration, the order."""
+    """Whether to leave the checks of ``screening`` to it: repeated names, no iterations, no
+    duration, the order."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -84,16 +89,16 @@ def read_trace(
     round_s: float | None = 300.0,
     limit: int | None = None,
 ) -> list[Arrival]:
-    """Read a file; the options are those of ``TraceOptions``. Raises InvalidInput and OSError."""
+    """Read a file, with the options of ``TraceOptions``. Raises InvalidInput and OSError."""
     options = TraceOptions(iteration_divisor=iteration_divisor, round_s=round_s, limit=limit)
     return parse_trace(path.read_bytes(), path.name, options)
 
 
 def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> list[Arrival]:
-    """Return the jobs by arrival; jobs that arrive together stay in the file's order.
+    """Return the jobs by arrival. Jobs that arrive at the same time stay in the file's order.
 
     Raises:
-        InvalidInput: the first 20 mistakes, one a line.
+        InvalidInput: the first 20 mistakes, one on each line.
     """
     options = options or TraceOptions()
     text = decoded(data, file)
@@ -116,7 +121,7 @@ def parse_durations(data: bytes, file: str, options: TraceOptions | None = None)
     """Return the jobs of a file with the columns ``DURATIONS`` by arrival, to be redrawn.
 
     Raises:
-        InvalidInput: the first 20 mistakes, one a line.
+        InvalidInput: the first 20 mistakes, one on each line.
     """
     options = options or TraceOptions()
     text = decoded(data, file)
@@ -133,7 +138,7 @@ def parse_durations(data: bytes, file: str, options: TraceOptions | None = None)
 
 
 class _Timed(NamedTuple):
-    """A row, when it was submitted, and when its job arrives, both on the file's clock."""
+    """A row with its time of submission and its job's arrival, both on the file's clock."""
 
     row: Row
     submit_s: float
@@ -143,7 +148,7 @@ class _Timed(NamedTuple):
 def _timed(
     text: str, mistakes: Mistakes, options: TraceOptions, required: tuple[str, ...]
 ) -> Iterator[_Timed]:
-    """Yield the rows; a name that repeats one of a row without mistakes is a mistake."""
+    """Yield the rows. A name is a mistake if it repeats that of a row without mistakes."""
     by_round = "arena_round" in header_of(text)
     lines: dict[str, int] = {}
     for row in islice(rows(text, mistakes, required, OPTIONAL), options.limit):
@@ -197,7 +202,7 @@ def _request(timed: _Timed, workload: Workload, iterations: int) -> JobSpec:
 
 
 def _deadline_s(row: Row, submit_s: float) -> float:
-    """Return seconds from submission to the deadline; inf where the field is empty."""
+    """Return the seconds from submission to the deadline. If the field is empty, return inf."""
     if not row.get("deadline_s"):
         return math.inf
     after_s = row.decimal("deadline_s", -MAX_TIME_S, MAX_TIME_S) - submit_s

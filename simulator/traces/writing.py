@@ -28,10 +28,10 @@ COLUMNS = (
 
 
 def trace_csv(arrivals: Iterable[Arrival]) -> str:
-    """Return the text of a file that is read back as the same jobs, whatever divisor it is read with.
+    """Return the text of a file that is read back as the same jobs, whatever the divisor.
 
-    Times to the microsecond, counted from the first arrival. What a trace has no column for (queue,
-    weight, pins, other labels) is not kept.
+    Times are rounded to the microsecond and counted from the first arrival. Attributes for which a
+    trace has no column (queue, weight, pins, other labels) are not kept.
     """
     jobs = list(arrivals)
     first_s = min((a.arrival_s for a in jobs), default=0.0)

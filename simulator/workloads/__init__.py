@@ -1,1 +1,1 @@
-"""What arrives in a simulation: published traces with their clusters and profiles, and synthetic ones."""
+"""The workloads of simulations: published traces with their clusters, and synthetic ones."""

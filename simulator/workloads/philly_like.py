@@ -1,4 +1,4 @@
-"""A seeded stream of training jobs with the habits of production traces (Philly, ATC 2019)."""
+"""A seeded stream of training jobs that resembles production traces (Philly, ATC 2019)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How jobs arrive, how many GPUs they ask for and how long they take. Defaults: judgement.
+    """The distributions of arrivals, requested GPUs and durations. The defaults are judgement.
 
-    With the defaults a job asks for 3.2 GPUs for 2.1 h on average: about the work of 1,280 GPUs.
+    With the defaults, a job asks for 3.2 GPUs for 2.1 h on average, which is about the work of
+    1,280 GPUs.
     """
 
     mean_gap_s: float = 20.0
     burst_share: float = 0.8
-    """Of gaps: they are short. Their mean is a fifth of the overall mean; the others are long."""
-    gap_sigma: float = 1.0  # of the logarithm
+    """The share of short gaps, whose mean is a fifth of the overall mean. The others are long."""
+    gap_sigma: float = 1.0  # of the logarithm of gaps
     day_swing: float = 0.6
-    """The rate varies by this share over a day; least at midnight, where time 0 is."""
+    """The share by which the rate varies over a day. It is lowest at midnight, which is time 0."""
     median_s: float = 1_800.0
-    duration_sigma: float = 1.7  # of the logarithm
+    duration_sigma: float = 1.7  # of the logarithm of durations
     shortest_s: float = 60.0
     longest_s: float = 30 * DAY_S
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -50,8 +51,9 @@ def philly_like(
 ) -> list[Arrival]:
     """Return jobs by time of arrival.
 
-    Each asks for a configuration that runs according to ``profiles`` (None: the sample profiles), and has
-    as many iterations as its drawn duration allows on it. The same arguments give the same jobs.
+    Each job asks for a configuration that runs according to ``profiles``, and has as many
+    iterations as its drawn duration allows on it. If ``profiles`` is None, the sample profiles are
+    used. The same arguments give the same jobs.
     """
     known = runnable(sample_profiles() if profiles is None else profiles, habits.gpus)
     rng = np.random.default_rng(seed)
@@ -76,9 +78,10 @@ def philly_like(
 
 
 def arrival_times_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
-    """Return rising seconds since a midnight, float64[jobs].
+    """Return ascending arrival times in seconds since a midnight, float64[jobs].
 
-    Gaps are a mixture of two log-normals (bursts and lulls) in a time that runs as fast as the day's rate.
+    Gaps are a mixture of two log-normals (bursts and lulls), in a time that runs as fast as the
+    day's rate.
     """
     warped = np.cumsum(gaps_s(rng, jobs, habits))
     clock, run = day(warped[-1] if jobs else 0.0, habits.day_swing)
@@ -86,7 +89,7 @@ def arrival_times_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
 
 
 def gaps_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
-    """Return the gaps between arrivals if every hour were alike, float64[jobs]: bursts and lulls."""
+    """Return the gaps (bursts and lulls) without the daily swing, float64[jobs]."""
     short = rng.random(jobs) < habits.burst_share
     long_mean = (1 - habits.burst_share / 5) / max(1 - habits.burst_share, 1e-9)
     mean = np.where(short, 1 / 5, long_mean) * habits.mean_gap_s
@@ -94,9 +97,10 @@ def gaps_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
 
 
 def day(until_s: float, swing: float) -> tuple[Floats, Floats]:
-    """Return seconds since a midnight in steps of 300, and how far a time that follows the rate has run.
+    """Return seconds since a midnight in steps of 300, and the time at the day's rate.
 
-    The rate is 1 - ``swing`` at midnight and 1 + ``swing`` at noon, 1 on average; both reach ``until_s``.
+    The rate is 1 - ``swing`` at midnight and 1 + ``swing`` at noon, 1 on average. Both times reach
+    ``until_s``.
     """
     amplitude = swing * DAY_S / (2 * math.pi)
     clock = np.arange(0.0, until_s + amplitude + 600.0, 300.0)
@@ -104,11 +108,11 @@ def day(until_s: float, swing: float) -> tuple[Floats, Floats]:
 
 
 Choices = dict[str, dict[str, list[tuple[Workload, float]]]]
-"""GPU type -> model -> (workload, seconds an iteration)."""
+"""GPU type -> model -> (workload, seconds of an iteration)."""
 
 
 def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[int, Choices]:
-    """Return what runs on each of the GPU counts, at the fastest shape, degree and plan of each."""
+    """Return the workloads that run on each GPU count, at their fastest shape, degree and plan."""
     fastest: dict[tuple[int, str, Workload], float] = defaultdict(lambda: math.inf)
     for e in profiles:
         key = (e.cell.gpus, e.cell.gpu_type, e.workload)
@@ -122,7 +126,7 @@ def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[in
 
 
 def configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:
-    """Draw a type, then a model, then one of its sizes and batches, each evenly."""
+    """Draw a GPU type, then a model, then one of its sizes and batches, each uniformly."""
     gpu_type = list(choices)[rng.integers(len(choices))]
     by_model = choices[gpu_type]
     sizes = by_model[list(by_model)[rng.integers(len(by_model))]]

@@ -1,6 +1,6 @@
 """Published traces, each with the cluster and the profiles that it was made for.
 
-Files are those of the data folder (``arena/``, ``morphling/``); they are not part of the repository.
+The files are in the data folder (``arena/``, ``morphling/``), which is not part of the repository.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tessera.simulator.traces.shaping import first_hours, on_type, split_tenants
 from tessera.simulator.traces.trace import Arrival, read_trace
 
 WEEK_H: Final = 2000 * 300 / 3600
-"""2,000 rounds of 300 s, as far as Arena's artifact simulates Philly."""
+"""The hours of 2,000 rounds of 300 s, for which Arena's artifact simulates Philly."""
 MT_GUARANTEED, MT_QUOTA_GPUS = 194, 64
-"""Of Morphling's trace MT: jobs of tenant A in the artifact, and its quota (section 7.3)."""
+"""Morphling's trace MT: tenant A's number of jobs in the artifact and quota (section 7.3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A scenario, and what of the trace did not fit it."""
+    """A scenario, and the outcome of screening the trace for it."""
 
     scenario: Scenario
     screened: Screened[Arrival]
@@ -41,9 +41,9 @@ _Made = tuple[str, Sequence[EstimateRecord], Sequence[Arrival], Sequence[TenantS
 
 
 def published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0) -> Published:
-    """Return one of ``NAMES``; jobs that the profiles cannot price are dropped or refused.
+    """Return one of ``NAMES``. Jobs whose speed the profiles do not give are dropped or refused.
 
-    ``seed`` says which jobs of morphling-mt are guaranteed; the others draw nothing.
+    ``seed`` decides which jobs of morphling-mt are guaranteed; the other workloads draw nothing.
 
     Raises:
         InvalidInput: there is no such workload, or jobs are bad and to be refused.
@@ -75,13 +75,16 @@ def _testbed_a(folder: Path, _: int) -> _Made:
 
 
 def _testbed_b(folder: Path, _: int) -> _Made:
-    """Nothing of it is measured: the profiles are samples."""
+    """Return testbed B. Nothing of it was measured: the profiles are samples."""
     arrivals = read_trace(folder / "arena" / "trace_testbed_244.csv", iteration_divisor=1)
     return "testbed-b", sample_profiles(hardware_of("testbed-b")), arrivals, ()
 
 
 def _h100(folder: Path, _: int) -> _Made:
-    """The jobs of testbed B, all on its H100 (Arena, section 5.7); the profiles are samples."""
+    """Return the jobs of testbed B, all on its H100 (Arena, section 5.7).
+
+    The profiles are samples.
+    """
     arrivals = read_trace(folder / "arena" / "trace_testbed_244.csv", iteration_divisor=1)
     return "h100-128", sample_profiles(hardware_of("h100-128")), on_type(arrivals, "h100"), ()
 
@@ -95,7 +98,10 @@ def _morphling(file: str) -> Callable[[Path, int], _Made]:
 
 
 def _morphling_mt(folder: Path, seed: int) -> _Made:
-    """Two tenants share the base trace (section 7.3); which jobs the artifact drew is not published."""
+    """Return the base trace with two tenants (section 7.3).
+
+    Which jobs the artifact drew is not published.
+    """
     cluster, profiles, arrivals, _ = _morphling("workload_base.csv")(folder, seed)
     split, tenants = split_tenants(arrivals, MT_GUARANTEED, MT_QUOTA_GPUS, seed)
     return cluster, profiles, split, tenants

@@ -1,16 +1,18 @@
-"""Jobs of stated distributions that load a cluster as much as is asked for.
+"""Jobs of given distributions that load a cluster to a given degree.
 
-What is drawn, and where the numbers come from:
+The draws and the sources of their numbers:
 
-* Arrivals: a Poisson process (as Gavel, OSDI 2020, section 7.1); or Philly-like bursts by day and night
-  (``philly_like``); or all at once, the static traces of the same section.
-* Durations as requested: log-normal, median 30 min, sigma 1.7 (judgement: Philly's are heavy-tailed, ATC
-  2019, section 3); or Gavel's: 10^x minutes with x even in 1.5 to 3 for four jobs of five, in 3 to 4 for
-  the fifth.
-* GPUs: Philly's habits by judgement; or Gavel's, after the same trace: 70 % one, 25 % two or four, 5 % eight.
-* Type, then model, then size and batch: evenly among those that run on the GPUs (Crius, section 8.1, draws
-  types and GPU counts for its traces too).
-* Deadlines: tightness times the duration, even in a range (ElasticFlow, ASPLOS 2023: 0.5 to 1.5).
+* Arrivals: a Poisson process (as in Gavel, OSDI 2020, section 7.1); or Philly-like bursts by day
+  and night (``philly_like``); or all at time 0, the static traces of the same section.
+* Durations as requested: log-normal, median 30 min, sigma 1.7 (judgement: Philly's are
+  heavy-tailed, ATC 2019, section 3); or Gavel's: 10^x minutes with x uniform in 1.5 to 3 for four
+  jobs of five, in 3 to 4 for the fifth.
+* GPUs: Philly's habits by judgement; or Gavel's, after the same trace: 70 % one, 25 % two or four,
+  5 % eight.
+* GPU type, then model, then size and batch: uniformly among those that run on the GPUs (Crius,
+  section 8.1, draws types and GPU counts for its traces too).
+* Deadlines: tightness times the duration, uniform in a range (ElasticFlow, ASPLOS 2023: 0.5 to
+  1.5).
 """
 
 from __future__ import annotations
@@ -47,15 +49,15 @@ PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(
     dict(zip(_HABITS.gpus, _HABITS.gpu_shares, strict=True))
 )
 GAVEL_GPUS: Final[Mapping[int, float]] = MappingProxyType({1: 0.7, 2: 0.125, 4: 0.125, 8: 0.05})
-"""Gavel states 25 % for two to four GPUs together; the halves are ours."""
+"""Gavel states 25 % for two to four GPUs together. The split into halves is ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
     """A distribution of traces.
 
-    ``load`` is the GPU-hours that jobs request over those that the cluster has until the last arrival; the
-    rate of arrivals follows from it. With arrivals "at-once" it means nothing.
+    ``load`` is the GPU-hours that jobs request, divided by those that the cluster has until the
+    last arrival. The rate of arrivals follows from it. With arrivals "at-once" it has no meaning.
     """
 
     jobs: int
@@ -67,7 +69,7 @@ class Synthetic:
     shortest_s: float = _HABITS.shortest_s
     longest_s: float = _HABITS.longest_s
     gpu_shares: Mapping[int, float] = field(default_factory=lambda: PHILLY_GPUS)
-    """GPUs -> share of jobs; counts on which nothing runs are left out and the others grow."""
+    """GPUs -> share of jobs. Counts on which nothing runs are left out, so that others grow."""
     large_share: float | None = (
         None  # of jobs with models from LARGE_FROM parameters; None: as drawn
     )
@@ -89,7 +91,9 @@ class Synthetic:
     def draw(
         self, profiles: Iterable[EstimateRecord], nodes: Sequence[NodeSpec], seed: int
     ) -> list[Arrival]:
-        """Return jobs by arrival; each runs as requested, by ``profiles``, on the empty cluster.
+        """Return jobs by arrival.
+
+        According to ``profiles``, each runs as requested on the empty cluster.
 
         The same arguments give the same jobs.
 
@@ -112,7 +116,7 @@ class Synthetic:
         return [a._replace(arrival_s=t) for a, t in zip(found, times, strict=True)]
 
     def _requests(self, rng: Generator, profiles: Sequence[EstimateRecord]) -> list[Arrival]:
-        """Return the jobs, all arriving at 0."""
+        """Return the jobs, all with arrival time 0."""
         known = runnable(profiles, tuple(self.gpu_shares))
         if not self.jobs:
             return []
@@ -149,7 +153,7 @@ class Synthetic:
         return np.minimum(np.maximum(seconds, self.shortest_s), self.longest_s)
 
     def _times_s(self, rng: Generator, span_s: float) -> Floats:
-        """Return rising times of arrival, the last at ``span_s``, float64[jobs]."""
+        """Return ascending times of arrival, the last at ``span_s``, float64[jobs]."""
         if self.arrivals == "at-once" or not self.jobs:
             return np.zeros(self.jobs)
         poisson = self.arrivals == "poisson"
