@@ -1,1 +1,1 @@
-"""What a run found, as one HTML page and as Markdown with pictures."""
+"""The outcome of a benchmark as one HTML page, and as Markdown with pictures."""

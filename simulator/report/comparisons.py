@@ -1,4 +1,4 @@
-"""Plots of curves with intervals over a parameter, and of bars side by side."""
+"""Plots of curves with intervals over a parameter, and of bars in groups."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tessera.simulator.report.style import LIGHT, Style, drawing, legend, percen
 from tessera.simulator.statistics import Interval, mean_intervals
 
 BANDS: Final = 5
-"""Up to so many curves have bands; more have bars, which hide less."""
+"""The most curves that are drawn with bands. More curves have bars, which hide less."""
 MARKED: Final = 9
-"""Up to so many values of the parameter are marked on the axis."""
+"""The most values of the parameter that are marked on the axis."""
 _BAR_IN: Final = 0.19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Values at ``x`` and their intervals; NaN where there is none."""
+    """Values at ``x`` and their intervals. Where there is no value or interval, it is NaN."""
 
     x: np.ndarray
     value: np.ndarray
@@ -46,7 +46,10 @@ def curves(
     caption: str = "",
     styles: Mapping[str, Style] | None = None,
 ) -> Plot:
-    """Plot values over a parameter, e.g. deadlines met over tightness; fractions with ``percent``."""
+    """Plot values over a parameter, e.g. deadlines met over tightness.
+
+    With ``percent``, values are fractions.
+    """
     looks = styles_for(series, styles)
     said = []
     with drawing(3.8) as (figure, axes):
@@ -89,10 +92,10 @@ def bars(
     caption: str = "",
     styles: Mapping[str, Style] | None = None,
 ) -> Plot:
-    """Plot bars from left to right, a group a row: series -> group -> value.
+    """Plot bars from left to right, with groups as rows: series -> group -> value.
 
-    Groups are what has many and long names, as policies; series are told by colour, as kinds of
-    information. A group that a series lacks has no bar.
+    Groups suit things with many long names, such as policies. Series differ by colour and suit few
+    things, such as kinds of information. A group that a series lacks has no bar.
     """
     looks = styles_for(series, styles)
     groups = list(dict.fromkeys(group for values in series.values() for group in values))

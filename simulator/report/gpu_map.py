@@ -1,4 +1,4 @@
-"""Which job held which GPU, over time."""
+"""A map of the GPUs that each job held over time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tessera.simulator.report.style import LIGHT, drawing
 
 COLUMNS: Final = 1000
 ROWS: Final = 400
-"""Least rows of the picture, so that a small cluster is not blurred."""
+"""The fewest rows of the picture, so that a small cluster is not blurred."""
 MOST: Final = 1600
-"""Most rows: of larger clusters, each second, third ... GPU is drawn."""
+"""The most rows of the picture. Of larger clusters, only each second, third ... GPU is drawn."""
 FREE: Final = (128, 128, 128, 40)
 HUES: Final = 0.61803398875
-"""Step of the hue from one job to the next, of a full turn: neighbours in time differ most."""
+"""The hue step between jobs, as a share of a full turn, by which neighbours in time differ most."""
 SAME_S: Final = 1e-6
 
 Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
@@ -30,7 +30,7 @@ Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A job's hold of GPUs, numbered from 0 in order of nodes."""
+    """A job's hold of GPUs, which are numbered from 0 in order of nodes."""
 
     job: str
     start_s: float
@@ -47,10 +47,12 @@ def gpu_map(
     node_types: Sequence[str] | None = None,
     caption: str = "",
 ) -> Plot:
-    """Plot the GPUs from top to bottom in order of nodes, time from left to right, a colour a job.
+    """Plot the GPUs of all nodes over time, with a colour for each job.
 
-    ``node_types`` names the GPU type of each node; nodes of a type must lie side by side. Who holds which
-    GPU of a node is drawn as first free, first taken: only counts are known.
+    GPUs are from top to bottom in order of nodes, and time is from left to right.
+
+    ``node_types`` names the GPU type of each node; nodes of a type must be adjacent. Only the
+    number of GPUs on each node is known, so that the map gives a job the first free ones.
     """
     held = placed(segments, node_gpus)
     scale, unit = time_unit(end_s)
@@ -74,9 +76,9 @@ def gpu_map(
 
 
 def placed(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
-    """Return which GPUs each segment holds; refuse more than a node has.
+    """Return which GPUs each segment holds, and refuse more than a node has.
 
-    A job keeps the GPUs of its segment before, where it may.
+    A job keeps the GPUs of its previous segment if they are free.
     """
     first = np.cumsum([0, *node_gpus])
     until_s = np.full(int(first[-1]), -np.inf)
@@ -102,7 +104,7 @@ def placed(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
 
 
 def colours(jobs: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return a colour for each job, as four bytes; neighbours differ in hue and in lightness."""
+    """Return a colour for each job, as four bytes. Neighbours differ in hue and in lightness."""
     found = {}
     for k, job in enumerate(dict.fromkeys(jobs)):
         hsv = (k * HUES % 1.0, 0.55 + 0.3 * (k % 2), (0.62, 0.86, 0.74)[k % 3])
@@ -121,7 +123,7 @@ def _image(held: Sequence[Held], total: int, end_s: float) -> np.ndarray:
 
 
 def _types(axes: Any, node_gpus: Sequence[int], node_types: Sequence[str] | None) -> None:
-    """Write the GPU types at the right, with a line between them."""
+    """Write the GPU types at the right, with lines between them."""
     if node_types is None:
         return
     first = np.cumsum([0, *node_gpus])

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: styles and pictures are in it, and no scripts."""
+"""A report as one self-contained HTML page, with styles and pictures inside and without scripts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tessera.simulator.report.style import DARK, LIGHT
 from tessera.simulator.report.templates import TEMPLATES, resource
 
 LONG: Final = 20
-"""A table of more rows may be broken across printed pages."""
+"""Tables with more rows than this may be broken across printed pages."""
 
 
 def page(report: RunReport) -> str:
-    """Return the whole page."""
+    """Return the HTML of the whole page."""
     return TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         style=_theme() + resource("page.css"),
@@ -29,7 +29,7 @@ def page(report: RunReport) -> str:
 
 
 def _theme() -> str:
-    """Return the colours: light ones, and dark ones on screens that prefer them."""
+    """Return the CSS of the colours: light ones, and dark ones on screens that prefer them."""
 
     def variables(colours: Mapping[str, str]) -> str:
         return ":root{" + "".join(f"--{name}:{colour};" for name, colour in colours.items()) + "}"
@@ -52,7 +52,10 @@ def _origin(report: RunReport) -> dict[str, Value]:
 
 
 def _numeric(table: Table) -> list[bool]:
-    """Return whether a column holds numbers, which stand to the right; the first one names the rows."""
+    """Return whether each column holds numbers, which are right-aligned.
+
+    The first column names the rows.
+    """
     return [
         k > 0 and all(_is_number(row[k]) for row in table.rows) for k in range(len(table.columns))
     ]

@@ -1,4 +1,4 @@
-"""Plots of values over time, over rounds, and of how values are distributed."""
+"""Plots of values over time and over rounds, and of the distribution of values."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from tessera.simulator.report.model import Plot, written
 from tessera.simulator.report.style import Style, drawing, legend, number, styles_for
 
 POINTS: Final = 400
-"""Points of a line that are drawn; a longer one is drawn in so many equal parts of the time."""
+"""The largest number of points drawn for a line. A longer line is drawn as means over this many
+equal parts of the time."""
 CROWD: Final = (8, 150)
-"""From how many series on, points of each: means over longer times are easier to tell apart."""
+"""The number of series from which lines get fewer points, and the number of points then. Means over
+longer times are easier to distinguish."""
 UNITS: Final = (
     (3 * 86_400.0, 86_400.0, "days"),
     (10_800.0, 3600.0, "hours"),
     (180.0, 60.0, "minutes"),
 )
-"""From how many seconds on, seconds of a unit, its name."""
+"""The number of seconds from which a unit is used, the seconds of the unit, and its name."""
 TICKS: Final = {
     1: "1 s",
     10: "10 s",
@@ -31,10 +33,10 @@ TICKS: Final = {
     864_000: "10 days",
     8_640_000: "100 days",
 }
-"""Marks of a logarithmic axis of seconds."""
+"""The marks of a logarithmic axis of seconds."""
 
 Steps = tuple[np.ndarray, np.ndarray]
-"""Moments in seconds, ascending, and the values from each moment on."""
+"""Times in seconds, ascending, and the values from each time on."""
 
 
 def over_time(
@@ -78,7 +80,10 @@ def over_time(
 def thinned(
     at_s: np.ndarray, values: np.ndarray, end_s: float, points: int = POINTS
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return edges and values of steps, and whether they are means; the area below stays the same."""
+    """Return the edges and values of steps, and whether they are means.
+
+    The area below stays the same.
+    """
     inside = at_s < end_s
     at_s, values = at_s[inside], values[inside]
     edges_s = np.append(at_s, end_s)
@@ -99,10 +104,10 @@ def distribution(
     caption: str = "",
     styles: Mapping[str, Style] | None = None,
 ) -> Plot:
-    """Plot which share of jobs has at most a value, e.g. the JCT by policy, on a logarithmic axis.
+    """Plot the share of jobs with at most a value, such as the JCT, on a logarithmic axis.
 
-    ``totals`` counts all jobs of a series: where some have no value, because they did not finish, the curve
-    ends below 1. With ``seconds`` the axis has marks at minutes, hours and days.
+    ``totals`` counts all jobs of a series. If some have no value, because they did not finish, the
+    curve ends below 1. With ``seconds``, the axis has marks at minutes, hours and days.
     """
     looks = styles_for(samples, styles)
     said = []
@@ -141,10 +146,13 @@ def gap_over_rounds(
     caption: str = "",
     styles: Mapping[str, Style] | None = None,
 ) -> Plot:
-    """Plot relative gaps to a proven bound, round by round, as points; below 0.01 % the axis is linear.
+    """Plot relative gaps to a proven bound as points, round by round.
 
-    A series is (round numbers, gaps as fractions); rounds without a bound have an infinite gap, are not
-    drawn, and are counted below the picture. Of many rounds the largest gap of each few is drawn.
+    Below 0.01 % the axis is linear.
+
+    A series is (round numbers, gaps as fractions). Rounds without a bound have an infinite gap;
+    they are counted below the picture and not drawn. If there are many rounds, each point is the
+    largest gap of a few.
     """
     looks = styles_for(series, styles)
     said, unbounded, few = [], [], 1
@@ -186,7 +194,7 @@ def gap_over_rounds(
 def worst(
     rounds: np.ndarray, gaps: np.ndarray, points: int = POINTS
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the round and the gap that is the largest of each few rounds, and how many these are."""
+    """Return the round and size of the largest gap in each group of rounds, and the group size."""
     few = -(-len(gaps) // points) or 1
     starts = range(0, len(gaps), few)
     at = np.array([s + int(np.argmax(gaps[s : s + few])) for s in starts], np.int64)
@@ -194,5 +202,5 @@ def worst(
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return seconds of the unit in which times up to ``longest_s`` are read, and its name."""
+    """Return the unit in which times up to ``longest_s`` are shown: its seconds and its name."""
     return next(((size, name) for least, size, name in UNITS if longest_s >= least), (1.0, "s"))

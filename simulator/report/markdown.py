@@ -1,4 +1,4 @@
-"""A report as Markdown, with pictures in files beside it."""
+"""A report as Markdown, with pictures in separate files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera.simulator.report.templates import TEMPLATES
 
 
 def text(report: RunReport, pictures: Sequence[str]) -> str:
-    """Return the Markdown; ``pictures`` are the files' names, one for each plot."""
+    """Return the Markdown. ``pictures`` are the names of the files, one for each plot."""
     facts = [(f"option {name}", as_given(value)) for name, value in report.options.items()]
     return TEMPLATES.get_template("text.md.jinja").render(
         report=report,
@@ -20,7 +20,7 @@ def text(report: RunReport, pictures: Sequence[str]) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Value]]) -> list[str]:
-    """Return the lines of a table, numbers to the right."""
+    """Return the lines of a table, with numbers right-aligned."""
     right = [
         k > 0 and all(v is None or type(v) in (int, float) for v in (row[k] for row in rows))
         for k in range(len(columns))

@@ -1,4 +1,4 @@
-"""What a report holds."""
+"""The contents of a report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ LIBRARIES: Final = ("numpy", "scipy", "ortools", "cvxpy", "pulp", "numba", "matp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A picture. ``alt`` says what it shows to who cannot see it, ``caption`` what to know beside it."""
+    """A picture.
+
+    ``alt`` describes it to readers who cannot see it; ``caption`` adds facts that it does not show.
+    """
 
     title: str
     drawing: Drawing
@@ -44,7 +47,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of values, the first of each naming it."""
+    """Rows of values. The first value of each row names it."""
 
     title: str
     columns: tuple[str, ...]
@@ -61,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """A run, with all that is needed to repeat it."""
+    """A run, with everything that is needed to repeat it."""
 
     title: str
     command: str
@@ -74,7 +77,7 @@ class RunReport:
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """Paragraphs to read with the figures: what deviates, and why."""
+    """Paragraphs to read with the figures: deviations and their reasons."""
 
 
 def report_of(
@@ -88,7 +91,7 @@ def report_of(
     summary: str = "",
     notes: Sequence[str] = (),
 ) -> RunReport:
-    """Return the report of what a case ``found``, run by the command line of this process."""
+    """Return the report of a case's results, which the command line of this process ran."""
     results = [Table.from_rows("Results", found.table)] if found.table else []
     return RunReport(
         title=title,
@@ -106,7 +109,7 @@ def report_of(
 
 
 def versions() -> dict[str, str]:
-    """Return what ran: the machine, Python and the libraries that results or times depend on."""
+    """Return the machine and the versions of what results or times depend on."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     found = {"machine": machine, "python": platform.python_version(), "tessera": release()}
     for library in LIBRARIES:
@@ -118,7 +121,10 @@ def versions() -> dict[str, str]:
 
 
 def written(value: object) -> str:
-    """Return a value as people read it: four digits, thousands apart; a dash where there is none."""
+    """Return a value as people read it: four digits, with thousands separated.
+
+    A missing value is a dash.
+    """
     match value:
         case None:
             return NOTHING
@@ -138,7 +144,7 @@ def written(value: object) -> str:
 
 
 def as_given(option: object) -> str:
-    """Return an option's value as it could be given again."""
+    """Return an option's value in the form in which it could be given again."""
     if isinstance(option, list | tuple):
         return ", ".join(map(str, option))
     return "none" if option is None else str(option)

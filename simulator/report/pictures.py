@@ -14,12 +14,15 @@ from tessera.simulator.report.model import Plot
 from tessera.simulator.report.style import LIGHT
 
 SALT: Final = "tessera"
-"""Makes the same drawing give the same SVG."""
+"""The salt of SVG ids, so that the same drawing gives the same SVG."""
 _VARIABLE: Final = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 
 
 def svg(plot: Plot, prefix: str) -> str:
-    """Return the drawing as an SVG element; ``prefix`` keeps its ids apart from other pictures'."""
+    """Return the drawing as an SVG element.
+
+    ``prefix`` makes its ids differ from those of other pictures.
+    """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": SALT, "svg.fonttype": "path"}):
         plot.drawing.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

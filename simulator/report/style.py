@@ -1,9 +1,9 @@
-"""How report pictures look: colours that are told apart by everyone, on light and on dark pages.
+"""The style of report pictures: colours that everyone can distinguish, on light and on dark pages.
 
-Each colour of a drawing has a name; on the page the name is a CSS variable, so that one picture serves both
-themes. Seven colours keep a distance of at least 20 (CIE 1976) from each other with normal sight and with
-each of the three dichromacies (Machado, Oliveira and Fernandes 2009), and a contrast of 3:1 with the page;
-dashes tell more than seven series apart.
+Each colour of a drawing has a name. On the page the name is a CSS variable, so that one picture
+serves both themes. The seven colours have a distance of at least 20 (CIE 1976) from each other,
+with normal sight and with each of the three dichromacies (Machado, Oliveira and Fernandes 2009).
+Their contrast with the page is at least 3:1. More than seven series differ by their dashes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIGHT: Final = {
     "s5": "#5c410a",
     "s6": "#4713ae",
 }
-"""The page's colours, too: a drawing may hold no others, where it is to follow the theme."""
+"""The colours of the page. A drawing that follows the theme may use no others."""
 DARK: Final = {
     "page": "#15181d",
     "ink": "#e8ebee",
@@ -52,7 +52,7 @@ WIDTH_IN: Final = 7.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """How a series is drawn."""
+    """The look of a series in a plot."""
 
     colour: str
     dash: Any
@@ -71,7 +71,7 @@ class Style:
 
 
 def styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
-    """Return a style for each name, by its position; lines of those that are ``bold`` stand out.
+    """Return a style for each name, by its position. The lines of names in ``bold`` are thicker.
 
     Give the result to every plot of a report, so that a policy looks the same in all of them.
     """
@@ -87,13 +87,13 @@ def styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
 
 
 def styles_for(names: Iterable[str], given: Mapping[str, Style] | None) -> Mapping[str, Style]:
-    """Return ``given``, or styles by position where there are none."""
+    """Return ``given``. If it is None, return styles by position."""
     return styles(names) if given is None else given
 
 
 @contextmanager
 def drawing(height_in: float = 3.4) -> Iterator[tuple[Drawing, Any]]:
-    """Give an empty drawing and its axes, in our style."""
+    """Yield an empty drawing and its axes, in our style."""
     look: dict[Any, Any] = {
         "font.size": 10,
         "text.color": LIGHT["ink"],
@@ -123,7 +123,7 @@ def drawing(height_in: float = 3.4) -> Iterator[tuple[Drawing, Any]]:
 
 
 def number(value: float) -> str:
-    """Return a tick's label: thousands apart, no needless digits."""
+    """Return a tick's label, with thousands separated and no needless digits."""
     return f"{round(value, 10):,.12g}".replace("-", "\N{MINUS SIGN}")
 
 

@@ -1,4 +1,4 @@
-"""The templates of reports, which lie beside this module."""
+"""The templates of reports, which are files in this package."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ TEMPLATES: Final = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-"""What goes into a page is escaped unless the template calls it safe; Markdown is not."""
+"""Templates of pages, which escape text unless it is called safe, and of Markdown, which do not."""

@@ -1,4 +1,4 @@
-"""Writing a report into a folder."""
+"""A writer of reports into a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.simulator.report.pictures import png
 
 
 def write_report(report: RunReport, folder: Path) -> Path:
-    """Write ``report.html``, ``report.md`` and a PNG for each plot into ``folder``; return the page.
+    """Write ``report.html``, ``report.md`` and a PNG for each plot, and return the page.
 
     The same report gives the same bytes. Files of an earlier report are overwritten.
     """

@@ -1,1 +1,1 @@
-"""Many independent runs side by side: in local processes or on a Ray cluster, resumable, same results."""
+"""Many independent runs in parallel, on this machine or a Ray cluster, resumable."""

@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster, an optional extra."""
+"""Tasks on a Ray cluster, which is an optional extra."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer, pa
 def outcomes(
     tasks: Sequence[Task], address: str, limit: int | None = None
 ) -> Generator[Outcome, None, None]:
-    """Yield each task's outcome as it ends; closing the iterator cancels those that run.
+    """Yield each task's outcome as it ends. Closing the iterator cancels the tasks that run.
 
-    Our code travels to the nodes, whatever is installed there; the libraries that it needs and the files
-    that options name must be there already. A task takes one CPU; at most ``limit`` run at a time, and
-    Ray repeats those whose node was lost.
+    Our code is sent to the nodes, whatever is installed there. The libraries that it needs and the
+    files that options name must be there already. A task takes one CPU, and at most ``limit`` tasks
+    run at a time. Ray repeats those whose node was lost.
     """
     ray = library()
     ours = not ray.is_initialized()
@@ -43,7 +43,7 @@ def outcomes(
 
 
 def library() -> Any:
-    """Return the module ``ray``."""
+    """Return the module ``ray``, or raise InvalidInput with a hint on how to install it."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:

@@ -19,11 +19,11 @@ from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
 SAID: Final = 8000
 """Bytes of a failed task's standard error that are reported, counted from its end."""
 GOODBYE_S: Final = 10.0
-"""Seconds that a process without work has to end by itself."""
+"""Seconds that a process without work has to end on its own."""
 
 
 def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, None]:
-    """Yield each task's outcome as it ends; closing the iterator kills those that run."""
+    """Yield each task's outcome as it ends. Closing the iterator kills the tasks that run."""
     processes = [_Worker() for _ in range(max(1, min(workers, len(tasks))))]
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for process in processes:
@@ -53,16 +53,19 @@ def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, No
 
 
 def here(tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-    """Yield each task's outcome, one after the other in this process; what a task raises goes through."""
+    """Yield each task's outcome, one after the other in this process.
+
+    An error of a task is raised.
+    """
     for task in tasks:
         yield Outcome(task=task, result=answer(task.call))
 
 
 class _Worker:
-    """A process for one task after another; a new one after a task that ended it.
+    """A process for one task after another, which is replaced if a task has ended it.
 
-    It is a fresh interpreter in a session of its own, so that an interrupt at the terminal reaches only
-    us, and that we can end it together with what it started.
+    It is a fresh interpreter in a separate session. An interrupt at the terminal therefore reaches
+    only us, and we can end the process together with everything that it started.
     """
 
     def __init__(self) -> None:
@@ -91,14 +94,14 @@ class _Worker:
         return Outcome(task=task, failure=f"{said}its process ended {_how(code)}")
 
     def kill(self) -> None:
-        """End the process with all that it started, and start no other."""
+        """End the process with all that it started, and do not start another."""
         with self._lock:
             self._killed = True
             if self._process is not None:
                 _kill(self._process)
 
     def close(self) -> None:
-        """Let the process end by itself, and release what it used; no task may run."""
+        """Let the process end on its own, and release its resources. No task may be running."""
         if self._process is not None:
             self._end()
         self._said.close()
@@ -128,12 +131,12 @@ class _Worker:
             return self._process
 
     def _end(self) -> int:
-        """See the process to its end; return its exit status."""
+        """Wait for the process to end, and return its exit status."""
         with self._lock:
             process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
             raise AssertionError("there is a process, and both are pipes")
-        with contextlib.suppress(BrokenPipeError):  # what it never read
+        with contextlib.suppress(BrokenPipeError):  # calls that it never read
             process.stdin.close()
         try:
             code = process.wait(GOODBYE_S)
@@ -145,7 +148,7 @@ class _Worker:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it is over
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""A folder of results, one file a task, so that a sweep that was cut off goes on where it was."""
+"""A folder of results with one file for each task, so that an interrupted sweep can be resumed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tessera.simulator.sweeps.tasks import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results in ``folder`` by key; None keeps nothing."""
+    """The results in ``folder`` by key. If ``folder`` is None, nothing is kept."""
 
     folder: Path | None
     commit: str
 
     def load(self, key: str) -> dict[str, Any] | None:
-        """Return the result of the task with this ``key``, None if it is not there."""
+        """Return the result of the task with this ``key``. If it is not there, return None."""
         if self.folder is None or not (file := self.folder / f"{key}.json").exists():
             return None
         try:
@@ -32,7 +32,7 @@ class Results:
         return found
 
     def save(self, key: str, task: Task, result: dict[str, Any]) -> None:
-        """Write a result; it is there whole or not at all, whatever happens meanwhile."""
+        """Write a result atomically: the file is complete or absent, even after a crash."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Running a sweep: what is done already is skipped, what fails loses nothing, progress is shown."""
+"""The execution of a sweep.
+
+Finished tasks are skipped, failures lose nothing, and progress is shown.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ ResultsFolder = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Where tasks run, and where their results are kept."""
+    """The place where tasks run, and the folder of their results."""
 
     workers: int | None = None
     ray: str | None = None
@@ -61,7 +64,7 @@ class Sweep:
 def asked_sweep(
     *, workers: Workers = None, ray: RayAddress = None, results: ResultsFolder = None
 ) -> Sweep:
-    """Return what the options say."""
+    """Return the sweep that the options describe."""
     return Sweep(workers=workers, ray=ray, folder=results)
 
 
@@ -74,12 +77,14 @@ def run_tasks(
 ) -> dict[str, dict[str, Any]]:
     """Run ``tasks`` and return their results by name, in the order of ``tasks``.
 
-    Results are what JSON makes of them, wherever they come from: tuples are lists. With ``folder`` each is
-    kept as it ends, and a later call runs only what is not there for the same function, options, files and
-    code. Tasks that differ in their name alone run once. If some fail, the others are finished and kept,
-    and one ``TasksFailed`` tells of all; an interrupt keeps what has ended. With 0 ``workers`` tasks run in
-    this process, whose libraries may use several threads, so that such results are not kept; the first
-    error ends the sweep.
+    All results have passed through JSON, so that tuples are lists. With ``folder``, each result is
+    written when its task ends. A later call runs only tasks that have no result for the same
+    function, options, files and code. Tasks that differ only in their name run once.
+
+    If some tasks fail, the others are finished and kept, and one ``TasksFailed`` reports all
+    failures. An interrupt keeps the results so far. With 0 ``workers``, tasks run in this process.
+    Its libraries may use several threads, so that such results are not kept, and the first error
+    ends the sweep.
     """
     if workers == 0 and (folder is not None or ray is not None):
         raise InvalidInput("--workers", "0 runs in this process: neither --ray nor --results fits")

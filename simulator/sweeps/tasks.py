@@ -1,4 +1,4 @@
-"""What a sweep runs: a named call of a function that anyone can import, with options that JSON can hold."""
+"""The tasks of a sweep: named calls of importable functions, with options as JSON."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ PACKAGES: Final = (
     "solvers",
 )
 GENERATED: Final = ("v1", "proto/gen/tessera")
-"""Where the generated package lies when installed, and in a checkout."""
+"""The location of the generated package when installed, and in a checkout."""
 _DRAWING: Final = ROOT / "simulator" / "report"
 ONE_THREAD: Final = {
     f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")
 }
-"""Environment of every task: sums must not depend on how many threads a machine has."""
+"""The environment of every task. Sums must not depend on how many threads a machine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A call of ``function``, as "module:function", with ``options`` by name; it returns a dictionary.
+    """A call of ``function``, as "module:function", with ``options`` by name.
 
-    The result may depend on nothing but the options, the code and the contents of ``files``: then
-    it may be kept and read again. A seed is an option.
+    It returns a dictionary.
+
+    The result may depend only on the options, the code and the contents of ``files``, so that it
+    can be kept and read again. A seed is an option.
     """
 
     name: str
@@ -53,14 +55,17 @@ class Task:
             raise InvalidInput(f"options of {self.name}", f"must be JSON: {error}") from error
 
     def key(self, code: str) -> str:
-        """Return the digest of all that the result depends on, ``code`` being that of the code."""
+        """Return the digest of everything that the result depends on.
+
+        ``code`` is the digest of the code.
+        """
         contents = [_sha256(file.read_bytes()) for file in self.files]
         return _sha256(json.dumps([self.call, contents, code]).encode())[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a task ended: with a ``result`` as JSON, or with what it said when it failed."""
+    """The end of a task: a ``result`` as JSON, or the error output of a failed task."""
 
     task: Task
     result: str = ""
@@ -68,7 +73,10 @@ class Outcome:
 
 
 class TasksFailed(TesseraError):
-    """Some tasks of a sweep failed. ``failures``: what each said; the others are done and kept."""
+    """An error of a sweep of which some tasks failed.
+
+    ``failures`` has the output of each; the others are kept.
+    """
 
     reason = "TASKS_FAILED"
 
@@ -79,7 +87,7 @@ class TasksFailed(TesseraError):
 
 
 def answer(call: str) -> str:
-    """Carry out a task's ``call`` in this process; return its result as JSON."""
+    """Carry out a task's ``call`` in this process, and return its result as JSON."""
     function, options = json.loads(call)
     module, _, name = function.partition(":")
     result = getattr(importlib.import_module(module), name)(**options)
@@ -89,7 +97,10 @@ def answer(call: str) -> str:
 
 
 def code_digest() -> str:
-    """Return the digest of our own code, less what only draws; commits that change no code keep it."""
+    """Return the digest of our code without the parts that only draw.
+
+    Commits that change no code keep it.
+    """
     digest = hashlib.sha256()
     for package in packages():
         for file in sorted(package.rglob("*.py")):

@@ -1,7 +1,8 @@
-"""A process that carries out calls, a line of JSON each, until there are no more.
+"""A process that carries out calls, one for each line of JSON, until there are no more.
 
-``python -m tessera.simulator.sweeps.worker`` answers on the standard output that it was given; what tasks
-print goes to standard error. A task that raises ends the process; a starter that is gone ends it, too.
+``python -m tessera.simulator.sweeps.worker`` answers on its original standard output; what tasks
+print goes to standard error. A task that raises ends the process. The process also ends if its
+parent is gone.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from tessera.simulator.sweeps.tasks import answer
 def main() -> None:
     """Answer each line of standard input."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", closefd=False)
-    os.dup2(2, 1)  # the copy ends with the process: who sees its end has all that was said before
+    # the copy closes with the process, so that a reader who sees its end has all the output
+    os.dup2(2, 1)
     asked = os.fdopen(os.dup(0), encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what tasks start must not read the calls
+    # processes that tasks start must not read the calls
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     calls: queue.SimpleQueue[str] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_read, args=(asked, calls, busy), daemon=True).start()
@@ -32,7 +35,7 @@ def main() -> None:
 
 
 def _read(asked: TextIO, calls: queue.SimpleQueue[str], busy: threading.Event) -> None:
-    """Pass the calls on, the empty one at the end; nobody waits for a task that runs then."""
+    """Pass the calls on, and an empty one at the end. End the process if a task still runs then."""
     for call in asked:
         calls.put(call)
     calls.put("")
