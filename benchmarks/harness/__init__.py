@@ -1,1 +1,1 @@
-"""What every benchmark is made of: the registry, its command, common options, progress."""
+"""The parts that every benchmark uses: the registry, its command, common options and progress."""

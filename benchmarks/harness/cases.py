@@ -1,4 +1,4 @@
-"""Finds the benchmarks: every module ``bench_*.py`` in the folder of a subject."""
+"""A search for the benchmarks, which are the modules ``bench_*.py`` in the folders of subjects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.benchmarks.harness.registry import CASES, Case
 
 @cache
 def find_cases() -> dict[str, Case]:
-    """Return all benchmarks by name, their modules imported."""
+    """Import the modules of all benchmarks, and return the benchmarks by name."""
     (folder,) = (Path(path) for path in benchmarks.__path__)
     for module in sorted(folder.glob("*/bench_*.py")):
         importlib.import_module(f"tessera.benchmarks.{module.parent.name}.{module.stem}")

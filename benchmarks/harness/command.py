@@ -1,4 +1,4 @@
-"""``tessera bench``: run a benchmark, or all of them quickly."""
+"""The command ``tessera bench``, which runs a benchmark, or a small version of all of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _all(
         err.print(f"bench {found.name} (smoke)")
         result = execute(found, found.smoke, ["bench", "--smoke"])
         result.pop("table", None)
-        bounds = result["bounds"]  # times say nothing at this size
+        bounds = result["bounds"]  # times have no meaning at this size
         result["bounds"] = {k: b for k, b in bounds.items() if not k.endswith("_s")}
         _show(result)
         broken += [k for k in result["bounds"] if not _holds(found.name, k, result["figures"][k])]
@@ -113,9 +113,9 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def blocks(rows: list[dict[str, Any]], width: int) -> list[list[str]]:
-    """Return the columns of the tables that ``rows`` are printed as, each at most ``width`` characters wide.
+    """Return the columns of the tables in which ``rows`` are printed within ``width`` characters.
 
-    Each begins with the first column, which names the row.
+    Each table begins with the first column, which names the row.
     """
     first, *others = dict.fromkeys(key for row in rows for key in row)
 

@@ -1,4 +1,4 @@
-"""Options that simulation benchmarks share, and what they come to."""
+"""The options that simulation benchmarks share, and the values built from them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def asked_work(
     on_bad: OnBadOption = "drop",
     seed: int = 0,
 ) -> Work:
-    """Return the workload that the options say, its sizes left at their defaults."""
+    """Return the workload that the options describe, with its sizes left at their defaults."""
     return Work(
         trace=default_trace(trace),
         profiles=str(profiles or ""),
@@ -82,20 +82,20 @@ def asked_work(
 
 
 def on_work(run: Callable[..., Report]) -> Callable[..., Report]:
-    """Give a case the options of a workload in the place of its parameter ``work``."""
+    """Give a case the options of a workload in place of its parameter ``work``."""
     return with_options(run, "work", asked_work)
 
 
 def in_sweep(run: Callable[..., Report]) -> Callable[..., Report]:
-    """Give a case the options of a sweep in the place of its parameter ``sweep``."""
+    """Give a case the options of a sweep in place of its parameter ``sweep``."""
     return with_options(run, "sweep", asked_sweep)
 
 
 def numbers(where: str, text: str, fits: Callable[[float], bool], what: str) -> tuple[float, ...]:
-    """Return the numbers of a list with commas, rising, each once.
+    """Return the distinct numbers of a comma-separated list, in ascending order.
 
     Raises:
-        InvalidInput: one is no number, or does not fit; the message says that all must be ``what``.
+        InvalidInput: a part is not a number or does not fit; the message demands ``what``.
     """
     try:
         found = sorted({float(part) for part in listed(text)})

@@ -1,4 +1,4 @@
-"""Progress of long work, on standard error."""
+"""The progress of long work, on standard error."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from rich.progress import track
 
 
 def steps(count: int, what: str) -> Iterator[int]:
-    """Return 0 to count - 1 with a progress bar on standard error."""
+    """Yield 0 to count - 1 with a progress bar on standard error."""
     console = Console(stderr=True)
     yield from track(range(count), description=what, console=console, transient=True)

@@ -21,7 +21,10 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What a figure must satisfy, e.g. ``<= 0.2``; the benchmark's docstring says why that limit."""
+    """A condition on a figure, e.g. ``<= 0.2``.
+
+    The benchmark's docstring gives the reason for the limit.
+    """
 
     comparison: str
     limit: Figure
@@ -39,7 +42,7 @@ class Case:
     run: Callable[..., Report]
     bounds: dict[str, Bound]
     smoke: dict[str, Any]
-    """Options under which it ends within seconds, for ``make verify``."""
+    """Options with which the benchmark ends within seconds, for ``make verify``."""
 
 
 CASES: dict[str, Case] = {}
@@ -63,7 +66,7 @@ def case(
 
 
 def execute(found: Case, options: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
-    """Run a case; return the object that ``--json`` prints."""
+    """Run a case, and return the object that ``--json`` prints."""
     shown = {
         "bench": found.name,
         "command": shlex.join(["tessera", *arguments]),

@@ -1,1 +1,1 @@
-"""Rounds on their own: instances by seed, contests of solvers, and judges that share no code with them."""
+"""Benchmarks of single rounds: instances, contests of solvers, and independent judges."""

@@ -1,4 +1,4 @@
-"""Stating a round: from a snapshot's arrays to the problem's."""
+"""A benchmark of stating a round, from a snapshot's arrays to the problem's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A solver against random problems, goals in order and rounds that nobody would state."""
+"""A fuzz test of a solver on random problems, lexicographic goals and unusual rounds."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from tessera.solvers.rounds.work import RoundWork
 logger = logging.getLogger(__name__)
 
 SHORT_S: Final = (0.005, 0.01, 0.02, 0.05)
-"""Budgets from which there must be an answer, for up to 300 jobs."""
+"""Seconds of the budgets from which there must be an answer, for up to 300 jobs."""
 LONG_S: Final = 10.0
-"""Budget of a problem that is to be solved."""
+"""Seconds of the budget of a problem that is to be solved."""
 INTERRUPTED: Final = 0.2
-"""Share of the problems whose budget ends at once or within two milliseconds."""
+"""The share of the problems whose budget ends immediately or within two milliseconds."""
 FEW_JOBS: Final = 300
 LARGE: Final = 0.2
-"""Share of the short rounds that have more jobs, and the time that greedy takes."""
+"""The share of the short rounds that have more jobs, and as much time as greedy takes."""
 CASES_PER_TASK: Final = 250
-"""Cases that one process runs before it reports."""
+"""The number of cases that one process runs before it reports."""
 GOALS: Final = 0.3
-"""Share of the cases that are goals in order on a random problem."""
+"""The share of the cases that are lexicographic goals on a random problem."""
 ROUNDS: Final = 0.15
-"""Share of the cases that are whole rounds."""
+"""The share of the cases that are whole rounds."""
 REPEATED: Final = 0.25
-"""Share of the goals in order that are solved again with the work that was recorded."""
+"""The share of the lexicographic goals that are solved again with the work that was recorded."""
 
 MANY_COLUMNS: Final = 30
-"""Columns from which a statement gets a limit of wall seconds."""
+"""The number of columns from which a statement gets a limit of wall seconds."""
 
 FAULTS: Final = (
     "violations",
@@ -139,7 +139,7 @@ def _spans(begin: int, end: int) -> list[tuple[int, int]]:
 
 
 class _Tally:
-    """What was counted of some cases, and which of them are faulty."""
+    """The counts of some cases, and the list of the faulty ones."""
 
     def __init__(self) -> None:
         self.count: Counter[str] = Counter()
@@ -153,12 +153,12 @@ class _Tally:
             self.faulty.append({"case": number, "what": what, "fault": fault})
 
     def result(self, overrun_s: float = 0.0) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the tally as JSON has it."""
         return {"tally": dict(self.count), "faulty": self.faulty, "overrun_s": overrun_s}
 
 
 def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
-    """Judge the cases ``first`` to ``first + count - 1``: problems, goals in order and rounds."""
+    """Judge ``count`` cases from ``first`` on: problems, lexicographic goals and rounds."""
     by, tally = make_solver(solver), _Tally()
     for k in range(first, first + count):
         rng = np.random.default_rng([seed, k])
@@ -177,7 +177,7 @@ def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, 
 
 
 def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
-    """Judge short rounds ``first`` to ``first + count - 1``."""
+    """Judge the short rounds ``first`` to ``first + count - 1``."""
     by, tally, overrun_s = make_solver(solver), _Tally(), 0.0
     for k in range(first, first + count):
         rng = np.random.default_rng([seed, k, 1])
@@ -188,7 +188,7 @@ def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str,
 def _judge_goals(
     statement: Statement, by: Solver, rng: np.random.Generator, tally: _Tally, k: int
 ) -> None:
-    """Reach goals in order and count what is wrong with the answer."""
+    """Solve lexicographic goals, and count the faults of the answer."""
     columns = len(statement.problem.cell)
     ends = columns > MANY_COLUMNS or rng.random() < INTERRUPTED
     limit_s = LONG_S if columns > MANY_COLUMNS else float(rng.uniform(0, 0.003))
@@ -207,7 +207,7 @@ def _judge_goals(
 
 
 def _all(statement: Statement, tally: _Tally) -> Any:
-    """Return every answer of the statement; None, and counted, where there are too many."""
+    """Return every answer of the statement. If there are too many, count that and return None."""
     try:
         return every_answer(statement.problem)
     except TooLarge:
@@ -241,7 +241,7 @@ def _judge_round(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) ->
 
 
 def _judge(problem: Problem, by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> None:
-    """Solve one problem and count what is wrong with the answer."""
+    """Solve one problem, and count the faults of the answer."""
     limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED else LONG_S
     hint = _hint(problem, rng)
     budget = budget_of(limit_s, gap=draw_gap(rng), seed=k, work=draw_work(rng))
@@ -251,7 +251,10 @@ def _judge(problem: Problem, by: Solver, rng: np.random.Generator, tally: _Tally
 
 
 def faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
-    """Return what is wrong with an answer, given the optimum; None: there is none, NaN: not known."""
+    """Return the faults of an answer, given the optimum.
+
+    If ``best`` is None, the problem has no answer. If it is NaN, the optimum is not known.
+    """
     wrong = []
     if (found.has_answer and violations(problem, found)) or len(found.choice) != len(problem.jobs):
         wrong.append("violations")
@@ -270,7 +273,7 @@ def faults(problem: Problem, found: Solution, best: int | float | None) -> list[
 
 
 def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
-    """Draw no hint, or one with any prices and greedy's answer or nonsense."""
+    """Draw no hint, or one with any shadow prices and greedy's answer or nonsense."""
     if rng.random() < 0.5:
         return None
     prices = some_prices(rng, problem) if rng.random() < 0.7 else np.zeros(0)
@@ -289,7 +292,10 @@ def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
 
 
 def _best(problem: Problem, tally: _Tally) -> int | float | None:
-    """Return the optimum; None: there is no answer; NaN, counted, where it is not known."""
+    """Return the optimum.
+
+    If there is no answer, return None. If it is not known, count that and return NaN.
+    """
     try:
         return optimum(problem)
     except TooLarge:
@@ -305,7 +311,7 @@ def _best(problem: Problem, tally: _Tally) -> int | float | None:
 
 
 def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float:
-    """Solve a round within milliseconds; count an answer that is missing, broken or below greedy's.
+    """Solve a round within milliseconds; count a missing or broken answer, or one below greedy's.
 
     Returns the seconds by which it was late.
     """

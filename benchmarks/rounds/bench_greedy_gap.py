@@ -1,4 +1,4 @@
-"""Greedy and Arena's search beside the proven optimum, round by round on a production trace."""
+"""A comparison of greedy and Arena's search with the optimum, on a production trace."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def greedy_gap(
 def compared(
     snapshot: Snapshot, arena: Arena, seed: int = 0
 ) -> dict[str, float | int | bool | str]:
-    """Return the optimum of a round, and what greedy and ``arena`` reach of it."""
+    """Return the optimum of a round, and the values that greedy and ``arena`` reach."""
     policy, budget = Policy(), Budget(remaining_s=lambda: math.inf, seed=seed)
     statement = state(snapshot, policy)
     problem = statement.problem
     greedy = solver("greedy").solve(problem, budget)
     ilp = solve_goals(statement, solver(), budget, greedy).solution
-    # a column for each Cell, dominated ones too, at the same values: Arena may choose any
+    # one column for each Cell, including dominated ones, at the same values: Arena may choose any
     every, view = state(snapshot, policy, published=True).problem, seen(snapshot, policy, seed)
     choice = carried(view.draft, every, arena.choose(view))
     search = answer(every, choice, bound=trivial_bound(every), solver=arena.name, seed=seed)
@@ -107,7 +107,7 @@ def compared(
 def _measured(
     snapshot: Snapshot, problem: Problem, solution: Solution
 ) -> tuple[tuple[float, float], int]:
-    """Return what ``solution`` is worth as stated and as placed, and how many rules it breaks."""
+    """Return the values of ``solution`` as stated and as placed, and its number of violations."""
     placed = place(snapshot, problem, solution, deadline_expired=lambda: False)
     broken = len(violations(problem, solution)) + len(
         placement_violations(snapshot, problem, placed.solution, placed.placement)
@@ -139,5 +139,5 @@ def _figures(table: list[dict[str, float | int | bool | str]]) -> dict[str, floa
 
 
 def _share(row: dict[str, float | int | bool | str], name: str, of: str) -> float:
-    """Return a share of the optimum; of nothing, all."""
+    """Return a value as a share of the optimum. If the optimum is 0, the share is 1."""
     return float(row[name]) / float(row[of]) if row[of] else 1.0

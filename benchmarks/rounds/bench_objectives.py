@@ -1,4 +1,4 @@
-"""Every objective against an oracle on small rounds, and two solvers against each other on larger ones."""
+"""A test of all objectives: against an oracle on small rounds, with two solvers on large ones."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {
         Asked(terms=(("jct", 1.0),)),
     ),
 }
-"""Objectives as written, and what the oracle is to make of them."""
+"""The objectives as written, and the goals that the oracle derives from them."""
 
 ROUNDING: Final = 1e-4
-"""Solvers see values in millionths: sums of a dozen of them, and what such a difference may decide."""
+"""The tolerance for sums of a dozen values, which solvers see in millionths, and for what such a
+difference may decide."""
 AGREE: Final = 1e-4
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What the solvers came to for one objective."""
+    """The results of the solvers for one objective."""
 
     mismatches: int = 0
     disagreements: int = 0
@@ -124,7 +125,7 @@ def objectives(
 
 
 def policy_of(name: str, jobs: int) -> Policy:
-    """Return the policy of an objective; levels of small rounds are settled to the last job."""
+    """Return the policy of an objective. The levels of small rounds are settled to the last job."""
     depth = jobs if jobs <= 12 else Policy().fairness_levels
     return Policy(
         objective=name, fairness_levels=depth, deadlines="myopic" if name == "deadline" else ""
@@ -162,7 +163,8 @@ def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> Opti
     cells, cell = statement.problem.cells, int(statement.problem.cell[column])
     key = cells.key_at(cell)[:3]
     found = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
-    return found[0] if found else Option(*key, 0.0, False)  # not one of the job's: it does not fit
+    # not one of the job's options: it does not fit
+    return found[0] if found else Option(*key, 0.0, False)
 
 
 def _reached(
@@ -171,7 +173,7 @@ def _reached(
     strict: list[tuple[float, ...]],
     lenient: list[tuple[float, ...]],
 ) -> bool:
-    """Return whether every goal is what it can be at most; see ``ROUNDING``."""
+    """Return whether every goal reaches its optimum, within ``ROUNDING``."""
     mine = oracle.worth(choice)
     for goal, got, low, high in zip(oracle.goals, mine, strict, lenient, strict=True):
         if goal.levels:
@@ -202,7 +204,7 @@ def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str
 
 @contextmanager
 def _standard_output_is_error() -> Iterator[None]:
-    """Send what solver libraries print of themselves (HiGHS does) to standard error."""
+    """Redirect the output of solver libraries (such as HiGHS) to standard error."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -214,9 +216,9 @@ def _standard_output_is_error() -> Iterator[None]:
 
 
 def _agree(statement: Statement, one: Solution, other: Solution) -> bool:
-    """Return whether two answers reach the same in every place of every goal, within a relative 1e-4.
+    """Return whether two answers agree in every entry of every goal, within a relative 1e-4.
 
-    Of a goal with a tolerance later goals take what they need, so it may differ by that.
+    Later goals may take from a goal up to its tolerance, so that it may differ by that.
     """
     if not (one.has_answer and other.has_answer):
         return False

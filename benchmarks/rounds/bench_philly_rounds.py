@@ -1,4 +1,4 @@
-"""The ILP beside greedy on the same snapshots of a production trace, through the API."""
+"""A comparison of the ILP with greedy on snapshots of a production trace, through the API."""
 
 from __future__ import annotations
 

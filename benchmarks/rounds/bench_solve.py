@@ -1,4 +1,4 @@
-"""Solving a round: ours beside stock solvers and peers' methods on the same problem."""
+"""A benchmark of solving a round: ours, stock solvers and peers' methods."""
 
 from __future__ import annotations
 
@@ -23,23 +23,27 @@ from tessera.solvers.registry import DEFAULT
 from tessera.solvers.registry import solver as make_solver
 
 STOCK: Final = ("cp-sat", "cbc", "highs")
-"""Solvers as they come; the others are methods of peers."""
+"""The solvers that are used unchanged; the others are methods of peers."""
 SAME: Final = 1e-9
-"""Relative difference at which two objectives are as good as each other."""
+"""The relative difference within which two objectives count as equally good."""
 AIMS_S: Final = {2_048: 0.2, 10_000: 0.5, 100_000: 3.0, 1_000_000: 60.0}
 """Jobs -> seconds that solving them should take at most."""
 LEVELS_AIMS_S: Final = {2_048: 2.0}
-"""The same where the worst-off jobs are compared."""
+"""The same for objectives that compare the worst-off jobs."""
 FEW_JOBS_P50_S: Final = 0.05
 FEW_JOBS_P95_S: Final = 0.15
-"""64 jobs on 64 GPUs: half of the rounds, and nearly all (Sia publishes 0.096 and 0.426 s)."""
+"""Seconds for 64 jobs on 64 GPUs: the median and the 95th percentile (Sia: 0.096 and 0.426 s)."""
 WARM_FROM: Final = 10_000
-"""Jobs from which a warm start is judged: below, both are milliseconds."""
+"""The number of jobs from which a warm start is judged. Below it, both starts take milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A row of the table. ``reached_s``: until it was at least as good as ours; NaN: never."""
+    """A row of the table.
+
+    ``reached_s`` is the time until the solver was at least as good as ours; if it never was, it is
+    NaN.
+    """
 
     solver: str
     ended: str
@@ -147,7 +151,7 @@ def solve(
 
 
 def _named(versus: str) -> tuple[str, ...]:
-    """Return the baselines' names. Raises InvalidInput where there is no such solver."""
+    """Return the baselines' names. Raises InvalidInput if there is no such solver."""
     names = tuple(filter(None, (name.strip() for name in versus.split(","))))
     for name in names:
         make_solver(name)
@@ -159,7 +163,7 @@ def _levels(objective: str) -> bool:
 
 
 def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Line]]:
-    """Return what ours came to, and a line for it and for each baseline."""
+    """Return the outcome of our solver, and a line for it and for each baseline."""
     make_solver(entry.solver)
     mine = run(entry)
     ours = _all_rounds(mine, entry)
@@ -201,7 +205,10 @@ def _all_rounds(mine: Outcome, entry: Entry) -> tuple[Round, ...]:
 
 
 def reached(ours: Round, baseline: Outcome) -> float:
-    """Return the seconds until the baseline was at least as good as ours by the first goal; NaN: never."""
+    """Return the seconds until the baseline was at least as good as ours by the first goal.
+
+    If it never was, return NaN.
+    """
     least = ours.sign * ours.objective - SAME * abs(ours.objective)
     found = baseline.rounds[0] if baseline.rounds else None
     build_s = found.build_s if found else ours.build_s

@@ -1,7 +1,7 @@
-"""One solver on one kind of round, in a process of its own, so that time and memory are its alone.
+"""A contest entry: one solver on one kind of round, in a separate process that is measured.
 
-``python -m tessera.benchmarks.rounds.contest`` reads an entry from standard input and prints a line of JSON
-for each thing that happens; ``run`` starts it, reads the lines, and kills it at twice its time limit.
+``python -m tessera.benchmarks.rounds.contest`` reads an entry from standard input and prints a line
+of JSON for each event. ``run`` starts it, reads the lines, and kills it at twice its time limit.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.registry import solver
 
 SETUP_S: Final = 600.0
-"""Seconds in which a process must have imported, warmed up and drawn its first round."""
+"""Seconds within which a process must have imported, warmed up and drawn its first round."""
 WARM_REPEATS: Final = 3
 NAMES: Final = {"cp-sat": "stock-cp-sat"}
-"""What is meant by a name, where that differs: the registry's CP-SAT plans its work and uses prices."""
+"""Solvers that have another name in the registry, whose "cp-sat" plans its work and uses prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Who solves what. ``churn`` > 0: the round after that share of churn, cold and warm."""
+    """A solver and the rounds that it solves.
+
+    If ``churn`` is above 0, the round after that share of churn is solved cold and warm.
+    """
 
     solver: str
     jobs: int
@@ -64,8 +67,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What became of one round. ``objective`` and ``bound`` are the first goal's, as shown; ``sign`` is -1
-    where less is better. ``answers`` has (seconds since the solve began, objective) of what was told early.
+    """The outcome of one round.
+
+    ``objective`` and ``bound`` are those of the first goal, as shown; ``sign`` is -1 if less is
+    better. ``answers`` has (seconds since the solve began, objective) of the answers that were
+    reported early.
     """
 
     status: str
@@ -88,7 +94,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a process came to. ``ended``: how it did, "done", "killed" or "failed"."""
+    """The outcome of a process. ``ended`` is "done", "killed" or "failed"."""
 
     rounds: tuple[Round, ...]
     ended: str
@@ -96,17 +102,17 @@ class Outcome:
     first_s: float = math.nan  # the round before the churn
     cold_s: float = math.nan
     warm_s: float = math.nan
-    warm_gap: float = math.nan  # the worst
+    warm_gap: float = math.nan  # the worst one
     warm_verified: bool = False
     early: tuple[tuple[float, float], ...] = ()
-    """Answers told before it was killed."""
+    """The answers that were reported before the process was killed."""
 
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 def run(entry: Entry) -> Outcome:
-    """Run ``entry`` in a process of its own, and kill it at twice the time limit of a round."""
+    """Run ``entry`` in a separate process, and kill it at twice the time limit of a round."""
     with subprocess.Popen(
         [sys.executable, "-m", "tessera.benchmarks.rounds.contest"],
         cwd=ROOT,
@@ -124,7 +130,7 @@ def run(entry: Entry) -> Outcome:
         reader.start()
         outcome = _follow(entry, lines)
         if process.poll() is None and outcome.ended != "done":
-            os.killpg(process.pid, signal.SIGKILL)  # its own session: CBC is a process below it
+            os.killpg(process.pid, signal.SIGKILL)  # its own session: CBC is a child process of it
         process.wait()
         reader.join()
         return outcome
@@ -137,7 +143,7 @@ def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
 
 
 def _follow(entry: Entry, lines: queue.Queue[str]) -> Outcome:
-    """Return what the lines come to; "killed" where the next one is late."""
+    """Return the outcome that the lines report. If the next line is late, it is "killed"."""
     rounds: list[Round] = []
     answers: list[tuple[float, float]] = []
     patience_s = SETUP_S
@@ -164,7 +170,7 @@ def _follow(entry: Entry, lines: queue.Queue[str]) -> Outcome:
 
 
 def take_part(entry: Entry, tell: Tell) -> None:
-    """Solve what ``entry`` asks in this process, and tell of it."""
+    """Solve the rounds of ``entry`` in this process, and report each event with ``tell``."""
     _warm_up(entry)
     told: dict[str, Any] = {}
     if entry.churn > 0:
@@ -178,13 +184,13 @@ def take_part(entry: Entry, tell: Tell) -> None:
 
 
 def _warm_up(entry: Entry) -> None:
-    """Solve a tiny round, so that neither imports nor compilation are timed, for anyone."""
+    """Solve a tiny round, so that imports and compilation are not part of any solver's time."""
     tiny = replace(entry, jobs=6, gpus=max(8, entry.types), time_limit_s=10.0)
     _round(tiny, lambda _line: None)
 
 
 def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
-    """Draw, state, solve and check one round; return the fields of a ``Round``."""
+    """Draw, state, solve and check one round, and return the fields of a ``Round``."""
     snapshot = instance(
         entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
     )
@@ -237,7 +243,10 @@ def _budget(entry: Entry) -> Budget:
 
 
 def solved(statement: Statement, by: Solver, budget: Budget) -> Solved:
-    """Return the solver's answer; for goals in order it starts from greedy's, as a round does."""
+    """Return the solver's answer.
+
+    For lexicographic goals it starts from greedy's, as in a real round.
+    """
     goal = statement.goals[0]
     if len(statement.goals) == 1 and isinstance(goal, Linear):
         found = by.solve(statement.problem, budget)
@@ -254,10 +263,11 @@ def solved(statement: Statement, by: Solver, budget: Budget) -> Solved:
 
 
 def _cold_and_warm(entry: Entry) -> dict[str, Any]:
-    """Solve a round, let some jobs go and others come, and solve the next with and without what is known.
+    """Solve a round, replace some jobs, and solve the next round cold and warm.
 
-    The hint is the last answer, as far as its jobs are still there, and its prices. Medians of a few runs;
-    what runs is part of the round, so a cold solver knows it too.
+    The hint is the last answer for the jobs that are still there, with its shadow prices. Times
+    are medians of a few runs. The running jobs are part of the round, so that a cold solver knows
+    them too.
     """
     snapshot = instance(
         entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
@@ -298,10 +308,10 @@ def _cold_and_warm(entry: Entry) -> dict[str, Any]:
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process has held, or one below it if that is more, in MiB.
+    """Return the peak memory of this process or of a child process, whichever is larger, in MiB.
 
-    Linux counts the starter's memory in ``ru_maxrss`` as well, so the process's own peak is read from /proc
-    where there is one.
+    Linux includes the parent's memory in ``ru_maxrss``, so that the process's own peak is read from
+    /proc if that exists.
     """
     status = Path("/proc/self/status")
     mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

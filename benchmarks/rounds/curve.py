@@ -1,4 +1,4 @@
-"""Time against jobs, for every solver, on logarithmic axes."""
+"""A plot of time against jobs for every solver, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Seconds that a solver took for a round. ``met``: its answer is within the gap of its own bound."""
+    """The seconds that a solver took for a round.
+
+    ``met`` is whether its answer is within the gap of its own bound.
+    """
 
     solver: str
     jobs: int
@@ -21,7 +24,10 @@ class Point:
 
 
 def draw(file: Path, points: Sequence[Point], limit_s: float) -> None:
-    """Write a PNG: a line for each solver, filled marks where the gap was met; the limit is dashed."""
+    """Write a PNG with a line for each solver.
+
+    Marks are filled if the gap was met; the limit is dashed.
+    """
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

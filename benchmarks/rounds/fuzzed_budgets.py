@@ -1,4 +1,4 @@
-"""Random gaps and random records of work, as a round that is repeated brings them."""
+"""Random gaps and random records of work, as in a round that is repeated."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tessera.solvers.goals.calls import CALLS
 LARGEST_GAP: Final = 1e-2
 SMALLEST_GAP: Final = 1e-9
 NO_GAP: Final = 0.3
-"""Share of the budgets that ask for a gap of 0."""
+"""The share of the budgets that ask for a gap of 0."""
 RECORDED: Final = 0.5
-"""Share of the budgets that hold a record of work."""
+"""The share of the budgets that hold a record of work."""
 AMOUNTS: Final = (0.0, 1e-9, 1e-3, 0.05, 1.0, 2.0, 5.0, 100.0, 400.0)
-"""Work that a record may name; 0 leaves the solver out."""
+"""The amounts of work that a record may name; 0 leaves the solver out."""
 STAGES: Final = ("greedy", "pricing", "lp", "cp-sat")
 MOST_CALLS: Final = 12
 
 
 def draw_gap(rng: np.random.Generator) -> float:
-    """Draw a gap: 0, or any from ``SMALLEST_GAP`` to ``LARGEST_GAP``, small ones as often as large ones."""
+    """Draw a gap: 0, or one from ``SMALLEST_GAP`` to ``LARGEST_GAP``, uniform in its logarithm."""
     if rng.random() < NO_GAP:
         return 0.0
     return float(10 ** rng.uniform(math.log10(SMALLEST_GAP), math.log10(LARGEST_GAP)))
 
 
 def draw_work(rng: np.random.Generator, *, calls: bool = False) -> dict[str, float]:
-    """Draw a record of work: none, some solvers with any amount, or (``calls``) that of several calls."""
+    """Draw a record of work: empty, for some solvers, or (``calls``) for several calls."""
     if rng.random() >= RECORDED:
         return {}
     if not calls or rng.random() < 0.5:
@@ -39,7 +39,7 @@ def draw_work(rng: np.random.Generator, *, calls: bool = False) -> dict[str, flo
     count = int(rng.integers(1, MOST_CALLS + 1))
     work = {CALLS: float(count)}
     for call in range(1, count + 1):
-        if rng.random() < 0.8:  # time left out the others
+        if rng.random() < 0.8:  # the other calls had no time
             work |= _amounts(rng, f"{call}:")
     return work
 

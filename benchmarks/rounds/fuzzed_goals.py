@@ -1,7 +1,7 @@
-"""Random statements with goals in order, and what is true of them by trying every answer.
+"""Random statements with lexicographic goals, and a judge that tries every answer.
 
-The judge shares no code with the solvers: it lists every answer of a small problem and compares what was
-claimed of each goal with the best among those that keep the goals before it.
+The judge shares no code with the solvers. It lists every answer of a small problem. It compares the
+claims about each goal with the best among the answers that keep the goals before it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.goals import Solved
 
 MOST_ANSWERS: Final = 50_000
-"""Answers that are listed: with more, nothing is judged but rules and repetition."""
+"""The most answers that are listed. With more, only rules and repetition are judged."""
 MOST_GOALS: Final = 4
 MOST_LEVELS: Final = 8
 LEVELS: Final = (-2.5, -1.0, 0.0, 0.5, 1.0, 1.5, 3.0, 1e9, 1e-9, 2 / 3, -math.inf)
 TOLERANCES: Final = (0.0, 0.0, 0.01, 0.1, 0.5, 0.99)
 EXACT: Final = 1e-12
-"""Relative error of a bound that was divided by its goal's scale."""
+"""The relative error of a bound that was divided by its goal's scale."""
 
 
 def draw_statement(rng: np.random.Generator) -> Statement:
-    """Draw a problem of any kind, and one to ``MOST_GOALS`` goals on it; the last is a sum."""
+    """Draw a problem and one to ``MOST_GOALS`` goals on it, of which the last is a sum."""
     kind = str(rng.choice([name for name in KINDS if name != "middling" or rng.random() < 0.3]))
     problem = a_problem(rng, kind)
     goals: list[Goal] = [
@@ -50,7 +50,7 @@ def draw_statement(rng: np.random.Generator) -> Statement:
 
 
 def _sum(rng: np.random.Generator, problem: Problem, position: int) -> Linear:
-    """Draw a sum: the problem's own values, or any of their size."""
+    """Draw a sum of the problem's own values, or of any values of their size."""
     value = problem.value
     if rng.random() < 0.7:
         value = (
@@ -79,10 +79,10 @@ def _levels(rng: np.random.Generator, problem: Problem, position: int) -> Levels
 
 
 def every_answer(problem: Problem) -> Ints:
-    """Return every answer, int64[answers, jobs]: a column or -1 of each job.
+    """Return every answer, int64[answers, jobs]: a column of each job, or -1.
 
     Raises:
-        TooLarge: there are more than ``MOST_ANSWERS`` of some first jobs.
+        TooLarge: some first jobs have more than ``MOST_ANSWERS`` answers.
     """
     capacity = np.array([row.capacity for row in problem.rows], dtype=np.int64)
     answers = np.zeros((1, 0), np.int64)
@@ -105,7 +105,10 @@ def every_answer(problem: Problem) -> Ints:
 def goal_faults(
     statement: Statement, solved: Solved, greedy: Solution, answers: Ints | None
 ) -> list[str]:
-    """Return what is wrong with an answer to goals in order; ``answers``: all there are, None: not known."""
+    """Return the faults of an answer to lexicographic goals.
+
+    ``answers`` has all possible answers. If it is None, they are not known.
+    """
     solution, wrong = solved.solution, []
     if solution.has_answer and _broken(statement, solved):
         wrong.append("violations")
@@ -129,7 +132,7 @@ def goal_faults(
 
 
 def _standing(statement: Statement, solved: Solved, choice: Ints) -> tuple[float, ...]:
-    """Return how ``choice`` stands by the goals in order; the greater is the better."""
+    """Return the values of ``choice`` by the goals in order. Greater is better."""
     only = statement.goals[0]
     if len(statement.goals) == 1 and isinstance(only, Linear):
         return (float(_sums(only, choice[np.newaxis])[0]),)
@@ -137,7 +140,7 @@ def _standing(statement: Statement, solved: Solved, choice: Ints) -> tuple[float
 
 
 def _broken(statement: Statement, solved: Solved) -> bool:
-    """Return whether the answer breaks a rule of the problem, or takes from a goal what it must leave."""
+    """Return whether the answer breaks a rule of the problem, or takes too much from a goal."""
     if violations(statement.problem, solved.solution):
         return True
     mine = solved.solution.choice[np.newaxis]
@@ -148,7 +151,7 @@ def _broken(statement: Statement, solved: Solved) -> bool:
 
 
 def _untrue(statement: Statement, solved: Solved, answers: Ints) -> list[str]:
-    """Return ``wrong_bounds`` and ``wrong_proofs`` of an answer that breaks no rule."""
+    """Return the ``wrong_bounds`` and ``wrong_proofs`` of an answer that breaks no rule."""
     wrong, problem = set(), statement.problem
     mine = solved.solution.choice[np.newaxis]
     for position, (goal, result) in enumerate(zip(statement.goals, solved.results, strict=True)):
@@ -178,7 +181,7 @@ def _reached(problem: Problem, goal: Goal, answers: Ints) -> float:
 
 
 def _bounds(goal: Goal, result: GoalResult, best: float) -> bool:
-    """Return whether the bound of ``result`` is true where the best that can be reached is ``best``."""
+    """Return whether the bound of ``result`` is true if ``best`` is the optimum."""
     if isinstance(goal, Linear):
         return result.bound * goal.scale >= best - EXACT * abs(best)
     return -goal.sign * result.bound >= best
@@ -187,9 +190,10 @@ def _bounds(goal: Goal, result: GoalResult, best: float) -> bool:
 def _keeps(
     problem: Problem, goal: Goal, floor: Sequence[float], answers: Ints, *, spare: bool = False
 ) -> Bools:
-    """Return which answers leave of ``goal`` what ``floor`` says, bool[answers].
+    """Return which answers leave at least ``floor`` of ``goal``, bool[answers].
 
-    A row of values above 2^53 is rounded, so that each job may give away a little: ``spare`` allows for it.
+    Rows of values above 2^53 are rounded, so that each job may lose a little: ``spare`` allows for
+    it.
     """
     if isinstance(goal, Linear):
         huge = np.abs(goal.value).max(initial=0) > MAX_TOTAL / 64

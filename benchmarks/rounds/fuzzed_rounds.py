@@ -20,11 +20,11 @@ MOST_STAGES: Final = 3
 MOST_LEVELS: Final = 8
 SUMS: Final = ("throughput", "jct", "balanced", "cost")
 WITH_DEADLINES: Final = 0.1
-"""Share of the rounds that keep deadlines, each of which may search for schedules."""
+"""The share of the rounds that keep deadlines. Each of these may search for schedules."""
 
 
 def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
-    """Draw a round of a few jobs, and what is asked of it."""
+    """Draw a round of a few jobs and its policy."""
     snapshot = _with_equal_shares(
         draw_snapshot(rng, int(rng.integers(1, MOST_JOBS + 1)), int(rng.integers(4, 17)))
     )
@@ -39,7 +39,7 @@ def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
 
 
 def _with_equal_shares(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which jobs that hold unequal numbers of GPUs on their nodes wait instead."""
+    """Return the snapshot in which jobs with unequal numbers of GPUs on nodes wait instead."""
     held, jobs = snapshot.allocations, snapshot.jobs
     count = np.zeros((len(jobs), len(snapshot.nodes)), np.int64)
     np.add.at(count, (held.job, held.node), 1)
@@ -66,7 +66,7 @@ def _with_equal_shares(snapshot: Snapshot) -> Snapshot:
 
 
 def draw_policy(rng: np.random.Generator) -> Policy:
-    """Draw an objective of one to ``MOST_STAGES`` stages, and promises and limits beside it."""
+    """Draw an objective of one to ``MOST_STAGES`` stages, with promises and limits."""
     while True:
         stages = [_stage(rng) for _ in range(int(rng.integers(1, MOST_STAGES + 1)))]
         ordered = rng.random() < 0.3

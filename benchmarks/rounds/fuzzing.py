@@ -1,4 +1,4 @@
-"""Random problems that nobody would state, and their optimum by a dynamic program."""
+"""Random problems that no real round would state, and their optimum by a dynamic program."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ KINDS: Final = (
     "counts who waits",
     "equal ratios",
 )
-"""What is unusual about a problem; ``a_problem`` says how."""
+"""The kinds of unusual problems, which ``a_problem`` describes."""
 MOST_STATES: Final = 2_000
-"""States of the dynamic program: beyond, another solver is asked."""
+"""The largest number of states of the dynamic program. Beyond it, another solver is used."""
 
 
 @dataclass(slots=True)
 class _Shape:
-    """How a random problem is drawn. Ranges include both ends."""
+    """The distribution of a random problem. Ranges include both ends."""
 
     jobs: tuple[int, int] = (0, 5)
     options: tuple[int, int] = (0, 3)
     rows: tuple[int, int] = (1, 3)
-    uses: int = 2  # at most so many rows a column
+    uses: int = 2  # at most this number of rows for each column
     value: tuple[int, int] = (-3, 20)
     amount: tuple[int, int] = (0, 5)
     capacity: tuple[int, int] = (0, 9)
@@ -47,11 +47,12 @@ class _Shape:
 
 
 def a_problem(rng: np.random.Generator, kind: str = "") -> Problem:
-    """Draw a problem of a kind, any if none is named.
+    """Draw a problem of the given kind, or of any kind if none is named.
 
-    ``huge``: values and amounts up to what the sums allow; ``tiny``: values of 0 and 1, capacities up to 2;
-    ``alike``: every job has the same columns; ``must run``: most jobs must, often more than fit; ``counts
-    who waits``: jobs use rows by waiting; ``equal ratios``: every column is worth three times its size.
+    ``huge``: values and amounts up to what the sums allow; ``tiny``: values of 0 and 1, capacities
+    up to 2; ``alike``: every job has the same columns; ``must run``: most jobs must run, often more
+    than fit; ``counts who waits``: jobs use rows by waiting; ``equal ratios``: the value of every
+    column is three times its size.
     """
     kind = kind or str(rng.choice(KINDS))
     shape = _shape(kind, rng)
@@ -142,7 +143,10 @@ def _between(rng: np.random.Generator, ends: tuple[int, int]) -> int:
 
 
 def _use(rng: np.random.Generator, shape: _Shape, columns: int, rows: int) -> Ints:
-    """Return what each column uses of each row, int64[columns, rows]; at most ``shape.uses`` of them."""
+    """Return the amount that each column uses of each row, int64[columns, rows].
+
+    A column uses at most ``shape.uses`` rows.
+    """
     if not rows:
         return np.zeros((columns, 0), np.int64)
     amount = rng.integers(shape.amount[0], shape.amount[1] + 1, (columns, rows))
@@ -168,13 +172,14 @@ def _one_cell() -> Cells:
 
 
 class TooLarge(Exception):
-    """The dynamic program would need more than ``MOST_STATES`` states."""
+    """An error of a dynamic program that would need more than ``MOST_STATES`` states."""
 
 
 def optimum(problem: Problem) -> int | None:
-    """Return the best objective, by a dynamic program over what is used; None: there is no answer.
+    """Return the best objective, by a dynamic program over the used capacity.
 
-    Python's own integers and dictionaries only: it shares no arithmetic with what it judges.
+    If there is no answer, return None. It uses only Python's own integers and dictionaries, so that
+    it shares no arithmetic with the code that it judges.
 
     Raises:
         TooLarge: it would take too long.
@@ -209,7 +214,7 @@ def _after(
 
 
 def some_prices(rng: np.random.Generator, problem: Problem) -> Floats:
-    """Draw prices of the problem's rows, most of them of the size of its values, some wild."""
+    """Draw shadow prices of the problem's rows, most of the size of its values, some wild."""
     top = float(np.abs(problem.value).max(initial=1))
     wild = rng.choice([0.0, 1e-300, 1.0, top, 1e15], len(problem.rows))
     return np.where(

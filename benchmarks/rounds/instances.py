@@ -1,23 +1,25 @@
-"""Rounds to solve, by seed: realistic ones, hard ones, and what a round looks like after some churn.
+"""Seeded rounds to solve: realistic ones, hard ones, and the next round after some churn.
 
-A workload has Cells on every GPU type, for half the GPUs that its jobs request, as many and twice as many,
-with every pipeline degree that is a power of two up to the count. Speed-ups are sub-linear and noisy, so
-that many Cells are dominated and those left lie on no smooth curve. Jobs share workloads, at most
-``MOST_WORKLOADS``, so that a million jobs are a million rows and not a million tables.
+A workload has Cells on every GPU type, for half the GPUs that its jobs request, for as many and for
+twice as many. It has every pipeline degree that is a power of two up to the count. Speed-ups are
+sub-linear and noisy. Many Cells are therefore dominated, and the others are on no smooth curve.
+Jobs share at most ``MOST_WORKLOADS`` workloads, so that a million jobs are a million rows and not a
+million tables.
 
 The families:
 
 ``real``
-    Requests of 1 to 64 GPUs, small ones most often (``REQUESTS``); weights 1, 2 and 4; a start costs 60 s.
+    Requests of 1 to 64 GPUs, small ones most often (``REQUESTS``); weights 1, 2 and 4; a start
+    costs 60 s.
 ``equal-ratios``
-    Requests as in ``real``, but every column is worth the same a GPU: linear speed-ups, all types alike,
-    weights in proportion to requests, free starts. Any answer that fills the cluster is best; prices tell no
-    column from another.
+    Requests as in ``real``, but every column has the same value per GPU: linear speed-ups,
+    identical GPU types, weights in proportion to requests, free starts. Any answer that fills the
+    cluster is best, and shadow prices do not distinguish columns.
 ``tight``
-    Gangs are large for the cluster: requests of any number from a tenth to a half of a type's GPUs. Only
-    some tens of jobs run, and what they leave over decides.
+    Gangs are large for the cluster: requests of any number from a tenth to a half of a type's GPUs.
+    Only some tens of jobs run, and the GPUs that they leave over decide.
 ``alike``
-    Every job is the same job: one workload, one weight, as much left to do.
+    Every job is the same: one workload, one weight, and as much work left to do.
 """
 
 from __future__ import annotations
@@ -43,28 +45,28 @@ BATCH: Final = 256
 ROUND_S: Final = 300.0
 RESTART_S: Final = 60.0
 _SHARES: Final = np.array([0.5, 1.0, 2.0])
-"""Counts of a workload's Cells, as shares of the request."""
+"""The GPU counts of a workload's Cells, as shares of the request."""
 _NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Works:
-    """What is trained: the request of each workload, int64[workloads], and its rows of estimates."""
+    """The workloads: the request of each, int64[workloads], and its rows of estimates."""
 
     request: Ints
-    rate: Floats  # float64[workloads, types, counts, degrees], samples/s; 0: no such Cell
+    rate: Floats  # float64[workloads, types, counts, degrees], samples/s; 0: there is no such Cell
     count: Ints  # int64[workloads, counts]
 
 
 def instance(
     jobs: int, gpus: int, types: int, seed: int = 0, *, family: str = "real", running: float = 0.0
 ) -> Snapshot:
-    """Return a round of ``jobs`` on ``gpus`` GPUs, as even as can be of each of ``types`` types.
+    """Return a round of ``jobs`` jobs on ``gpus`` GPUs, divided evenly over ``types`` types.
 
     Jobs on about the share ``running`` of the GPUs run already, at their requested counts.
 
     Raises:
-        InvalidInput: no such family, or a number that has no meaning.
+        InvalidInput: there is no such family, or a number has no meaning.
     """
     if family not in FAMILIES:
         raise InvalidInput("family", f"must be one of {', '.join(FAMILIES)}")
@@ -135,7 +137,7 @@ def _estimates(works: _Works) -> Estimates:
 
 
 def _nodes(capacity: Ints) -> Nodes:
-    """Return nodes of 8 GPUs, type after type; the last of a type has what is left over."""
+    """Return nodes of 8 GPUs, type after type. The last node of a type has the rest of its GPUs."""
     count = -(-capacity // NODE_GPUS)
     gpu_type = np.repeat(np.arange(len(capacity)), count)
     gpus = np.full(len(gpu_type), NODE_GPUS)
@@ -155,7 +157,10 @@ def _nodes(capacity: Ints) -> Nodes:
 def _queued(
     rng: np.random.Generator, number: Ints, request: Ints, family: str, now_s: float = 0.0
 ) -> Jobs:
-    """Draw queued jobs of the workloads with these requests; ``number`` names them."""
+    """Draw queued jobs of the workloads with these requests.
+
+    ``number`` has the numbers in their names.
+    """
     jobs = len(number)
     workload = rng.integers(0, len(request), jobs)
     left, weight = rng.uniform(1e2, 1e5, jobs), rng.choice([1.0, 1.0, 1.0, 2.0, 4.0], jobs)
@@ -194,10 +199,11 @@ def _started(snapshot: Snapshot, rng: np.random.Generator, works: _Works, share:
 
 
 def _on(snapshot: Snapshot, runs: Bools, gpu_type: Ints, gpus: Ints, degree: Ints) -> Snapshot:
-    """Return the snapshot with just the jobs ``runs`` running, on these Cells (all int64[jobs]).
+    """Return the snapshot in which exactly the jobs ``runs`` run, on these Cells (all int64[jobs]).
 
-    Gangs are packed into the nodes of their type anew, largest first, so that counts that are powers of two
-    lie on as few nodes as they can: the statement of a round does not see which GPUs a job has.
+    Gangs are packed into the nodes of their type again, largest first. Counts that are powers of
+    two are therefore on as few nodes as possible: the statement of a round does not see which GPUs
+    a job has.
     """
     jobs = snapshot.jobs
     started = runs & (
@@ -226,7 +232,7 @@ def _on(snapshot: Snapshot, runs: Bools, gpu_type: Ints, gpus: Ints, degree: Int
 def _packed(
     nodes: Nodes, running: Ints, gpu_type: Ints, gpus: Ints, generation: Ints
 ) -> Allocations:
-    """Return GPUs for the jobs ``running``: those of a type lie side by side, node after node."""
+    """Return GPUs for the jobs ``running``. Those of a type are adjacent, node after node."""
     every_node = np.repeat(np.arange(len(nodes)), nodes.gpus)  # nodes are sorted by type
     every_gpu = ranges(np.zeros(len(nodes), np.int64), nodes.gpus)
     first = np.searchsorted(nodes.gpu_type[every_node], gpu_type[running])
@@ -254,10 +260,10 @@ def churned(
     seed: int = 0,
     family: str = "real",
 ) -> Snapshot:
-    """Return the next round: the jobs run as ``choice`` (an answer to ``problem``) says, for 300 s.
+    """Return the next round, after 300 s under ``choice``, an answer to ``problem``.
 
-    Of the jobs the share ``share`` leaves, whether it runs or waits, and as many arrive, of the same
-    workloads. The rest keep what they were given.
+    The share ``share`` of the jobs leaves, whether they run or wait, and as many jobs of the same
+    workloads arrive. The rest keep the GPUs that they were given.
     """
     rng = np.random.default_rng([seed, snapshot.round_number])
     decided = _decided(snapshot, problem, choice)
@@ -273,7 +279,7 @@ def churned(
     request = np.zeros(len(snapshot.workloads), np.int64)
     request[jobs.workload] = jobs.requested_gpus
     now_s = snapshot.now_s + ROUND_S
-    known = np.flatnonzero(request > 0)  # a workload that no job trained has no request
+    known = np.flatnonzero(request > 0)  # a workload that no job trains has no request
     number = 1 + max((int(name[1:]) for name in jobs.name), default=-1)
     fresh = _queued(rng, number + np.arange(len(ends)), request[known], family, now_s)
     fresh = replace(fresh, workload=known[fresh.workload])

@@ -1,9 +1,9 @@
-"""What a round's objectives are worth, straight from the snapshot: an oracle for small rounds.
+"""An oracle for small rounds: the values of objectives, straight from the snapshot.
 
-Written from the equations of ``formulation/README.md`` and nothing else: it shares no code with the
-objectives, the rules or the problem that it judges, groups the estimates into Cells itself, and keeps
-dominated Cells. Small snapshots only: no pins, avoided nodes, quotas or guaranteed jobs, one estimate a
-Cell, at its fewest nodes.
+It is written only from the equations of ``formulation/README.md``. It shares no code with the
+objectives, the rules or the problem that it judges, groups the estimates into Cells itself, and
+keeps dominated Cells. It works only for small snapshots without pins, avoided nodes, quotas or
+guaranteed jobs, and with one estimate for each Cell, at its fewest nodes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.tables import Floats, Ints, Table
 
 TIE = 1e-9
-"""Relative difference of two computations of one number."""
+"""The relative difference between two computations of the same number."""
 RUNNABLE = frozenset(
     i for i, s in enumerate(STATES) if s.name in ("QUEUED", "STARTING", "RUNNING", "STOPPING")
 )
-"""Codes of the states in which a round may give a job GPUs."""
+"""The codes of the states in which a round may give a job GPUs."""
 SPREAD = 0.9
-"""Rate that is left for each doubling of the nodes of a Cell ("Shapes" of the README)."""
+"""The share of the rate that each doubling of the nodes leaves ("Shapes" of the README)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A Cell that a job may run on. ``current``: it runs there now."""
+    """A Cell that a job may run on. ``current`` is whether the job runs there now."""
 
     gpu_type: int
     gpus: int
@@ -44,12 +44,12 @@ class Option:
 
 
 Choice = Sequence[Option | None]
-"""What each job runs on; None: it waits."""
+"""The option of each job. If it is None, the job waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A goal: a sum of terms (objective -> weight), or the levels of ``levels``."""
+    """A goal: a sum of terms (objective -> weight), or the levels of the objective ``levels``."""
 
     terms: tuple[tuple[str, float], ...] = ()
     levels: str = ""
@@ -57,7 +57,7 @@ class Asked:
 
 
 class Oracle:
-    """A snapshot seen by its equations; ``goals`` are reached in order."""
+    """A snapshot as its equations describe it. The goals in ``goals`` are reached in order."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, goals: Sequence[Asked]) -> None:
         self._snapshot, self._policy, self.goals = snapshot, policy, tuple(goals)
@@ -81,7 +81,7 @@ class Oracle:
             self._fair = [self._fair_rate(j, total) for j in range(len(self._jobs))]
         self.options: list[list[Option | None]] = [self._allowed(j) for j in range(len(self._jobs))]
 
-    # what is measured against
+    # the references that values are measured against
 
     def _cells_of(self, job: int) -> list[Option]:
         row, found = self._jobs[job], []
@@ -97,7 +97,7 @@ class Oracle:
         return found
 
     def _weight(self, job: int) -> float:
-        """Eq. (9)."""
+        """Return the weight of a job, Eq. (9)."""
         row = self._jobs[job]
         queue = self._policy.weight_of_queue.get(row["queue"], 1.0)
         return float(row["weight"] * self._tenant.get(row["tenant"], 1.0) * queue)
@@ -109,11 +109,11 @@ class Oracle:
         )
 
     def _unit_rate(self, job: int) -> float:
-        """Eq. (6)."""
+        """Return the unit rate of a job, Eq. (6)."""
         return max((c.rate / c.gpus for c in self._cells[job]), default=1.0)
 
     def _expected_rate(self, job: int) -> float:
-        """Eq. (6b)."""
+        """Return the expected rate of a job, Eq. (6b)."""
         may_run = sum(
             row["state"] in RUNNABLE and self._weight(j) > 0 for j, row in enumerate(self._jobs)
         )
@@ -123,17 +123,17 @@ class Oracle:
         return max((c.rate for c in cells if c.gpus <= max(share, least)), default=1.0)
 
     def _requested_rate(self, job: int) -> float:
-        """Eq. (6c)."""
+        """Return the rate of a job as requested, Eq. (6c)."""
         wanted = [c.rate for c in self._cells[job] if c.gpus == self._jobs[job]["requested_gpus"]]
         return max(wanted or [c.rate for c in self._cells[job]])
 
     def _restart_share(self, job: int) -> float:
-        """Eq. (7)."""
+        """Return the restart share of a job, Eq. (7)."""
         horizon_s = min(self._policy.restart_horizon_s, self._work(job) / self._expected[job])
         return float(min(self._policy.max_restart_share, self._jobs[job]["restart_s"] / horizon_s))
 
     def _fair_rate(self, job: int, total: float) -> float:
-        """Eq. (14), the first line, over the corners of what it allows.
+        """Return the fair rate of a job: the first line of Eq. (14), over the polytope's corners.
 
         A corner has as many basic variables (shares of time and slacks) as there are constraints.
         """
@@ -154,10 +154,10 @@ class Oracle:
         feasible = (at >= -1e-12).all(axis=1)
         return float((rate[bases[proper]][feasible] * at[feasible]).sum(axis=1).max())
 
-    # what may be chosen
+    # the options of jobs
 
     def _allowed(self, job: int) -> list[Option | None]:
-        """Return what the job may do: all of its Cells and waiting, less what rules forbid."""
+        """Return the options of the job: its Cells and waiting, except what rules forbid."""
         row, cells = self._jobs[job], list(self._cells[job])
         if any(name == "cost" for goal in self.goals for name, _ in goal.terms):
             floor = self._policy.rate_floor * self._requested[job] * (1 - TIE)
@@ -165,7 +165,7 @@ class Oracle:
                 c
                 for c in cells
                 if (c.rate >= floor and self._price(c.gpu_type) > 0)
-                or (c.current and row["admitted"])  # what is promised goes on
+                or (c.current and row["admitted"])  # a promised job may stay where it is
             ]
         if self._policy.deadline_mode == "myopic" and math.isfinite(row["deadline_s"]):
             in_time = [c for c in cells if self._in_time(job, c)]
@@ -176,11 +176,14 @@ class Oracle:
         return [None, *cells]
 
     def _in_time(self, job: int, cell: Option) -> bool:
-        """Arena, Eq. 6: its rate is at least the work left over the time left, less the restart."""
+        """Return whether the job ends in time (Arena, Eq. 6).
+
+        Its rate must be at least the work left divided by the time left, less the restart.
+        """
         row = self._jobs[job]
         left_s = row["deadline_s"] - self._snapshot.now_s
         rate, pause_s = cell.rate, row["restart_s"]
-        if cell.current:  # it goes on where it is, on as many nodes as it has
+        if cell.current:  # it stays where it is, on as many nodes as it has
             pause_s = max(0.0, row["since_s"] + row["restart_s"] - self._snapshot.now_s)
             fewest = math.ceil(cell.gpus / self._size[cell.gpu_type])
             held = len({a["node"] for a in _rows(self._snapshot.allocations) if a["job"] == job})
@@ -191,10 +194,10 @@ class Oracle:
         kind = self._snapshot.gpu_types[gpu_type]
         return kind.watts / 1000 if self._policy.cost_of == "watts" else kind.dollars_per_hour
 
-    # what it is worth
+    # the values of options
 
     def value(self, terms: Sequence[tuple[str, float]], job: int, option: Option | None) -> float:
-        """Return what the job adds to a sum, Eqs. (5), (10) to (13)."""
+        """Return the value that the job adds to a sum, Eqs. (5), (10) to (13)."""
         if option is None:
             return 0.0
         return sum(weight * self._value(name, job, option) for name, weight in terms)
@@ -233,7 +236,7 @@ class Oracle:
         return float((max(0.0, self._snapshot.now_s - row["submit_s"]) + finish_s) / alone_s)
 
     def worth(self, choice: Choice) -> list[tuple[float, ...]]:
-        """Return what each goal comes to: (sum,), or the levels, worst first."""
+        """Return the value of each goal: (sum,), or the levels, worst first."""
         found: list[tuple[float, ...]] = []
         for goal in self.goals:
             if goal.levels:
@@ -247,7 +250,7 @@ class Oracle:
         return tuple(sorted((self.level(name, j, choice[j]) for j in some), reverse=True))
 
     def fits(self, choice: Choice) -> bool:
-        """Return whether every job does what it may, within the GPUs of each type."""
+        """Return whether every job has an allowed option, within the GPUs of each type."""
         used = [0] * len(self.capacity)
         for job, option in enumerate(choice):
             if option not in self.options[job]:
@@ -256,12 +259,12 @@ class Oracle:
                 used[option.gpu_type] += option.gpus
         return all(u <= c for u, c in zip(used, self.capacity, strict=True))
 
-    # what is best
+    # the best answers
 
     def best_by_enumeration(self, margin: float = 0.0) -> list[tuple[float, ...]]:
-        """Return what each goal comes to in a best answer, by trying every assignment.
+        """Return the value of each goal in a best answer, by trying every assignment.
 
-        ``margin`` raises what goals with a tolerance must keep.
+        ``margin`` raises the value that goals with a tolerance must keep.
         """
         index = self._assignments()
         left = np.arange(len(index))
@@ -276,7 +279,7 @@ class Oracle:
         return self.worth(choice)
 
     def _assignments(self) -> Ints:
-        """Return every assignment that fits, [assignments, jobs], as indices into the jobs' options."""
+        """Return every assignment that fits, as indices of options, int64[assignments, jobs]."""
         index = np.zeros((1, 0), dtype=np.int64)
         used = np.zeros((1, len(self.capacity)), dtype=np.int64)
         for options in self.options:
@@ -301,16 +304,17 @@ class Oracle:
         return np.asarray(left[rows])
 
     def _table(self, of: Callable[[int, Option | None], float], index: Ints) -> Floats:
-        """Return ``of(job, option)`` for each assignment of ``index``, [assignments, jobs]."""
+        """Return ``of(job, option)`` for each assignment, float64[assignments, jobs]."""
         columns = [np.array([of(j, o) for o in options]) for j, options in enumerate(self.options)]
         return np.stack([c[index[:, j]] for j, c in enumerate(columns)], axis=1)
 
     def best_by_dynamic_program(self, margin: float = 0.0) -> list[tuple[float, ...]]:
-        """Return what each goal comes to in a best answer, job after job over the GPUs used so far.
+        """Return the value of each goal in a best answer, job by job over the GPUs used so far.
 
-        By used GPUs it keeps the best partial answer. That is right because all goals keep their order when
-        the same job is added to two partial answers: sums by addition, sorted levels by insertion.
-        A sum with a tolerance before another sum needs more: ``_best_of_two``.
+        For each number of used GPUs it keeps the best partial answer. This is correct because all
+        goals keep their order when the same job is added to two partial answers: sums by addition,
+        sorted levels by insertion. A sum with a tolerance before another sum needs more:
+        ``_best_of_two``.
         """
         tolerant = next((k for k, g in enumerate(self.goals) if g.tolerance), None)
         if tolerant is None:
@@ -328,7 +332,7 @@ class Oracle:
     def _by_used(
         self, goals: Sequence[Asked]
     ) -> dict[tuple[int, ...], tuple[tuple[float, ...], ...]]:
-        """Return used GPUs -> the best there, as tuples that are larger where better."""
+        """Return the best values for each number of used GPUs, as tuples. Larger is better."""
         nothing = tuple(() if goal.levels else (0.0,) for goal in goals)
         best: dict[tuple[int, ...], tuple[tuple[float, ...], ...]] = {
             (0,) * len(self.capacity): nothing
@@ -361,9 +365,10 @@ class Oracle:
         return best
 
     def _best_of_two(self, floor: float) -> float:
-        """Return the most of the second sum where the first is at least ``floor``.
+        """Return the greatest second sum for which the first is at least ``floor``.
 
-        By used GPUs it keeps the pairs that no other beats in both, less those too low to reach the floor.
+        For each number of used GPUs it keeps the pairs that no other pair beats in both, except
+        those that are too low to reach the floor.
         """
         first, second = (goal.terms for goal in self.goals)
         most = [max(self.value(first, j, o) for o in opts) for j, opts in enumerate(self.options)]

@@ -1,4 +1,4 @@
-"""Driving the Philly trace, as the Arena artifact has it, through the API."""
+"""A driver that runs the Philly trace, as in the Arena artifact, through the API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROUND_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What arrives when, and the estimates of what arrives."""
+    """The jobs of a trace with their arrivals, and the estimates of their workloads."""
 
     estimates: list[EstimateRecord]
     arrivals: list[Arrival]
@@ -40,7 +40,7 @@ def philly(trace: Path | None, profiles: Path | None, jobs: int) -> Trace:
     """Read the trace's first ``jobs`` jobs, from the data folder by default. Raises MissingData."""
     return Trace(
         estimates=read_profiles(require_data_file(profiles, "arena", "alpa_optimal.csv")),
-        arrivals=[  # the objective knows no deadlines, and the trace's lie on its own clock
+        arrivals=[  # the objective ignores deadlines, and the trace's are on its own clock
             Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))
             for a in read_trace(require_data_file(trace, "arena", "trace_philly.csv"), limit=jobs)
         ],
@@ -50,10 +50,10 @@ def philly(trace: Path | None, profiles: Path | None, jobs: int) -> Trace:
 def driven(
     stack: Stack, cluster: Cluster, trace: Trace, *, rounds: int, deadline_s: float, seed: int
 ) -> Iterator[tuple[scheduler_pb2.Round, float]]:
-    """Run up to ``rounds`` rounds with an event, the ILP's decisions driving; yield each, and the time.
+    """Run up to ``rounds`` rounds with an event, and yield each with its time.
 
-    An event is an arrival or an end. Agents train 300 s between rounds; the time is in seconds since the
-    trace began.
+    An event is an arrival or an end. Agents train for 300 s between rounds. The time is in seconds
+    since the trace began.
     """
     types, nodes = cluster
     make_cluster(stack, types, nodes)
@@ -78,7 +78,7 @@ def driven(
 
 
 def _due(todo: list[Arrival], now_s: float) -> list[Arrival]:
-    """Take the arrivals up to ``now_s`` off the front of ``todo``."""
+    """Remove the arrivals up to ``now_s`` from the front of ``todo``, and return them."""
     count = sum(1 for a in todo if a.arrival_s <= now_s)
     due, todo[:] = todo[:count], todo[count:]
     return due

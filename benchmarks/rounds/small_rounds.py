@@ -24,10 +24,11 @@ NOW_S: Final = 1e6
 
 
 def draw_snapshot(rng: np.random.Generator, jobs: int, gpus: int = 8) -> Snapshot:
-    """Return a snapshot of two GPU types: ``gpus`` of one in nodes of 4, and 3/4 as many of another in pairs.
+    """Return a snapshot of ``gpus`` GPUs in nodes of 4, and 3/4 as many of another type in pairs.
 
-    Each job has a workload of its own with 5 Cells, some dominated. About half of the jobs run; tenants and
-    jobs have weights, jobs ages, service and restart seconds, and half of them deadlines.
+    Each job has a separate workload with 5 Cells, some of them dominated. About half of the jobs
+    run. Tenants and jobs have weights; jobs have ages, service and restart seconds, and half of
+    them have deadlines.
     """
     sizes, total = (4, 2), (gpus // 4 * 4, max(2, gpus * 3 // 8 * 2))
     nodes = [
