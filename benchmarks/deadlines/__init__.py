@@ -1,1 +1,1 @@
-"""Deadlines: how many are met, by tightness, load and scheduler."""
+"""Benchmarks of deadlines: how many are met, by tightness, load and scheduler."""

@@ -1,4 +1,4 @@
-"""Deadlines across tightness: who meets how many, by policies that promise and by those that do not."""
+"""A benchmark of deadlines over tightness, for policies with and without promises."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLANNED: Final = "ilp:deadline@deadlines=planned"
 MYOPIC: Final = "ilp:deadline@deadlines=myopic"
 ELASTICFLOW: Final = "elasticflow"
 PAPER: Final = "elasticflow (data parallel)"
-"""ElasticFlow with what it sees in Arena's evaluation."""
+"""ElasticFlow with the information that it sees in Arena's evaluation."""
 POLICIES: Final = (
     LOOK_AHEAD,
     PLANNED,
@@ -73,18 +73,18 @@ BySeed = Mapping[tuple[str, float], Sequence[Ran]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """A sweep's runs: names of policies, those that see the same, and the values of tightness."""
+    """The runs of a sweep, with the names of its policies and its values of tightness."""
 
     runs: BySeed
     names: tuple[str, ...]
     tightness: tuple[float, ...]
 
     def satisfied(self, name: str, tightness: float) -> float:
-        """Return the share of all submitted jobs that met their deadlines, the mean over seeds."""
+        """Return the share of submitted jobs that met their deadlines, as the mean over seeds."""
         return mean(self.runs[name, tightness], "satisfaction")
 
     def pooled(self, name: str, key: str) -> list[float]:
-        """Return a figure of each seed, the mean over the sweep."""
+        """Return a figure of each seed, as the mean over the sweep."""
         by_tightness = [
             [one.figures[key] for one in self.runs[name, value]] for value in self.tightness
         ]
@@ -92,7 +92,7 @@ class Swept:
 
     @property
     def others(self) -> list[str]:
-        """Return the policies that are not ours and see what ours see."""
+        """Return the policies that are not ours and see the same information as ours."""
         return [name for name in self.names if not is_ours(name) and name != PAPER]
 
 
@@ -200,7 +200,7 @@ def deadline(
 def _asked(
     costs: Asked, names: Sequence[str], dp_memory: Path | None, seeds: int
 ) -> dict[str, Asked]:
-    """Return what is asked of each policy, and of ElasticFlow as the paper has it where it takes part.
+    """Return the request of each policy, and of ElasticFlow as in the paper if it takes part.
 
     Raises:
         MissingData: a data set is absent.
@@ -219,7 +219,7 @@ def _asked(
 def _swept(
     asked: Mapping[str, Asked], values: tuple[float, ...], drawn: range, sweep: Sweep
 ) -> Swept:
-    """Run what is asked at each value of tightness and with each seed of ``drawn``."""
+    """Run each request at each value of tightness and with each seed of ``drawn``."""
     tasks = {
         (name, value, k): replace(one, work=_work(one.work, value, k)).task(
             f"{shown(name)} at {value:g}, seed {k}"
@@ -239,7 +239,10 @@ def shown(name: str) -> str:
 
 
 def figures_of(swept: Swept) -> dict[str, Figure]:
-    """Return what the sweep came to. Ours is look-ahead, or the first of ours where that did not run."""
+    """Return the figures of the sweep.
+
+    Ours is look-ahead, or if that did not run, the first of ours.
+    """
     own = [name for name in swept.names if is_ours(name)]
     if not own:
         raise InvalidInput("policies", f"must have one of ours, e.g. {LOOK_AHEAD}")
@@ -258,7 +261,7 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
 
 
 def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
-    """Return what ``ours`` gains over ElasticFlow, where that ran."""
+    """Return the gains of ``ours`` over ElasticFlow, if that ran."""
     kept, found = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
     for baseline, key in ((PAPER, "gain_vs_elasticflow"), (ELASTICFLOW, "gain_same_information")):
         if baseline in swept.names:
@@ -279,7 +282,7 @@ def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
 
 
 def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
-    """Return by how much ``ours``, and planned beside it, are least above the best other."""
+    """Return the smallest margins of ``ours`` and of the planned policy over the best other one."""
     found: dict[str, Figure] = {}
     if not swept.others:
         return found
@@ -296,7 +299,7 @@ def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
 
 
 def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
-    """Return where ``ours`` is least above the best other: by how much, and at which tightness."""
+    """Return the smallest margin of ``ours`` over the best other policy, and its tightness."""
     margins = [
         swept.satisfied(ours, value) - max(swept.satisfied(o, value) for o in swept.others)
         for value in swept.tightness
@@ -306,7 +309,10 @@ def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
 
 
 def _mean_of(swept: Swept, ours: str, baseline: str, what: str) -> float:
-    """Return the mean ratio over the sweep; values of tightness at which nobody finished do not count."""
+    """Return the mean ratio over the sweep.
+
+    Values of tightness at which no job finished do not count.
+    """
     compare = jct_ratio if what == "jct" else throughput_ratio
     ratios = [
         compare(swept.runs[ours, value], swept.runs[baseline, value]).value
@@ -317,7 +323,7 @@ def _mean_of(swept: Swept, ours: str, baseline: str, what: str) -> float:
 
 
 def table_of(swept: Swept) -> list[dict[str, Figure | str]]:
-    """Return a row for each tightness and policy, by satisfaction."""
+    """Return a row for each tightness and policy, sorted by satisfaction."""
     found = []
     for value in swept.tightness:
         rows = [_row(swept, name, value) for name in swept.names]
@@ -366,7 +372,10 @@ def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
 
 
 def pictures(swept: Swept) -> list[Plot]:
-    """Return satisfaction, admission, JCT and throughput over tightness; none for a trace's own."""
+    """Return plots of satisfaction, JCT and throughput over tightness.
+
+    With a trace's own deadlines, return none.
+    """
     if len(swept.tightness) < 2:
         return []
     plots = []
@@ -410,7 +419,10 @@ def _notes(swept: Swept) -> list[str]:
 
 
 def _values(tightness: str, deadlines: str) -> tuple[float, ...]:
-    """Return the values of the sweep, rising; (0,): the trace's own. Raises InvalidInput."""
+    """Return the values of the sweep in ascending order; (0,) means the trace's own.
+
+    Raises InvalidInput.
+    """
     if deadlines == "trace":
         return (0.0,)
     return numbers("tightness", tightness, lambda x: 0 < x < math.inf, "positive numbers")
@@ -423,7 +435,10 @@ def _work(base: Work, tightness: float, seed: int) -> Work:
 
 
 def _memory(trace: str, given: Path | None) -> str:
-    """Return the file of what data parallelism needs; "" for synthetic jobs, which it does not know."""
+    """Return the file that data-parallel information needs.
+
+    For synthetic jobs, which it does not cover, return "".
+    """
     if trace == SYNTHETIC and given is None:
         return ""
     found = data_file(given, "arena", "dp_memory.csv")

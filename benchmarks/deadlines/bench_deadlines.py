@@ -1,4 +1,4 @@
-"""Deadlines met by myopic admission and by look-ahead, round by round on random overload."""
+"""A benchmark of the deadlines met by myopic admission and by look-ahead, on random overload."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ from tessera.solvers.rounds.plan import Outcome, plan_round
 ROUND_S: Final = 300.0
 BATCH: Final = 256
 GPUS: Final = (12, 8)
-"""GPUs of each type."""
+"""The number of GPUs of each type."""
 COUNTS: Final = (1, 2, 4, 8)
 BEGIN_S: Final = 1000 * ROUND_S
-"""When the drive begins; 0 would read as "never" in a snapshot."""
+"""The time at which the drive begins. In a snapshot, 0 would mean "never"."""
 LATE_S: Final = 1.0
-"""A finish so late is still in time: certificates are exact to a millionth of a job's work."""
+"""Seconds by which a finish may be late and still count as in time: certificates are exact to a
+millionth of a job's work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arriving:
-    """A job that is still to come. ``work`` is in samples; moments are in seconds since 1970."""
+    """A job that has not arrived yet. ``work`` is in samples; times are in seconds since 1970."""
 
     name: str
     workload: int
@@ -58,7 +59,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A cluster, what its workloads run at, and the jobs that arrive."""
+    """A cluster, the rates of its workloads, and the jobs that arrive."""
 
     nodes: tuple[tuple[int, int], ...]  # (GPU type, GPUs) of each node
     rate: dict[tuple[int, int, int], float]  # (workload, type, GPUs) -> samples/s
@@ -67,7 +68,7 @@ class Load:
 
 @dataclass(slots=True)
 class Running:
-    """Where a job stands in the drive."""
+    """The state of a job in the drive."""
 
     job: Arriving
     left: float
@@ -83,18 +84,18 @@ class Running:
 
     @property
     def open(self) -> bool:
-        """Return whether it still wants GPUs."""
+        """Return whether the job still wants GPUs."""
         return not self.rejected and math.isinf(self.finish_s)
 
     @property
     def met(self) -> bool:
-        """Return whether it finished by its deadline."""
+        """Return whether the job finished by its deadline."""
         return self.finish_s <= self.job.deadline_s + LATE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driven:
-    """What became of a load. ``missed`` counts promises that were not kept, ``given_up`` among them."""
+    """The outcome of a load. ``missed`` counts unkept promises, given-up ones too."""
 
     met: int
     admitted: int
@@ -167,7 +168,10 @@ def deadlines(
 
 
 def overloaded(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Load:
-    """Return a random load on ``GPUS`` of two types, in nodes of ``node_gpus``; 0: one node a type."""
+    """Return a random load on ``GPUS`` of two types, in nodes of ``node_gpus``.
+
+    If ``node_gpus`` is 0, each type has one node.
+    """
     rng = np.random.default_rng(seed)
     nodes = tuple(
         (kind, node_gpus or gpus)
@@ -180,7 +184,8 @@ def overloaded(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Loa
         speed = (base, base * rng.uniform(0.4, 1.6))
         for kind, count in ((k, n) for k in (0, 1) for n in COUNTS):
             rate[workload, kind, count] = speed[kind] * count**power
-    wanted = rng.uniform(0.3, 1.7, jobs) * ROUND_S * 16  # GPU-seconds on the leanest Cell
+    # GPU-seconds on the Cell with the highest rate per GPU
+    wanted = rng.uniform(0.3, 1.7, jobs) * ROUND_S * 16
     horizon_s = float(wanted.sum()) / sum(GPUS) / overload
     arrivals = BEGIN_S + np.sort(rng.uniform(0, horizon_s, jobs))
     found = []
@@ -189,7 +194,7 @@ def overloaded(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Loa
         lean = max(rate[workload, k, n] / n for k in (0, 1) for n in COUNTS)
         work = float(wanted[j] * lean)
         quickest_s = work / max(rate[workload, k, n] for k in (0, 1) for n in COUNTS) + restart_s
-        # it is seen in the first round after its arrival
+        # the job is seen in the first round after its arrival
         ready_s = math.ceil(arrivals[j] / ROUND_S) * ROUND_S
         found.append(
             Arriving(
@@ -205,11 +210,11 @@ def overloaded(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Loa
 
 
 def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options: Any) -> Driven:
-    """Run ``load`` round by round until every job has finished, was rejected, or is past its deadline.
+    """Run ``load`` until every job has finished, was rejected, or is past its deadline.
 
-    A round takes no time, and the next comes ``every_s`` later; plans reckon with one each ``ROUND_S``.
-    Between rounds each job trains at the rate that it was given, once its restart is over; GPUs of a job
-    that finishes stay idle until the next round.
+    A round takes no time, and the next comes ``every_s`` later; deadline schedules assume one every
+    ``ROUND_S``. Between rounds each job trains at the rate that it was given, once its restart is
+    over. GPUs of a job that finishes stay idle until the next round.
     """
     policy = replace(Policy(deadlines=mode, round_s=ROUND_S), **options)
     runs = [Running(job=job, left=job.work) for job in load.jobs]
@@ -270,7 +275,7 @@ def _decided(run: Running, decision: Decision, now_s: float) -> None:
 
 
 def _train(run: Running, start_s: float, end_s: float) -> None:
-    """Credit what ``run`` trains from ``start_s`` to ``end_s``; note when it finishes."""
+    """Record the progress of ``run`` from ``start_s`` to ``end_s``, and its finish."""
     if run.gang is None:
         return
     begins_s = max(start_s, run.since_s + run.job.restart_s)
@@ -287,7 +292,7 @@ def snapshot_of(
     now_s: float,
     number: int,
 ) -> Snapshot:
-    """Return what a round sees of ``runs`` at ``now_s``."""
+    """Return the snapshot of ``runs`` that a round sees at ``now_s``."""
     workloads = 1 + max(w for w, _, _ in load.rate)
     held = [
         {"job": j, "node": node, "gpu": gpu, "hold": int(Hold.HELD), "generation": run.generation}

@@ -1,1 +1,1 @@
-"""Published schedulers and our policies compared in simulation."""
+"""Comparisons of published schedulers and our policies in simulation."""

@@ -1,4 +1,4 @@
-"""Which runs an ablation is made of: each takes one thing away, and is set against another."""
+"""The runs of an ablation: each takes one thing away, and is compared with another run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tessera.simulator.comparison.runs import Asked
 ARENA: Final = "arena"
 FULL: Final = "full"
 ERROR: Final = 0.2
-"""Of estimates that are off."""
+"""The mean relative error of the variant with wrong estimates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A run to make, seed by seed, and the run of the same part and ``x`` that it is set against."""
+    """A run to make for each seed, and the run of its part and ``x`` to compare it with."""
 
     part: str
     policy: str
@@ -30,13 +30,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Return what tells it from the others of its part and ``x``."""
+        """Return the name that identifies the row among those of its part and ``x``."""
         return f"{self.policy}, {self.variant}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which runs there are."""
+    """The parameters of an ablation, from which its runs follow."""
 
     base: Asked
     ours: str
@@ -45,15 +45,15 @@ class Plan:
     depths: tuple[int, ...]
     queues: tuple[int, ...]
     types: tuple[int, ...]
-    dp_memory: str  # "": absent
-    measured: bool  # profiles are
+    dp_memory: str  # "": the file is absent
+    measured: bool  # whether profiles are measured
 
     def rows(self) -> list[Row]:
         """Return the runs of all parts that can be made here."""
         return [row for row in self._all() if self._possible(row.run.asked)]
 
     def left_out(self, parts: Sequence[str]) -> int:
-        """Return how many runs of these parts cannot be made here."""
+        """Return the number of runs of these parts that cannot be made here."""
         return sum(row.part in parts and not self._possible(row.run.asked) for row in self._all())
 
     def _possible(self, asked: Asked) -> bool:

@@ -1,4 +1,4 @@
-"""What each part of a policy is worth: without it, on the same workloads."""
+"""An ablation: each part of a policy is taken away and measured on the same workloads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tessera.simulator.sweeps.runner import Sweep
 
 PARTS: Final = ("components", "alone", "depth", "queues", "types")
 OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
-"""That the scheduler alone, and GPU types, are compared with."""
+"""The baselines of the scheduler alone and of the GPU types."""
 MEANS: Final = (
     "throughput",
     "completed",
@@ -168,7 +168,7 @@ def ablation(
 
 
 def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
-    """Return the rows' runs, by seed as ``drawn``."""
+    """Return the runs of each row, in the order of the seeds ``drawn``."""
     checked([row.run for row in rows], len(drawn))
     tasks = {
         (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
@@ -180,15 +180,18 @@ def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
 
 
 def whole(text: str) -> tuple[int, ...]:
-    """Return the whole numbers of a list with commas, rising. Raises InvalidInput."""
+    """Return the whole numbers of a comma-separated list, in ascending order.
+
+    Raises InvalidInput.
+    """
     found = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "whole numbers from 1 on")
     return tuple(map(int, found))
 
 
 def reference(row: Row, every: Found) -> Runs | None:
-    """Return the runs that ``row`` is set against; None: they are not there.
+    """Return the runs that ``row`` is compared with. If they are not there, return None.
 
-    Under depths and queues that is the first of the sweep, else the same ``x``.
+    For depths and queues these are the first of the sweep, otherwise those with the same ``x``.
     """
     swept = row.part in ("depth", "queues")
     same = [r for r in every if r.part == row.part and r.name == row.against]
@@ -197,7 +200,7 @@ def reference(row: Row, every: Found) -> Runs | None:
 
 
 def ratios(row: Row, every: Found) -> tuple[Interval, Interval]:
-    """Return mean JCT and throughput over those that ``row`` is set against."""
+    """Return mean JCT and throughput divided by those of the runs that ``row`` is compared with."""
     over = reference(row, every)
     if over is None:
         nothing = Interval(value=np.nan, low=np.nan, high=np.nan)
@@ -225,7 +228,7 @@ def _figures(every: Found) -> dict[str, Figure]:
 
 
 def unfinished(runs: Runs, over: Runs) -> float:
-    """Return the share of jobs that only one of each two runs of a seed finished, over all seeds."""
+    """Return the share of jobs that only one of the two runs of a seed finished, over all seeds."""
     pairs = list(zip(runs, over, strict=True))
     either = sum(int((np.isfinite(a.end_s) ^ np.isfinite(b.end_s)).sum()) for a, b in pairs)
     return either / sum(len(a.end_s) for a in runs)
@@ -258,7 +261,7 @@ def _line(row: Row, every: Found) -> dict[str, Figure | str]:
 
 
 def first_queue_s(row: Row, runs: Runs) -> float:
-    """Return the mean JCT of the jobs of the first queue, of those that ended."""
+    """Return the mean JCT of the jobs of the first queue that ended."""
     of_seeds = []
     for k, one in enumerate(runs):
         queue = queue_of(len(one.jct_s), row.run.shape.queues, row.run.asked.work.seed + k)

@@ -1,4 +1,4 @@
-"""What wrong estimates cost: rounds decide on them, and jobs run at the true speeds."""
+"""A benchmark of the cost of wrong estimates, while jobs run at the true speeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LISTED: Final = ",".join(POLICIES)
 ERRORS: Final = (0.05, 0.1, 0.2)
 
 Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
-"""Policy -> error -> (JCT, throughput) lost with each seed, as shares."""
+"""Policy -> error -> the shares of (JCT, throughput) that were lost with each seed."""
 
 
 @case(
@@ -117,7 +117,10 @@ def estimate_error(
 
 
 def error_sizes(text: str) -> list[float]:
-    """Return the errors of a list with commas, rising, without 0. Raises InvalidInput."""
+    """Return the errors of a comma-separated list in ascending order, without 0.
+
+    Raises InvalidInput.
+    """
     found = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
     if found == (0.0,):
         raise InvalidInput("errors", "must have numbers above 0")
@@ -125,7 +128,7 @@ def error_sizes(text: str) -> list[float]:
 
 
 def loss(truth: Ran, told: Ran) -> tuple[float, float]:
-    """Return the shares of JCT and of throughput that a run lost to what it was told."""
+    """Return the shares of JCT and of throughput that a run lost to wrong estimates."""
     both = finished_by((truth, told))
     if not both.any():
         return math.nan, math.nan
@@ -175,7 +178,7 @@ def _table(
 
 
 def plots(losses: Losses) -> list[Plot]:
-    """Return the curves of what is lost over the error."""
+    """Return the curves of the losses over the error."""
     looks = styles(losses)
     found = []
     for i, what in ((0, "mean JCT"), (1, "normalised throughput")):

@@ -1,4 +1,4 @@
-"""Policies over the load, the jobs' lifespan and the share of large models."""
+"""A benchmark of policies over the load, the jobs' lifespan and the share of large models."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _ran(
     drawn: range,
     sweep: Sweep,
 ) -> Found:
-    """Return the runs of each policy at each point, by seed as ``drawn``."""
+    """Return the runs of each policy at each point, in the order of the seeds ``drawn``."""
     runs = {
         (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
         for varied, along in points.items()
@@ -203,21 +203,27 @@ def shape_at(sweep: Varied, x: float) -> Shape:
 
 
 def points_of(where: str, text: str) -> tuple[float, ...]:
-    """Return the points of a sweep, rising: shares of large models, else factors. Raises InvalidInput."""
+    """Return the points of a sweep in ascending order: shares of large models, else factors.
+
+    Raises InvalidInput.
+    """
     if where == "larges":
         return numbers(where, text, lambda x: 0 <= x <= 1, "shares from 0 to 1")
     return numbers(where, text, lambda x: 0 < x < math.inf, "factors above 0")
 
 
 def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
-    """Return ``text``. Raises InvalidInput: it is not one of ``known``."""
+    """Return ``text``. Raises InvalidInput if it is not one of ``known``."""
     if text not in known:
         raise InvalidInput(where, f"{text!r} is not known; choose one of {', '.join(known)}")
     return text
 
 
 def figures(found: Found, baseline: str = "arena") -> dict[str, Figure]:
-    """Return what stands out of each sweep; nothing where none of ours or nobody else ran."""
+    """Return the main figures of each sweep.
+
+    A sweep without one of ours or another policy has none.
+    """
     shown: dict[str, Figure] = {}
     for sweep, by_x in found.items():
         last = by_x[max(by_x)]
@@ -279,7 +285,10 @@ def _table(found: Found, work: Work) -> Iterator[dict[str, Figure | str]]:
 
 
 def common_jct_s(by_policy: ByPolicy, name: str) -> list[float]:
-    """Return, for each seed, a policy's mean JCT over the jobs that all finished; NaN: there are none."""
+    """Return a policy's mean JCT for each seed, over the jobs that all policies finished.
+
+    If there are no such jobs, it is NaN.
+    """
     means = []
     for k, one in enumerate(by_policy[name]):
         common = finished_by([runs[k] for runs in by_policy.values()])
@@ -321,5 +330,5 @@ def _plots(found: Found) -> Iterator[Plot]:
 def _series(
     x: Sequence[float], values: Mapping[str, Sequence[Sequence[float]]]
 ) -> dict[str, Curve]:
-    """Return curves of policy -> point -> seed."""
+    """Return the curves of values that are given as policy -> point -> seed."""
     return {name: Curve.of(x, np.array(points).T) for name, points in values.items()}

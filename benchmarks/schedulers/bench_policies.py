@@ -1,4 +1,4 @@
-"""Every policy on the same workloads, with the same information and the same overheads."""
+"""A benchmark of all policies on the same workloads, information and overheads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LISTED: Final = ",".join(compared())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What all policies of a comparison share."""
+    """The settings that all policies of a comparison share."""
 
     trace: str
     information: str
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Return its name, the workload without its folder."""
+        """Return the name of the group, with the workload without its folder."""
         trace = Path(self.trace).name
         return f"{trace}, {self.information}, {self.gpus_share:g} of the GPUs"
 
@@ -153,7 +153,7 @@ def policies(
 def _ran(
     costs: Asked, groups: Sequence[Group], names: Sequence[str], drawn: range, sweep: Sweep
 ) -> tuple[Mapping[Group, ByPolicy], Mapping[Group, Sequence[float]]]:
-    """Return the groups' runs, and their bounds on throughput, by seed as ``drawn``."""
+    """Return the groups' runs and throughput bounds, in the order of the seeds ``drawn``."""
     tasks = {
         (group, name, k): asked(costs, group, name, k, mapped=k == drawn[0]).task(
             f"{name} on {group.name}, seed {k}"
@@ -187,7 +187,10 @@ def _ran(
 
 
 def asked(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:
-    """Return the run of a policy in a group; who held which GPUs is kept of ours and Arena's."""
+    """Return the run of a policy in a group.
+
+    The allocations of GPUs are kept only for ours and Arena's.
+    """
     return replace(
         costs,
         work=work_of(costs.work, group, seed),
@@ -203,7 +206,7 @@ def work_of(base: Work, group: Group, seed: int) -> Work:
 
 
 def shares(text: str) -> list[float]:
-    """Return the shares of a list with commas, as they come. Raises InvalidInput."""
+    """Return the shares of a comma-separated list, in the given order. Raises InvalidInput."""
     numbers("gpus_share", text, lambda share: share > 0, "numbers above 0")
     return [float(part) for part in listed(text)]
 
@@ -233,7 +236,7 @@ def _table(
 def _notes(
     by_group: Mapping[Group, ByPolicy], bounds: Mapping[Group, Sequence[float]]
 ) -> list[str]:
-    """Return what did not fit, and who did not end."""
+    """Return notes on the jobs that did not fit, the runs that got stuck, and the best policies."""
     notes = []
     for group, by_policy in by_group.items():
         said = next(iter(by_policy.values()))[0].said

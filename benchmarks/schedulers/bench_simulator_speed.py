@@ -1,4 +1,4 @@
-"""How long a simulated week takes, under the integer program and under first come, first served."""
+"""A benchmark of the time that a simulated week takes, under the integer program and under FCFS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tessera.solvers.rounds.plan import Outcome
 
 RUNS: Final = {"fcfs": "fcfs", "ilp": "ilp:throughput"}
 WARM_ROUNDS: Final = 12
-"""Rounds before the clock starts: compiled kernels are loaded, and placement has mended once."""
+"""Warm-up rounds, after which kernels are loaded and placement has been mended once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,10 @@ def _work(
     jobs: int,
     seed: int,
 ) -> Work:
-    """Return the workload. Jobs that cannot run as requested stay: other policies run them elsewhere."""
+    """Return the workload.
+
+    Jobs that cannot run as requested stay, because other policies run them elsewhere.
+    """
     found = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
     return Work(
         trace=str(found),
@@ -132,7 +135,7 @@ def _work(
 def _timed(
     scenario: Scenario, policy: str, rounds: int, seed: int, bar: Iterator[int] | None = None
 ) -> Timed:
-    """Return a run of so many rounds; ``bar`` advances with each."""
+    """Return a run of ``rounds`` rounds. ``bar`` advances with each."""
     decider = Decider(options_of(policy, seed))
 
     def decide(snapshot: Snapshot) -> Outcome:

@@ -1,4 +1,4 @@
-"""Simulated runs with something changed: the workload's shape, what jobs may run on, Arena's depth."""
+"""Simulated runs with one change: the workload's shape, jobs' options, or Arena's depth."""
 
 from __future__ import annotations
 
@@ -29,30 +29,34 @@ from tessera.solvers.schedulers.arena import Arena
 
 TASK: Final = "tessera.benchmarks.schedulers.variants:simulated"
 TYPE_SALT, QUEUE_SALT = 1, 2
-"""Beside the seed, so that draws of different things are independent."""
+"""Salts that are added to the seed, so that draws of different things are independent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is made of a workload, in the order of the fields; the defaults leave it as it is."""
+    """The changes to a workload, made in the order of the fields. The defaults change nothing."""
 
     gpu_types: int = 0
-    """So many types, with as many GPUs in all; 0: those that there are (``on_fewer_types``)."""
+    """The number of GPU types, with as many GPUs in all (``on_fewer_types``); 0 keeps them."""
     large_share: float | None = None
-    """The share of jobs with large models, at equal GPU-hours (``tessera.simulator.traces.redraw``)."""
+    """The share of jobs with large models, at equal GPU-hours
+    (``tessera.simulator.traces.redraw``)."""
     arrival_factor: float = 1.0
     life_factor: float = 1.0
     queues: int = 1
-    """Jobs are drawn evenly into so many priority queues."""
+    """The number of priority queues over which jobs are drawn uniformly."""
     pinned: bool = False
-    """Every job runs on the type that it requests, and on no other."""
+    """Whether every job runs only on the GPU type that it requests."""
     at_requested: bool = False
-    """Every job runs on as many GPUs as it requests, and on no other number (``only_as_requested``)."""
+    """Whether every job runs only on its requested number of GPUs (``only_as_requested``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A run in a workload of another shape. ``depth`` is that of Arena's search; 0: the policy's own."""
+    """A run on a workload of another shape.
+
+    ``depth`` is the depth of Arena's search; if it is 0, the policy's own depth is used.
+    """
 
     asked: Asked
     shape: Shape = field(default_factory=Shape)
@@ -66,7 +70,7 @@ class Variant:
 
     @property
     def policy(self) -> Arena | None:
-        """Return the policy, where it is not one that goes by a name."""
+        """Return Arena with ``depth``. If ``depth`` is 0, return None: the name decides."""
         if not self.depth:
             return None
         if self.asked.policy != "arena" or self.depth < 0:
@@ -75,21 +79,21 @@ class Variant:
 
 
 def simulated(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
-    """Run a variant, to the end of all jobs; the result is what ``simulator.comparison.runs.Ran`` reads."""
+    """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
     work = Work(**asked["work"])
     return run(Variant(asked=Asked(**{**asked, "work": work}), shape=Shape(**shape), depth=depth))
 
 
 def run(variant: Variant) -> dict[str, Any]:
-    """Run a variant, to the end of all jobs; the result is what ``simulator.comparison.runs.Ran`` reads."""
+    """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
     world, told = shaped(made(variant.asked.work), variant.shape, variant.asked.work.seed)
     return run_in(world, variant.asked, told, variant.policy)
 
 
 def shaped(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRecord] | None]:
-    """Return a world of that shape, and what rounds are told of its workloads; None: the truth.
+    """Return a world of the given shape, and the estimates of its workloads that rounds see.
 
-    Load and horizon are those of the shaped jobs.
+    If the estimates are None, rounds see the truth. Load and horizon are those of the shaped jobs.
 
     Raises:
         InvalidInput: the shape makes no sense for this workload.
@@ -124,9 +128,11 @@ def shaped(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRec
 
 
 def queued(jobs: Sequence[Arrival], queues: int, seed: int) -> list[Arrival]:
-    """Return the jobs, each in one of so many queues, drawn evenly; with one, all are in the first.
+    """Return the jobs, each in one of ``queues`` queues, drawn uniformly.
 
-    Whoever is in an early queue of few is in an early one of many.
+    With one queue, all are in the first.
+
+    A job that is in an early queue of few is also in an early queue of many.
     """
     if queues < 1:
         raise InvalidInput("queues", "must be 1 or more")
@@ -135,17 +141,18 @@ def queued(jobs: Sequence[Arrival], queues: int, seed: int) -> list[Arrival]:
 
 
 def queue_of(jobs: int, queues: int, seed: int) -> Ints:
-    """Return the queue of each of so many jobs, int64[jobs], from 1 on; 1 is the first to launch."""
+    """Return the queue of each job, int64[jobs], counted from 1. Queue 1 is the first to launch."""
     drawn = np.random.default_rng((seed, QUEUE_SALT)).random(jobs)
     return 1 + np.floor(drawn * queues).astype(np.int64)
 
 
 def only_as_requested(scenario: Scenario) -> tuple[Scenario, list[EstimateRecord]]:
-    """Return the scenario, and what rounds are told so that jobs run at the requested GPU count alone.
+    """Return the scenario, and estimates that allow jobs only their requested GPU counts.
 
-    Estimates belong to workloads, not to jobs: so jobs of one workload that request different numbers of
-    GPUs become jobs of different workloads with the same true profiles, and of each copy only the requested
-    number is told. Jobs, speeds and what jobs are measured against are as before.
+    Estimates belong to workloads, not to jobs. Jobs of one workload that request different numbers
+    of GPUs therefore become jobs of different workloads with the same true profiles. Rounds see
+    only the requested number of each copy. Jobs, speeds and the references of jobs stay as they
+    were.
     """
     of: dict[tuple[Workload, int], Workload] = {}
     jobs = []
@@ -166,12 +173,12 @@ def only_as_requested(scenario: Scenario) -> tuple[Scenario, list[EstimateRecord
 
 
 def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
-    """Return the scenario on ``count`` GPU types, with as many GPUs in all, as far as nodes divide.
+    """Return the scenario on ``count`` GPU types, with as many GPUs in all as nodes allow.
 
-    Types come by how many jobs they run as requested (the most first, then by name). Jobs that the first
-    cannot run at their GPU count are left out whatever the count, so that all counts have the same jobs. A
-    job whose type is not there asks for one that runs it at its GPU count, drawn evenly, for as long as
-    it asked for before: at equal GPU-hours.
+    GPU types are ordered by how many jobs they run as requested (the most first, then by name).
+    Jobs that the first type cannot run at their GPU count are left out for every ``count``, so that
+    all counts have the same jobs. A job whose type is not there asks for one that runs it at its
+    GPU count, drawn uniformly. It lasts as long as before, so that its GPU-hours stay the same.
 
     Raises:
         InvalidInput: there are fewer types.
@@ -199,7 +206,7 @@ def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
 
 
 def types_by_use(scenario: Scenario) -> list[str]:
-    """Return the types of the nodes, by how many jobs run on them at the GPU count that they request."""
+    """Return the GPU types by how many jobs run on them at their requested GPU count."""
     speeds = Speeds(scenario.profiles, Room.of(scenario.nodes))
     runs = Counter(
         kind
@@ -211,7 +218,7 @@ def types_by_use(scenario: Scenario) -> list[str]:
 
 
 def _on(spec: JobSpec, gpu_type: str, speeds: Speeds) -> JobSpec:
-    """Return the job on another type, with as many iterations as last as long there."""
+    """Return the job on another GPU type, with the number of iterations that last as long there."""
     cells = speeds.cells(spec.workload)
     before_s, after_s = speeds.iter_time_s(spec), cells[gpu_type, spec.requested_gpus]
     iterations = max(1, round(spec.iterations * before_s / after_s))
@@ -219,7 +226,7 @@ def _on(spec: JobSpec, gpu_type: str, speeds: Speeds) -> JobSpec:
 
 
 def _nodes_of(nodes: Iterable[NodeSpec], kept: Sequence[str]) -> list[NodeSpec]:
-    """Return nodes of the types ``kept`` with about as many GPUs as ``nodes``, in the same proportions."""
+    """Return nodes of the types ``kept`` with about as many GPUs, in the same proportions."""
     every = list(nodes)
     of_type = {kind: [node for node in every if node.gpu_type == kind] for kind in kept}
     total = sum(node.gpus for node in every)
@@ -242,7 +249,10 @@ def seeded(variant: Variant, seed: int) -> Variant:
 
 
 def checked(variants: Sequence[Variant], seeds: int) -> None:
-    """Refuse, before anything runs, what would fail later. Raises as ``simulator.comparison.runs.check``."""
+    """Refuse variants that would fail later, before anything runs.
+
+    Raises the errors of ``simulator.comparison.runs.check``.
+    """
     check((variant.asked for variant in variants), seeds)
     for variant in variants:
         _ = variant.policy
