@@ -1,4 +1,4 @@
-"""What agents tell and are told: their nodes, their lease, what runs, what should run."""
+"""Agents in the database: their nodes, their lease, what runs and what should run."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
 """)  # noqa: S608 - a constant of tessera.db.rows
 
 _HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
-"""The clock was set back since."""
+"""The condition that a time lies in the future, because the clock was set back since."""
 
 _HEARD_NOW = sa.text(f"""
 WITH heard_agents AS (
@@ -125,7 +125,7 @@ WITH heard_agents AS (
 )
 UPDATE nodes SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {_HEARD_AHEAD}
 """)  # noqa: S608 - constants only
-"""From now on, the silence of those that were heard ahead of the clock counts again."""
+"""A reset of times that lie in the future, so that the silence of these nodes counts again."""
 
 _SILENCE = sa.text(f"""
 WITH c AS (SELECT id FROM clusters WHERE name = :name)
@@ -153,9 +153,10 @@ def hello(
     specs: Sequence[NodeSpec],
     silence_s: float,
 ) -> None:
-    """Register an agent and its nodes; nodes taken over from a dead agent lose what ran there.
+    """Register an agent and its nodes.
 
-    Nodes that were deleted since this incarnation started are left out: ``desired`` tells it which.
+    Nodes taken over from a dead agent lose the jobs that ran there. Nodes that were deleted since
+    this incarnation started are left out. ``desired`` returns their names.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type or a count outside 1..64.
@@ -168,6 +169,7 @@ def hello(
     names = [spec.name for spec in specs]
     stored = connection.execute(_STORED, {"cluster": turn.cluster, "names": names}).all()
     dead = []
+    # Refuse nodes of other live agents, and take over those of dead ones.
     for node in stored:
         foreign = node.agent is not None and node.agent != agent
         silent_s = float("inf") if node.silent_s is None else node.silent_s
@@ -191,9 +193,9 @@ def hello(
 
 
 def heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int]:
-    """Renew the leases of agents' nodes; return the places of those whose agent is known.
+    """Renew the leases of agents' nodes; return the positions of those whose agent is known.
 
-    The rows are locked in one order, and no cluster's turn is waited for.
+    The rows are locked in one order, and this waits for no cluster's turn.
     """
     rows = [
         {
@@ -229,7 +231,10 @@ def require_agent(
 
 
 def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
-    """Return the gangs on the agent's nodes whose every GPU, on every node, is held. Raises NotFound."""
+    """Return the gangs on the agent's nodes that hold all their GPUs, on every node.
+
+    Raises NotFound.
+    """
     me = require_agent(connection, cluster, agent, None)
     ids = list(connection.execute(_DESIRED, {"agent": me.id}).scalars())
     shares = shares_of(connection, ids)
@@ -262,32 +267,35 @@ def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
 
 
 def give_back(turn: Turn, names: Sequence[str]) -> None:
-    """Let nodes that users create again belong to the agents that still run there."""
+    """Give nodes that users create again back to the agents that still run there."""
     for statement in _GIVE_BACK:
         given = turn.connection.execute(statement, {"cluster": turn.cluster, "names": list(names)})
     turn.changed = turn.changed or given.rowcount > 0
 
 
 def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list[int]:
-    """Return the nodes with allocations that were silent for longer than ``silence_s``."""
+    """Return the keys of nodes with allocations that were silent for longer than ``silence_s``."""
     return list(connection.execute(_DEAD, {"cluster": cluster, "silence_s": silence_s}).scalars())
 
 
 class Silence(NamedTuple):
-    """How silent a cluster's nodes are."""
+    """The silence of a cluster's nodes."""
 
-    clock_s: float  # the database's
-    longest_s: float  # of the nodes with allocations; -inf: there is none
-    is_ahead: bool  # some were heard after now: the clock was set back
+    clock_s: float  # the database's clock
+    longest_s: float  # longest silence of a node with allocations; -inf if there is no such node
+    is_ahead: bool  # whether some were heard in the future, because the clock was set back
 
 
 def find_silence(connection: sa.Connection, cluster: str) -> Silence:
-    """Return how silent the nodes are: ``expire`` has something to do where some are too silent or ahead."""
+    """Return the silence of the nodes.
+
+    ``expire`` has something to do if some were silent for too long or were heard in the future.
+    """
     return Silence(*connection.execute(_SILENCE, {"name": cluster}).one())
 
 
 def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
-    """Take from silent nodes what they held; return the names of the jobs that lost GPUs."""
+    """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
     turn = Turn.take(connection, cluster)
     connection.execute(_HEARD_NOW, {"cluster": turn.cluster})
     lost = _lose(turn, find_dead(connection, turn.cluster, silence_s))
@@ -296,9 +304,10 @@ def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[st
 
 
 def _lose(turn: Turn, nodes: Sequence[int]) -> list[str]:
-    """Delete the allocations of dead nodes: their agent has stopped its gangs when its lease ran out.
+    """Delete the allocations of dead nodes.
 
-    Jobs that owned any go through LOST; what they hold on live nodes needs its agent's report.
+    Their agents stopped their gangs when the lease expired. Jobs that owned any go through LOST.
+    GPUs that they hold on live nodes need a report of the agent there.
     """
     if not nodes:
         return []

@@ -1,4 +1,4 @@
-"""Checks of what is stored, for tests and benchmarks: what must hold at every moment, and who is silent."""
+"""Checks of stored data, for tests and benchmarks: the invariants, and the silence of agents."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ RULES: Final[Mapping[str, str]] = {
         SELECT id FROM request_ids WHERE response IS NULL
     """,
 }
-"""By what is wrong: a query of the names of all that is so. Each must be empty."""
+"""A query of names for each possible violation of a rule. Each result must be empty."""
 
 SHOWN: Final = 5
-"""Names in a finding."""
+"""Largest number of names in a message."""
 
 
 def find_broken_rules(database: Database) -> list[str]:
@@ -77,7 +77,7 @@ def load_epochs(database: Database) -> dict[str, int]:
 
 
 def load_silence_s(database: Database, cluster: str) -> dict[str, float]:
-    """Return how long each agent of the cluster was not heard, in seconds. Raises Unavailable."""
+    """Return the seconds since each agent of the cluster was last heard. Raises Unavailable."""
     query = sa.text(
         "SELECT a.name, extract(epoch FROM clock_timestamp() - a.heard_at)::float8"
         " FROM agents a JOIN clusters c ON c.id = a.cluster_id WHERE c.name = :cluster"
@@ -87,7 +87,7 @@ def load_silence_s(database: Database, cluster: str) -> dict[str, float]:
 
 
 def count_lost_jobs(database: Database, cluster: str) -> int:
-    """Return how often a job of the cluster lost its GPUs to a silent node. Raises Unavailable."""
+    """Return how many times a job of the cluster lost GPUs to a silent node. Raises Unavailable."""
     query = sa.text(
         "SELECT count(*) FROM job_history h JOIN jobs j ON j.id = h.job_id"
         " JOIN clusters c ON c.id = j.cluster_id WHERE c.name = :cluster AND h.event = 'lost'"
@@ -97,7 +97,7 @@ def count_lost_jobs(database: Database, cluster: str) -> int:
 
 
 def count_long_transactions(database: Database, longer_than_s: float) -> int:
-    """Return how many transactions of other connections last for longer. Raises Unavailable."""
+    """Return how many transactions of other connections last longer. Raises Unavailable."""
     query = sa.text(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         " AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND state <> 'idle'"

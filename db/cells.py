@@ -1,4 +1,4 @@
-"""Cells in rows, columns and documents: the only place that maps one to the other."""
+"""The mapping of Cells to rows, columns and documents. No other module does this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.formulation.values import Cell, Workload
 
 
 def cell_on(row: sa.Row[Any]) -> Cell:
-    """Map a row of ``estimates`` or ``measurements`` with the names of its type and plan."""
+    """Return the Cell of a row of ``estimates`` or ``measurements`` with names of type and plan."""
     return Cell(
         gpu_type=row.gpu_type,
         gpus=row.gpus,
@@ -23,7 +23,10 @@ def cell_on(row: sa.Row[Any]) -> Cell:
 
 
 def cell_of_job(row: sa.RowMapping) -> Cell | None:
-    """Map the Cell of a row of ``jobs`` with the names of its type and plan; None: it runs on none."""
+    """Return the Cell of a row of ``jobs`` with the names of its type and plan.
+
+    The result is None if the job has no Cell.
+    """
     if row["cell_gpus"] is None:
         return None
     return Cell(
@@ -35,7 +38,7 @@ def cell_of_job(row: sa.RowMapping) -> Cell | None:
 
 
 def cell_plain(cell: Cell) -> dict[str, Any]:
-    """Return a Cell on any nodes as JSON's plain values."""
+    """Return a Cell, without its number of nodes, as plain values for JSON."""
     return {
         "gpu_type": cell.gpu_type,
         "gpus": cell.gpus,
@@ -45,7 +48,7 @@ def cell_plain(cell: Cell) -> dict[str, Any]:
 
 
 def cell_from(plain: Mapping[str, Any]) -> Cell:
-    """Return the Cell that ``cell_plain`` wrote, among whatever else is there."""
+    """Return the Cell that ``cell_plain`` wrote. Other keys are ignored."""
     return Cell(
         gpu_type=plain["gpu_type"],
         gpus=plain["gpus"],
@@ -60,9 +63,10 @@ def estimate_rows(
     types: Mapping[str, int],
     plans: Mapping[str, int],
 ) -> list[dict[str, Any]]:
-    """Return rows of ``estimates`` as the statements that write them read JSON, in one order everywhere.
+    """Return rows of ``estimates`` as JSON values for the statements that write them.
 
-    By the keys of workloads, types and plans; of two of one Cell and shape the later counts.
+    They are ordered by the keys of workloads, types and plans, the same everywhere. Of two
+    estimates of one Cell and shape, the later one is kept.
     """
     rows: dict[tuple[int, ...], EstimateRecord] = {}
     for e in estimates:

@@ -1,4 +1,4 @@
-"""Notices when the database's clock is set forward: every agent then seems to have been silent that long."""
+"""Detection of a database clock that is set forward, which makes every agent look silent."""
 
 from __future__ import annotations
 
@@ -13,30 +13,37 @@ import sqlalchemy as sa
 log = logging.getLogger(__name__)
 
 TOLERANCE_S: Final = 5.0
-"""Seconds that a clock may gain between two looks: a slow answer of the database seems to set it forward."""
+"""Seconds that a clock may gain between two checks. A slow answer looks like a gain."""
 
 CLOCK_S: Final = "extract(epoch FROM clock_timestamp())::float8"
-"""The database's clock in SQL, seconds since 1970."""
+"""The database's clock as an SQL expression, in seconds since 1970."""
 
 _CLOCK = sa.text(f"SELECT {CLOCK_S}")
 
 
 class ClockWatch:
-    """Compares the database's clock with this process's, which nobody sets. Safe to share between threads."""
+    """A comparison of the database's clock with this process's monotonic clock.
+
+    Safe to share between threads.
+    """
 
     def __init__(self, grace_s: float, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        """``grace_s``: how long silence is not believed after the clock was set forward."""
+        """Remember the settings.
+
+        ``grace_s`` (the grace) is the time for which silence is not believed after the clock was
+        set forward.
+        """
         self._grace_s, self._monotonic_s = grace_s, monotonic_s
         self._lock = threading.Lock()
         self._ahead_s: float | None = None
         self._until_s = float("-inf")
 
     def is_trusted(self, connection: sa.Connection) -> bool:
-        """Look at both clocks; return whether the database's was not set forward within the grace."""
+        """Read both clocks; return whether the database's was not set forward within the grace."""
         return self.sees(float(connection.execute(_CLOCK).scalar_one()))
 
     def sees(self, database_s: float) -> bool:
-        """Take in what the database's clock shows; return whether it was not set forward within the grace."""
+        """Record the database's clock; return whether it was not set forward within the grace."""
         with self._lock:
             now_s = self._monotonic_s()
             before_s, self._ahead_s = self._ahead_s, database_s - now_s

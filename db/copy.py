@@ -1,4 +1,4 @@
-"""COPY: in binary form into NumPy arrays, with no Python object for a row; and rows in, as text."""
+"""COPY: rows out in binary form, into NumPy arrays without a Python object each, and in as text."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from psycopg2.errors import QueryCanceled
 
 from tessera.formulation.tables import Table, array_columns
 
-_HEADER_BYTES = 19  # signature, flags and length of the extension, which is empty
+_HEADER_BYTES = 19  # signature, flags and the length of the extension, which is empty
 _TRAILER_BYTES = 2
 
 NULL = "\\N"
-"""How a row that goes in writes a NULL."""
+"""The text of a NULL in a row that is written."""
 
 AT_ONCE = 200
-"""Rows that are made at once on their way in."""
+"""Number of rows that are formatted together when rows are written."""
 
 _WIRE = {"int8": ">i8", "float8": ">f8", "bool": "?"}
 _TYPES = {"i": "int8", "f": "float8", "b": "bool"}
 
 
 def wire_types(table: type[Table]) -> dict[str, str]:
-    """Return the columns of ``table`` that are arrays, with the types that ``read_columns`` takes."""
+    """Return the array columns of ``table`` with the types that ``read_columns`` takes."""
     return {name: _TYPES[dtype.kind] for name, dtype in array_columns(table).items()}
 
 
 def read_columns(
     connection: sa.Connection, query: str, columns: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns of ``query`` in order, each [rows]; none may hold NULL.
+    """Return the columns of ``query`` in order, each [rows]. None of them may hold NULL.
 
-    ``columns`` gives each one's name and type: int8, float8 or bool. The query takes no parameters.
+    ``columns`` maps names to types: int8, float8 or bool. The query takes no parameters.
     """
     buffer = io.BytesIO()
     with closing(connection.connection.cursor()) as cursor:
@@ -61,7 +61,7 @@ def read_columns(
 
 
 def escaped(text: str) -> str:
-    """Return a text as a field of a row that goes in, without the NUL that PostgreSQL cannot hold."""
+    """Return a text as a field of a row to write, without the NUL that PostgreSQL cannot hold."""
     text = text.replace("\\", "\\\\").replace("\0", "")
     return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
@@ -69,29 +69,29 @@ def escaped(text: str) -> str:
 def write_rows(
     connection: sa.Connection, table: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> None:
-    """Insert rows, each a field for each of ``columns`` as PostgreSQL reads it: texts are ``escaped``.
+    """Insert rows, each with one field for each of ``columns``, in PostgreSQL's notation.
 
-    Rows are made while the database takes in those before.
+    Texts must be ``escaped``. Rows are produced while the database stores the rows before them.
     """
     lines = _Lines(rows)
     with closing(connection.connection.cursor()) as cursor:
         try:
             cursor.copy_expert(f"COPY {table} ({', '.join(columns)}) FROM STDIN", lines)
         except QueryCanceled as error:
-            if lines.broken:  # the driver tells of it as of a statement that took too long
+            if lines.broken:  # the driver reports a failed row like a statement that took too long
                 raise AssertionError(f"a row of {table} cannot be made") from error
             raise
 
 
 class _Lines:
-    """The file that COPY reads."""
+    """The file that COPY reads, which formats rows on demand."""
 
     def __init__(self, rows: Iterable[Sequence[str]]) -> None:
         self._rows = iter(rows)
         self.broken = False
 
     def read(self, _size: int) -> str:
-        """Return the next lines; "" at the end."""
+        """Return the next lines, or "" at the end."""
         self.broken = True
         lines = "".join(["\t".join(row) + "\n" for row in islice(self._rows, AT_ONCE)])
         self.broken = False

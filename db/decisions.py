@@ -1,7 +1,8 @@
-"""Decisions of rounds: compressed pages, each a row, so that a round of many jobs stays small.
+"""Decisions of rounds in compressed pages, one row each, so that a round of many jobs stays small.
 
-A row for each decision took 0.4 KiB, and made up most of what grew with each round. A page holds decisions
-on jobs that were submitted one after another, so that one job's reason is found in one page.
+With one row for each decision, a decision took 0.4 KiB, and this made up most of the growth with
+each round. A page holds decisions on jobs that were submitted one after another, so that a job's
+reason is in one page.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tessera.formulation.reasons import Reason
 from tessera.formulation.records.rounds import DecisionRecord
 
 PAGE_DECISIONS: Final = 256
-"""Decisions in a page: one job's reason is read in about a millisecond."""
+"""Number of decisions in a page, with which a job's reason is read in about a millisecond."""
 
 _LEVEL: Final = 6
 
@@ -62,7 +63,7 @@ SELECT d.job, d.reason, d.round FROM decisions d
 WHERE d.cluster_id = :cluster AND d.job = ANY(:names) AND d.reason IS NOT NULL
     AND d.round = (SELECT c.decided_round FROM clusters c WHERE c.id = :cluster)
 """)
-"""Rounds up to revision 0005 have a row for each decision."""
+"""The query for rounds up to revision 0005, which have a row for each decision."""
 
 
 def write_decisions(
@@ -72,7 +73,8 @@ def write_decisions(
     records: Sequence[DecisionRecord],
     job_ids: Mapping[str, int],
 ) -> None:
-    """Store a round's decisions. ``job_ids``: the keys of the jobs that still exist, by name."""
+    """Store a round's decisions. ``job_ids`` maps the names of existing jobs to their keys."""
+    # Order the decisions by job, so that the first job of each page is enough to find one.
     keyed = sorted((job_ids.get(record.job, 0), i) for i, record in enumerate(records))
     if not keyed:
         return
@@ -101,9 +103,9 @@ def read_decisions(
 def find_reasons(
     connection: sa.Connection, cluster: int, jobs: Mapping[str, int]
 ) -> Iterator[tuple[str, Reason | None, int]]:
-    """Yield (job, reason, round) where the last round that was not refused gave one.
+    """Yield (job, reason, round) for each reason of the last round that was not refused.
 
-    ``jobs``: their keys by name.
+    ``jobs`` maps names to keys.
     """
     pages = connection.execute(_FIRST_JOBS, {"cluster": cluster}).all()
     if not pages:

@@ -1,4 +1,4 @@
-"""Deletion that users ask for: clusters, GPU types, nodes, Cells and models, each refused while in use."""
+"""Deletion of clusters, GPU types, nodes, Cells and models, refused while they are in use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from tessera.formulation.records.estimates import CellFilter
 from tessera.formulation.values import Source
 
 PURGE_CHANNEL = "tessera_deleted"
-"""Receives a notice when a cluster was deleted, so that its rows are removed (``tessera.db.purge``)."""
+"""Channel that receives a notice when a cluster was deleted (see ``tessera.db.purge``)."""
 
 NAMED_USERS = 3
-"""An error names this many users of a kind, and counts all."""
+"""Number of users of a kind that an error names. It counts all of them."""
 
 _CLUSTER = sa.text("""
 SELECT id, version, epoch, revision FROM clusters WHERE name = :name FOR UPDATE
 """)
 
-# The name with a slash is nobody's: it frees the cluster's own, and no lookup by name finds the row.
+# No cluster can have a name with a slash. It frees the cluster's own name, and no lookup finds the
+# row.
 _BURY = sa.text("""
 UPDATE clusters SET name = 'deleted/' || id, deleted_at = now() WHERE id = :cluster
 """)
@@ -121,7 +122,10 @@ _DROP_MODELS = sa.text("DELETE FROM models WHERE id = ANY(:models)")
 
 
 class Users:
-    """A kind of users of a resource, and the query for them: rows of (name, at), shown in order of ``at``."""
+    """A kind of users of a resource, and the query for them.
+
+    The query returns rows of (name, at), which are shown in order of ``at``.
+    """
 
     def __init__(self, kind: str, one: str, many: str, query: str) -> None:
         self._kind, self._one, self._many = kind, one, many
@@ -132,7 +136,7 @@ WITH users AS ({query}) SELECT (SELECT count(*) FROM users) AS total, (
 """)  # noqa: S608 - constants of db
 
     def find(self, connection: sa.Connection, values: Mapping[str, object]) -> list[Use]:
-        """Return a single item that counts and names the users; none where there are no users."""
+        """Return one item that counts and names the users, or an empty list if there are none."""
         row = connection.execute(self._query, values).one()
         if not row.total:
             return []
@@ -202,10 +206,11 @@ SELECT j.name, j.id AS at FROM jobs j WHERE j.workload_id = ANY(:workloads) AND 
 
 
 def start_above_deleted(connection: sa.Connection, cluster: int) -> None:
-    """Let a new cluster count from above all deleted ones, which it may share its name with.
+    """Start the counters of a new cluster above those of all deleted clusters.
 
-    A round that was loaded from a deleted cluster then fits no epoch, an etag no version, and an agent that
-    ignores older desired states than it has seen follows the new cluster.
+    It may have the same name as one of them. A round that was loaded from a deleted cluster then
+    fits no epoch, and an etag fits no version. An agent that ignores older desired states than it
+    has seen follows the new cluster.
     """
     connection.execute(_START_ABOVE, {"cluster": cluster})
 
@@ -213,13 +218,14 @@ def start_above_deleted(connection: sa.Connection, cluster: int) -> None:
 def delete_cluster(
     connection: sa.Connection, name: str, version: int | None, silence_s: float, *, force: bool
 ) -> None:
-    """Delete a cluster: from the commit on nobody finds it, and its name is free.
+    """Delete a cluster. After the commit it cannot be found, and its name is free.
 
     Its rows are removed later, in batches (``tessera.db.purge``).
 
     Raises:
         NotFound, StaleEtag.
-        InUse: a job is live or has not given back its GPUs; or an agent is connected, unless ``force``.
+        InUse: a job is live or has not given back its GPUs; or an agent is connected, unless
+            ``force``.
     """
     row = connection.execute(_CLUSTER, {"name": name}).one_or_none()
     if row is None:
@@ -238,6 +244,7 @@ def delete_cluster(
     if not force and (agents := CONNECTED_AGENTS.find(connection, values)):
         advice = "stop them, or delete with --force (`force` in the API)"
         raise InUse(f"clusters/{name}", agents, advice)
+    # New clusters count from above these numbers, because they may have the same name.
     above = {"version": row.version + 1, "epoch": row.epoch + 1, "revision": row.revision + 1}
     connection.execute(_RAISE_HIGH_WATER, above)
     connection.execute(_BURY, {"cluster": row.id})
@@ -249,9 +256,10 @@ def delete_cluster(
 def delete_nodes(
     turn: Turn, names: Sequence[str], versions: Mapping[str, int], *, allow_missing: bool
 ) -> None:
-    """Delete nodes, all or none. Their agents are told, and do not register them again.
+    """Delete nodes, all or none. Their agents are informed, and do not register them again.
 
-    ``versions`` are those that must be stored. Jobs that avoid a node avoid it no longer.
+    ``versions`` are those that must be stored. The nodes are removed from the lists of nodes that
+    jobs avoid.
 
     Raises:
         NotFound: unless ``allow_missing``. StaleEtag. InUse: jobs hold GPUs there.
@@ -274,6 +282,7 @@ def delete_nodes(
             uses,
             "drain first and wait until the jobs have left: `tessera drain NODE --wait`",
         )
+    # A node that is created again must not repeat a version, or an old etag would match it.
     highest = max(row.version for row in stored.values())
     run(_KEEP_VERSION, {"cluster": turn.cluster, "version": highest})
     run(_TELL_AGENTS, nodes)
@@ -284,9 +293,9 @@ def delete_nodes(
 
 
 def delete_cells(connection: sa.Connection, cluster: str, cells: CellFilter) -> int:
-    """Delete all estimates that match; return how many.
+    """Delete all matching estimates; return how many.
 
-    Measurements stay. Workloads that had estimates of the service's own are estimated again.
+    Measurements stay. Workloads that had estimates made by the service are estimated again.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type. InUse: jobs run on one of them.
@@ -321,10 +330,11 @@ def delete_models(
     *,
     allow_missing: bool,
 ) -> None:
-    """Delete models of users, by (model, params), and the estimates that were computed from them.
+    """Delete users' models, by (model, params), and the estimates that were computed from them.
 
     Raises:
-        NotFound: the cluster, or a model unless ``allow_missing``. InUse: live jobs train one of them.
+        NotFound: the cluster, or a model unless ``allow_missing``. InUse: live jobs train one of
+            them.
     """
     key = enter_cluster(connection, cluster)
     rows = [{"model": model, "params": params} for model, params in sorted(models)]
@@ -345,7 +355,7 @@ def delete_models(
 
 
 def require_version(what: str, wanted: int | None, stored: int) -> None:
-    """Raise StaleEtag unless ``wanted`` is the stored version, or None."""
+    """Raise StaleEtag unless ``wanted`` is the stored version or None."""
     if wanted is not None and wanted != stored:
         raise StaleEtag(
             f"{what} has changed since you read it (etag {wanted}, now {stored}); read it again and retry"

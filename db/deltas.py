@@ -1,8 +1,9 @@
-"""Bytes stored as their difference from other bytes: exact, and small where the two are alike.
+"""Bytes stored as their difference from other bytes: exact, and small if the two are similar.
 
-The text is cut at each ``]``, so that a column of canonical JSON is a part of its own, and each part into
-pieces. A piece is compressed with the bytes at the same place of the base as its dictionary. Nothing depends
-on what the bytes mean: where the two texts are not alike, the result is only larger.
+The text is cut at each ``]``, so that a column of canonical JSON is a separate part. Each part is
+cut into pieces. A piece is compressed with the bytes at the same place of the base as its
+dictionary. Nothing depends on the meaning of the bytes: if the two texts differ much, the result is
+only larger.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from collections.abc import Iterator
 from typing import Final
 
 PIECE_BYTES: Final = 8 << 10
-"""Length of a piece. With what lies around its place in the base it fits deflate's window of 32 KiB."""
+"""Length of a piece. Its place in the base, with 12 KiB before and after it, fits deflate's window
+of 32 KiB.
+"""
 
 BEFORE_BYTES: Final = 12 << 10
 AFTER_BYTES: Final = 20 << 10
-"""Bytes of the base before and after a piece's place that are its dictionary: text may have moved by that."""
+"""Bytes of the base before and after the start of a piece's place, which form its dictionary. Text
+may have moved by up to 12 KiB.
+"""
 
 _LEVEL: Final = 6
 _SEPARATOR: Final = b"]"
@@ -26,12 +31,13 @@ _RAW: Final = -15  # zlib's window of 32 KiB, without a header
 
 
 def encode_delta(base: bytes, text: bytes) -> bytes:
-    """Return what ``decode_delta`` needs to make ``text`` from ``base``."""
+    """Return the bytes from which ``decode_delta`` restores ``text``, given ``base``."""
     old, new = _parts(base, text)
     encoded = [_LENGTH.pack(len(new))]
     for before, after in zip(old, new, strict=True):
         encoded.append(_LENGTH.pack(len(after)))
         if before == after:
+            # A flag byte of 0 marks an unchanged part.
             encoded.append(b"\x00")
             continue
         encoded.append(b"\x01")
@@ -43,7 +49,7 @@ def encode_delta(base: bytes, text: bytes) -> bytes:
 
 
 def decode_delta(base: bytes, encoded: bytes) -> bytes:
-    """Return the text that ``encode_delta`` was given with ``base``."""
+    """Return the text that ``encode_delta`` encoded with ``base``."""
     (count,) = _LENGTH.unpack_from(encoded)
     old = base.split(_SEPARATOR)
     if len(old) != count:
@@ -66,13 +72,13 @@ def decode_delta(base: bytes, encoded: bytes) -> bytes:
 
 
 def _parts(base: bytes, text: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Return the parts of both texts that lie at the same place; each whole where they differ in number."""
+    """Return the matching parts of both texts, or both whole if their numbers of parts differ."""
     old, new = base.split(_SEPARATOR), text.split(_SEPARATOR)
     return (old, new) if len(old) == len(new) else ([base], [text])
 
 
 def _dictionaries(before: bytes, length: int) -> Iterator[tuple[int, bytes]]:
-    """Yield where each piece of a part of ``length`` bytes starts, and the dictionary for it."""
+    """Yield the start of each piece of a part of ``length`` bytes, and the dictionary for it."""
     for start in range(0, length, PIECE_BYTES):
         place = start * len(before) // length
         yield start, before[max(0, place - BEFORE_BYTES) : place + AFTER_BYTES]

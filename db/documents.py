@@ -1,4 +1,4 @@
-"""JSON for what is stored whole: a round's summary, reasons, allocations of past rounds."""
+"""JSON for data that is stored as a whole: rounds' summaries, reasons and past allocations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _plain(value: Any) -> Any:
 
 
 def _value(plain: Any) -> Any:
-    """Undo ``_plain``; lists come back as tuples."""
+    """Undo ``_plain``. Lists come back as tuples."""
     if isinstance(plain, dict):
         if plain.keys() == {"float"} and isinstance(plain["float"], str):
             return float(plain["float"])
@@ -38,7 +38,7 @@ def _value(plain: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Return JSON without NaN or infinity, and without the NUL that PostgreSQL's text cannot hold."""
+    """Return JSON without NaN and infinity, and without NUL, which PostgreSQL cannot hold."""
     text = _JSON.encode(value)
     return text.replace("\\u0000", "") if "\\u0000" in text else text
 
@@ -49,7 +49,8 @@ def summary_json(summary: RoundSummary) -> str:
     for goal in plain["goals"]:
         if not goal["bound_is_trivial"]:
             del goal["bound_is_trivial"]
-    # what an earlier release would not have said is left out, so that it can read the rest
+    # Facts that an earlier release would not have written are left out, so that it can read the
+    # rest.
     if not plain["bound_is_trivial"] and not _looks_for_no_bound(plain):
         del plain["bound_is_trivial"]
     return dumps(_plain(plain))
@@ -58,7 +59,7 @@ def summary_json(summary: RoundSummary) -> str:
 def summary_from(plain: dict[str, Any]) -> RoundSummary:
     """Return the summary that ``summary_json`` wrote, in this release or an earlier one.
 
-    Earlier releases did not say whether anything was proven.
+    Earlier releases did not record whether anything was proven.
     """
     found = _value(plain)
     silent = "bound_is_trivial" not in found and _looks_for_no_bound(found)
@@ -70,16 +71,16 @@ def summary_from(plain: dict[str, Any]) -> RoundSummary:
 
 
 def _looks_for_no_bound(summary: dict[str, Any]) -> bool:
-    """Return whether greedy or a published policy decided, and its answer is not known to be the best."""
+    """Return whether greedy or a published scheduler decided, without proof that it was best."""
     by_no_solver = summary["solver"] == "greedy" or summary["options"].get("scheduler")
     return summary["status"] == "feasible" and bool(by_no_solver)
 
 
 def reason_plain(reason: Reason | None) -> dict[str, Any] | None:
-    """Return a reason as JSON's plain values."""
+    """Return a reason as plain values for JSON."""
     if reason is None:
         return None
-    return {  # by hand: asdict copies deeply, and a round has a reason for every job that waits
+    return {  # not asdict, which copies deeply: a round has a reason for every waiting job
         "code": reason.code,
         "message": reason.message,
         "next_step": reason.next_step,
@@ -100,10 +101,10 @@ def reason_from(plain: dict[str, Any] | None) -> Reason | None:
 
 
 def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | None:
-    """Return an allocation as JSON's plain values."""
+    """Return an allocation as plain values for JSON."""
     if allocation is None:
         return None
-    return {  # by hand, as reasons are
+    return {  # not asdict, as for reasons
         **cell_plain(allocation.cell),
         "rate": allocation.rate,
         "generation": allocation.generation,
@@ -121,7 +122,7 @@ def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
 
 
 def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
-    """Return a job's schedule as JSON's plain values."""
+    """Return a job's deadline schedule as plain values for JSON."""
     return [
         {
             "start_s": finite_or_text(leg.start_s),
@@ -133,12 +134,15 @@ def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
 
 
 def finite_or_text(value: float) -> float | str:
-    """Return a number, or as text if JSON has none for it; PostgreSQL and Python read either back."""
+    """Return a number, or its text if JSON cannot represent it.
+
+    PostgreSQL and Python can read both.
+    """
     return value if math.isfinite(value) else str(value)
 
 
 def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
-    """Return the schedule that ``certificate_plain`` wrote."""
+    """Return the deadline schedule that ``certificate_plain`` wrote."""
     return tuple(
         LegRecord(start_s=float(leg["start_s"]), end_s=float(leg["end_s"]), cell=cell_from(leg))
         for leg in plain

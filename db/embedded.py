@@ -1,4 +1,7 @@
-"""The database that comes with Tessera: PostgreSQL from a wheel, on a Unix socket, for who names no other."""
+"""Embedded PostgreSQL, installed from a wheel and listening on a Unix socket.
+
+It is used when no database URL is configured.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,22 @@ from tessera.db import pgserver
 from tessera.formulation.errors import Unavailable
 
 _used: dict[Path, IO[bytes]] = {}
-"""What this process uses: by data directory, the open file whose shared lock says so.
+"""The servers that this process uses: by data directory, an open file with a shared lock.
 
-The lock goes with the process, however it ends, so nobody waits for one that was killed.
+The lock ends with the process, however that ends, so nothing waits for a process that was killed.
 """
 
 
 HOME = "TESSERA_HOME"
-"""Variable of the environment with the folder for all data that nobody has named a folder for."""
+"""Environment variable with the folder for all data for which no other folder is configured."""
 
 
 def default_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where the embedded database keeps its files; TESSERA_HOME names another folder.
+    """Return the folder of the embedded database's files. TESSERA_HOME names another one.
 
-    For root not below a home: the server then runs as a user of its own, who must be able to reach its
-    files, so the permissions of every directory above them are loosened.
+    For root it is not below a home directory. The server then runs as a separate user that must be
+    able to reach its files. To allow this, the permissions of every directory above them are
+    loosened.
     """
     if home := environment.get(HOME):
         return Path(home).expanduser().absolute() / "pg"
@@ -42,9 +46,9 @@ def default_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def start(directory: Path | None = None) -> str:
-    """Start PostgreSQL on ``directory``, unless it runs already, and return its URL.
+    """Start PostgreSQL on ``directory``, unless it is already running, and return its URL.
 
-    Any number of processes may do so, again and again; the last to exit stops the server.
+    Any number of processes may do so, repeatedly. The last one to exit stops the server.
 
     Raises:
         Unavailable: it does not start.
@@ -66,7 +70,7 @@ def start(directory: Path | None = None) -> str:
 
 
 def stop(directory: Path | None = None) -> None:
-    """Let go of the server before the process ends; it stops if no other process uses it.
+    """Release the server before the process ends. It stops if no other process uses it.
 
     Raises:
         Unavailable: it does not stop.
@@ -74,7 +78,7 @@ def stop(directory: Path | None = None) -> None:
     place = _absolute(directory)
     if place in _used:
         with _used.pop(place) as ours:
-            if place.exists():  # else it ends by itself
+            if place.exists():  # otherwise it ends on its own
                 with _turn(place):
                     _stop_unless_used(place, ours)
 
@@ -109,7 +113,7 @@ def _stop_all() -> None:
         stop(place)
 
 
-os.register_at_fork(after_in_child=_used.clear)  # a forked child shares the lock and is no user
+os.register_at_fork(after_in_child=_used.clear)  # a forked child shares the lock but is not a user
 
 
 def _stop_unless_used(place: Path, ours: IO[bytes]) -> None:
@@ -122,17 +126,17 @@ def _stop_unless_used(place: Path, ours: IO[bytes]) -> None:
 
 @contextmanager
 def _turn(place: Path) -> Iterator[None]:
-    """Hold off every other start and stop of the server on ``place``."""
+    """Exclude every other start and stop of the server on ``place``."""
     with _open_mark(place, "lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _open_mark(place: Path, what: str) -> IO[bytes]:
-    """Open the file next to the directory that processes lock; nobody else's, and no link.
+    """Open the file next to the directory that processes lock. It must be ours and not a link.
 
     Raises:
-        Unavailable: another user made it.
+        Unavailable: another user created it.
     """
     path = place.with_name(f".{place.name}.{what}")
     number = os.open(

@@ -1,4 +1,4 @@
-"""The connection: pool, time limits, transactions, and the one place where driver errors become ours."""
+"""The connection: pool, time limits, transactions, and the translation of driver errors to ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tessera.formulation.errors import InvalidInput, NotMigrated, TesseraError, 
 T = TypeVar("T")
 
 ATTEMPTS = 5
-"""How often a transaction runs that loses against others (serialization failure, deadlock)."""
+"""Number of attempts at a transaction that conflicts with others (serialization, deadlock)."""
 
 LOST_AGAINST_OTHERS = frozenset({"40001", "40P01"})
 
@@ -26,7 +26,7 @@ _WRONG_SCHEMA = frozenset({"42P01", "42703", "42883"})  # no such table, column,
 _FULL = frozenset({"53100"})
 
 _NO_CONNECTION = ("too many clients already", "remaining connection slots", "too many connections")
-"""What PostgreSQL says; the driver has no code for errors of connecting."""
+"""Messages of PostgreSQL, because the driver has no code for errors of connecting."""
 
 KEEPALIVES: Final[dict[str, Any]] = {
     "keepalives_idle": 10,
@@ -34,7 +34,7 @@ KEEPALIVES: Final[dict[str, Any]] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
-"""A database that vanishes without a word is given up after half a minute, not after hours."""
+"""Settings with which a vanished database is given up after half a minute, not after hours."""
 
 _WRONG_VALUE_CLASSES = ("22", "23")  # data exception, integrity constraint violation
 
@@ -52,11 +52,11 @@ class Database:
 
     @property
     def url(self) -> str:
-        """Return the URL, password included, as SQLAlchemy writes it."""
+        """Return the URL in SQLAlchemy's notation, including the password."""
         return self.engine.url.render_as_string(hide_password=False)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run ``work`` in a transaction; again, a bounded number of times, if it lost against another.
+        """Run ``work`` in a transaction, and repeat it a bounded number of times after conflicts.
 
         Raises:
             Unavailable: the database cannot be reached, or is too busy.
@@ -75,7 +75,10 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """Yield a connection that sees one moment: REPEATABLE READ, READ ONLY. Raises Unavailable."""
+        """Yield a connection that sees one moment: REPEATABLE READ, READ ONLY.
+
+        Raises Unavailable.
+        """
         try:
             with self._begin(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
@@ -87,7 +90,7 @@ class Database:
 
     @contextmanager
     def held(self, name: str) -> Iterator[bool]:
-        """Try to hold ``name`` among all users of the database; yield whether nobody else does.
+        """Try to hold ``name`` among all users of the database; yield whether this succeeded.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -107,17 +110,17 @@ class Database:
                 connection.close()
 
     def verify(self, connection: sa.Connection) -> None:
-        """Execute the first statement of every transaction, which finds out whether the connection is alive.
+        """Execute the first statement of a transaction, which shows that the connection is alive.
 
-        It also takes the place of a ping of the pool, which would be one more wait in every transaction.
+        It replaces a ping of the pool, which would be one more wait in every transaction.
         """
         connection.execute(_PING)
 
     def _begin(self, **options: Any) -> sa.Connection:
         """Return a connection in a transaction that has executed its first statement.
 
-        Connections that were cut while they were idle are replaced: the first that fails takes all older
-        ones out of the pool.
+        Connections that were cut while idle are replaced: the first one that fails removes all
+        older ones from the pool.
         """
         for attempt in (1, 2):
             connection = self.engine.connect()
@@ -158,7 +161,7 @@ class Database:
 
 
 def sqlstate(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:
-    """Return the five-letter code that the database gave the error; "" for none."""
+    """Return the database's five-character code for the error, or "" if it has none."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     return str(getattr(origin, "pgcode", None) or "")
 
@@ -186,7 +189,9 @@ def sqlalchemy_url(url: str) -> sa.URL:
 
 
 def without_password(url: str) -> str:
-    """Return a URL that names the same database for the same user, without a password; "" stays.
+    """Return a URL of the same database for the same user, without a password.
+
+    "" is returned unchanged.
 
     Raises:
         InvalidInput: not the URL of a PostgreSQL database.
@@ -205,10 +210,10 @@ def connect(
     statement_timeout_s: float = 60.0,
     lock_timeout_s: float = 20.0,
 ) -> Database:
-    """Return the database at ``url``, or the embedded one (in ``directory``) where it is None.
+    """Return the database at ``url``, or the embedded one (in ``directory``) if ``url`` is None.
 
-    Connections are made when they are first needed. ``pool_size`` bounds them; a caller waits for one as
-    long as for a lock.
+    Connections are made when they are first needed, at most ``pool_size``. A caller waits for a
+    connection for as long as for a lock.
 
     Raises:
         InvalidInput: not a PostgreSQL URL. Unavailable: the embedded database does not start.

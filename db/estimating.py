@@ -1,4 +1,4 @@
-"""Models, what estimates are computed from, and estimates of the service's own."""
+"""Models, the inputs of estimates, and the estimates that the service makes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tessera.formulation.records.estimates import (
 from tessera.formulation.values import PROFILING, GpuType, Source, Workload
 
 CHANNEL = "tessera_estimating"
-"""Where the name of a cluster is sent when a workload may have become one to estimate."""
+"""Channel that receives a cluster's name when a workload may need new estimates."""
 
 LATEST = 200
-"""Measurements that are learned from."""
+"""Number of latest measurements that correct the estimates."""
 
 _READING = (
     "sequence",
@@ -86,7 +86,7 @@ WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
 GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of tessera.db.tables
 
-# source 0 is measured, the others are computed
+# Source 0 is measured, the others are computed.
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
@@ -133,12 +133,12 @@ def upsert_models(connection: sa.Connection, cluster: str, models: Sequence[Mode
 
 
 def list_models(connection: sa.Connection, cluster: str) -> list[ModelSpec]:
-    """Return the models of users, by name. Raises NotFound (the cluster)."""
+    """Return the users' models, by name. Raises NotFound (the cluster)."""
     return _models(connection, cluster_id(connection, cluster))
 
 
 def estimation(connection: sa.Connection, cluster: str) -> Estimation:
-    """Return all that the cluster's estimates are computed from. Raises NotFound."""
+    """Return everything that the cluster's estimates are computed from. Raises NotFound."""
     of = {"cluster": cluster_id(connection, cluster)}
     return Estimation(
         kinds=tuple(
@@ -180,11 +180,11 @@ def derive(
     estimates: Sequence[EstimateRecord],
     derived_from: Mapping[Workload, str],
 ) -> int:
-    """Keep estimates that the service made; return how many were new or took another's place.
+    """Store estimates that the service made; return how many were new or replaced another.
 
-    What users wrote stays: no row of theirs is changed, and where they have a row for a count of GPUs of a
-    type nothing but what was measured is added beside it. Of the service's own rows a measured one gives way
-    to a measured one only; computed ones, analytic or profiled, are what was computed last.
+    Rows that users wrote are not changed. If they have a row for a GPU type and a number of GPUs,
+    only measured estimates are added next to it. A measured row of the service is replaced only by
+    a measured one. Computed rows, analytic or profiled, are always the latest ones.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type.
@@ -205,7 +205,7 @@ def derive(
 def say_waiting(
     connection: sa.Connection, cluster: str, reasons: Mapping[Workload, Reason | None]
 ) -> None:
-    """Say why workloads have no estimates, to whoever reads their jobs; None: nothing is to be said."""
+    """Record why workloads have no estimates, for readers of their jobs. None clears the reason."""
     rows = [
         {
             "model": w.model,
@@ -219,7 +219,7 @@ def say_waiting(
 
 
 def notify(connection: sa.Connection, cluster: str) -> None:
-    """Wake whoever estimates, once this transaction is committed."""
+    """Wake the tasks that make estimates, once this transaction is committed."""
     connection.execute(_NOTIFY, {"channel": CHANNEL, "name": cluster})
 
 

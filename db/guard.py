@@ -1,4 +1,7 @@
-"""Which decisions of a round still hold when it is committed: what changed meanwhile is left alone."""
+"""The decisions of a round that still hold when it is committed.
+
+What changed in the meantime is left alone.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Gpu = tuple[int, int]  # (node's key, GPU index)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNow:
-    """A job as it stands while the round is committed."""
+    """A job's state while the round is committed."""
 
     key: int
     version: int
@@ -24,7 +27,7 @@ class JobNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNow:
-    """A node as it stands while the round is committed."""
+    """A node's state while the round is committed."""
 
     key: int
     version: int
@@ -32,17 +35,17 @@ class NodeNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What the guards look at: jobs and nodes by name, and who owns which GPU (held or reserved)."""
+    """The data that the guards need: jobs, nodes, and the owner of each held or reserved GPU."""
 
     jobs: Mapping[str, JobNow]
     nodes: Mapping[str, NodeNow]
-    owner: Mapping[Gpu, int]  # job's key
+    owner: Mapping[Gpu, int]  # the job's key
     types: Mapping[str, int]
     plans: Mapping[str, int]
 
 
 def event_of(decision: Decision, state: JobState) -> JobEvent | None:
-    """Return what the decision does to a job in ``state``; None: nothing."""
+    """Return the event that the decision causes for a job in ``state``, or None."""
     if decision.kind in CHANGES_GPUS:
         return JobEvent.MOVE if state in ACTIVE else JobEvent.START
     events = {DecisionKind.SUSPEND: JobEvent.SUSPEND, DecisionKind.REJECT: JobEvent.REJECT}
@@ -50,11 +53,11 @@ def event_of(decision: Decision, state: JobState) -> JobEvent | None:
 
 
 def skipped(snapshot: Snapshot, decisions: tuple[Decision, ...], world: World) -> dict[int, str]:
-    """Return, by position in ``decisions``, why a decision is not applied.
+    """Return why decisions are not applied, by position in ``decisions``.
 
-    A decision is skipped if its job or one of its nodes has another version than in the snapshot; or
-    if it wants a GPU whose owner keeps it because the owner's own decision is skipped, and so on until
-    nothing more is skipped.
+    A decision is skipped if its job or one of its nodes has another version than in the snapshot.
+    It is also skipped if it needs a GPU whose owner keeps it because the owner's own decision is
+    skipped. This repeats until nothing more is skipped.
     """
     found: dict[int, str] = {}
     for i, decision in enumerate(decisions):
@@ -91,9 +94,9 @@ def _stale_node(snapshot: Snapshot, decision: Decision, world: World) -> str:
 def _keep_owners(
     snapshot: Snapshot, decisions: tuple[Decision, ...], world: World, found: dict[int, str]
 ) -> dict[int, str]:
-    """Add to ``found`` the decisions that want a GPU which its owner does not give up."""
+    """Add to ``found`` the decisions that need a GPU which its owner does not give up."""
     names = {job.key: name for name, job in world.jobs.items()}
-    position: dict[int, int] = {}  # job's key -> its decision, where that gives up GPUs
+    position: dict[int, int] = {}  # job's key -> its decision, if that gives up GPUs
     wanted: dict[Gpu, int] = {}
     for i, decision in enumerate(decisions):
         job = world.jobs.get(snapshot.jobs.name[decision.job])
@@ -108,6 +111,8 @@ def _keep_owners(
     owned: dict[int, list[Gpu]] = {}
     for gpu, owner in world.owner.items():
         owned.setdefault(owner, []).append(gpu)
+    # An owner that gives nothing up blocks the decisions that need its GPUs. Their jobs keep their
+    # own GPUs, too, which may block further decisions.
     keeping = [owner for owner in owned if owner not in position]
     while keeping:
         owner = keeping.pop()

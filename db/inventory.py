@@ -1,4 +1,4 @@
-"""Clusters, their GPU types and their nodes on the way in."""
+"""The creation and change of clusters, their GPU types and their nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.values import GpuType
 
 MAX_GPUS = 64
-"""Of one node."""
+"""Largest number of GPUs of one node."""
 
 _CREATE = sa.text("""
 INSERT INTO clusters (name) VALUES (:name) ON CONFLICT DO NOTHING RETURNING id
@@ -71,7 +71,7 @@ SELECT j.name, j.id AS at FROM jobs j WHERE j.cluster_id = :cluster
 """,  # noqa: S608 - a constant of this module
     ),
 )
-"""Users of GPU types. Cells of the service's own and measurements go with the type."""
+"""The users of GPU types. The service's own estimates and measurements go with the type."""
 
 _ADVICE = {
     "nodes": "`tessera nodes delete`",
@@ -93,7 +93,9 @@ _DERIVE_ANEW = sa.text("""
 UPDATE workloads SET derived_from = 'before a type was dropped'
 WHERE cluster_id = :cluster AND derived_from <> ''
 """)
-"""The type may come back, and what estimates are computed from would then be the same as before."""
+"""A reset of the digests, which forces new estimates: the type may come back, and the inputs of its
+estimates would then be the same as before.
+"""
 
 _DROP_TYPES = sa.text("DELETE FROM gpu_types WHERE cluster_id = :cluster AND name = ANY(:names)")
 
@@ -140,9 +142,9 @@ ON CONFLICT DO NOTHING
 def upsert_cluster(
     connection: sa.Connection, name: str, gpu_types: Sequence[GpuType], version: int | None
 ) -> bool:
-    """Create a cluster or replace its types; the version rises only if something changed.
+    """Create a cluster or replace its types. The version rises only if something changed.
 
-    Returns whether it was created.
+    Return whether it was created.
     """
     names = [t.name for t in gpu_types]
     if len(set(names)) < len(names):
@@ -188,7 +190,7 @@ def delete_types(
     *,
     allow_missing: bool,
 ) -> None:
-    """Delete GPU types of a cluster, all or none; the cluster's version rises.
+    """Delete GPU types of a cluster, all or none. The cluster's version rises.
 
     Raises:
         NotFound: the cluster, or a type unless ``allow_missing``. StaleEtag.
@@ -210,7 +212,7 @@ def delete_types(
 
 
 def _drop_types(connection: sa.Connection, cluster: str, key: int, names: Sequence[str]) -> None:
-    """Delete GPU types with what the service itself keeps of them. Raises InUse."""
+    """Delete GPU types and the data that the service itself keeps for them. Raises InUse."""
     for name in names:
         values = {"cluster": key, "names": [name]}
         if uses := [use for users in TYPE_USERS for use in users.find(connection, values)]:
@@ -223,7 +225,7 @@ def _drop_types(connection: sa.Connection, cluster: str, key: int, names: Sequen
 
 
 def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
-    """Create or change nodes, all or none; a node's version rises only if it changed.
+    """Create or change nodes, all or none. A node's version rises only if it changed.
 
     Raises:
         NotFound: a version was given for a node that does not exist. StaleEtag.

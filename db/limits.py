@@ -1,4 +1,4 @@
-"""Upper bounds on what users can create, so that one client cannot fill the database for all others."""
+"""Upper bounds on what users can create, so that one client cannot fill the database."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ _OF_CLUSTER = {
 
 
 def require_few_clusters(connection: sa.Connection, limits: Limits) -> None:
-    """Check the number of clusters after one was created; others wait meanwhile. Raises LimitReached."""
+    """Check the number of clusters after one was created, while other creations wait.
+
+    Raises LimitReached.
+    """
     connection.execute(_TURN, {"key": _CLUSTER_TURN})
     _require("clusters", connection.execute(_CLUSTERS).scalar_one(), limits.clusters, "this server")
 
 
 def require_few(connection: sa.Connection, cluster: str, kind: str, limits: Limits) -> None:
-    """Check the number of a cluster's rows of a kind after some were created. Raises LimitReached."""
+    """Check the number of a cluster's rows of a kind after a creation. Raises LimitReached."""
     values = {"cluster": cluster_id(connection, cluster)}
     count = connection.execute(_OF_CLUSTER[kind], values).scalar_one()
     _require(kind, count, limits.of(kind), f"cluster {cluster}")

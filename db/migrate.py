@@ -1,4 +1,4 @@
-"""Bring a database's schema to this release's, or back, under a lock that all replicas respect."""
+"""The migration of a database's schema to this release's, or back, under a lock of all replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _REVISION = sa.text("SELECT version_num FROM alembic_version")
 _NO_TABLE = "42P01"
 
 _LOCK_REVISION = sa.text("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE")
-"""Waits until every transaction that has read the revision has ended; those that come later wait for it."""
+"""A lock that waits until every transaction that has read the revision has ended. Later ones wait
+for it.
+"""
 
 
 def _config() -> Config:
@@ -49,7 +51,10 @@ def _known() -> frozenset[str]:
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return the revision that the database is at; None: no schema. No migration ends in this transaction."""
+    """Return the revision of the database, or None if it has no schema.
+
+    No migration can end during this transaction.
+    """
     try:
         with connection.begin_nested():
             found = connection.execute(_REVISION).scalar()
@@ -61,7 +66,7 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def require_head(connection: sa.Connection) -> None:
-    """Check that the schema is this release's, and let it stay so until the transaction ends.
+    """Check that the schema is this release's, and keep it so until the transaction ends.
 
     Raises:
         NotMigrated: it is an older or a newer release's.
@@ -91,11 +96,11 @@ def _require_known(revision: str) -> None:
 
 
 class MigratedDatabase(Database):
-    """A database that is only read and written while its schema is this release's.
+    """A database that is only used while its schema is this release's.
 
-    Each transaction reads the revision first, by one short statement, so a server notices when another
-    release migrates its database. Reading takes a lock until the transaction ends, and a migration waits
-    for it, so the schema never changes in the middle of a transaction.
+    Each transaction first reads the revision, with one short statement, so a server notices when
+    another release migrates its database. Reading takes a lock until the transaction ends, and a
+    migration waits for it, so the schema never changes during a transaction.
     """
 
     def verify(self, connection: sa.Connection) -> None:
@@ -113,7 +118,9 @@ def upgrade(database: Database, revision: str = "head") -> None:
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Undo the migrations down to ``revision`` ("base": all), all or none.
+    """Undo the migrations down to ``revision``, all or none.
+
+    The revision "base" undoes all of them.
 
     Raises:
         NotMigrated: the schema is a newer release's. Unavailable.
@@ -123,10 +130,12 @@ def downgrade(database: Database, revision: str) -> None:
 
 def _run(database: Database, revision: str, *, up: bool) -> None:
     def work(connection: sa.Connection) -> None:
+        # A migration may take as long as it needs.
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         if (found := current(connection)) is not None:
+            # Wait for the transactions that still use the old schema.
             connection.execute(_LOCK_REVISION)
             _require_known(found)
         config = _config()

@@ -1,4 +1,4 @@
-"""Networks of clusters: their topology, the plan in force, and the plans before it."""
+"""Networks of clusters: their topology, the network plan in force, and earlier plans."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ WHERE j.cluster_id = :cluster AND (:job = '' OR j.name = :job) ORDER BY s.rank, 
 
 
 def topology(connection: sa.Connection, cluster: str) -> tuple[str, int]:
-    """Return the document of the cluster's network as stored, and its version. Raises NotFound."""
+    """Return the stored document of the cluster's network, and its version. Raises NotFound."""
     found = connection.execute(_NETWORK, {"cluster": cluster_id(connection, cluster)})
     row = found.one_or_none()
     if row is None:
@@ -95,7 +95,7 @@ def topology(connection: sa.Connection, cluster: str) -> tuple[str, int]:
 
 
 def has_topology(connection: sa.Connection, cluster: str) -> bool:
-    """Return whether the cluster's network is described. Raises NotFound: the cluster."""
+    """Return whether the cluster's network is described. Raises NotFound (the cluster)."""
     values = {"cluster": cluster_id(connection, cluster)}
     return bool(connection.execute(_EXISTS, values).scalar())
 
@@ -103,7 +103,10 @@ def has_topology(connection: sa.Connection, cluster: str) -> bool:
 def set_topology(
     connection: sa.Connection, cluster: str, described: DescribedTopology, version: int | None
 ) -> TopologyRecord:
-    """Describe the cluster's network; the version rises only if it changed. Raises NotFound, StaleEtag."""
+    """Describe the cluster's network.
+
+    The version rises only if it changed. Raises NotFound, StaleEtag.
+    """
     turn = Turn.take(connection, cluster)
     stored = connection.execute(_NETWORK, {"cluster": turn.cluster}).one_or_none()
     if version is not None and version != (stored.version if stored is not None else 0):
@@ -126,7 +129,7 @@ def drop_topology(
     *,
     allow_missing: bool = False,
 ) -> None:
-    """Forget the network and its plans; jobs go on as they are.
+    """Delete the network and its plans. Jobs continue unchanged.
 
     Raises:
         NotFound: the cluster; or its network, unless ``allow_missing``. StaleEtag.
@@ -140,7 +143,7 @@ def drop_topology(
             f"the topology of {cluster} is at {stored.version}, not at etag {version}; read it again"
             " and retry"
         )
-    for statement in _DROP:  # the network itself comes last
+    for statement in _DROP:  # the network itself is the last one
         found = connection.execute(statement, {"cluster": turn.cluster})
     if not found.rowcount:
         raise NotFound(f"clusters/{cluster}/topology")
@@ -149,11 +152,13 @@ def drop_topology(
 
 
 def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord | None:
-    """Put a plan made between rounds in force; None: it changes nothing.
+    """Put a network plan that was made between rounds in force.
+
+    Return None if it changes nothing.
 
     Raises:
-        RoundSuperseded: a round was committed since; its own plan stands.
-        StaleEtag: the topology is another one since.
+        RoundSuperseded: a round was committed since; its own plan stays in force.
+        StaleEtag: the topology has changed since.
         NotFound: the cluster, or its network.
     """
     turn = Turn.take(connection, plan.snapshot.cluster)
@@ -169,7 +174,7 @@ def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord 
 
 
 def is_for(turn: Turn, described: DescribedTopology | None) -> bool:
-    """Return whether the cluster's network is still described so."""
+    """Return whether the cluster's network still has this description."""
     if described is None:
         return False
     values = {"cluster": turn.cluster, "topology": described.document}
@@ -177,11 +182,12 @@ def is_for(turn: Turn, described: DescribedTopology | None) -> bool:
 
 
 def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> int | None:
-    """Write the standings that differ, and the plan; return its number, None if nothing differs.
+    """Write the standings that differ, and the network plan.
 
-    Decisions for allocations that have gone are left out, standings without a decision are forgotten. A tag
-    that an allocation was given stays, whatever the plan says that was made meanwhile: live connections have
-    it.
+    Return the plan's number, or None if nothing differs. Decisions for allocations that have gone
+    are left out, and standings without a decision are deleted. An allocation keeps the tag that it
+    was given, because live connections use it. This also holds if a plan that was made in the
+    meantime has another one.
     """
     connection, decided = turn.connection, {d.job: d for d in outcome.decisions}
     values = {"cluster": turn.cluster, "names": list(decided)}
@@ -221,7 +227,10 @@ def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> i
 def plans(
     connection: sa.Connection, cluster: str, before: int, limit: int
 ) -> list[NetworkPlanRecord]:
-    """Return plans before ``before`` (0: all) without their decisions, newest first. Raises NotFound."""
+    """Return plans with a number below ``before`` (0: all) without decisions, newest first.
+
+    Raises NotFound.
+    """
     values = {"cluster": cluster_id(connection, cluster), "before": before, "limit": limit}
     return [
         NetworkPlanRecord(**{**row, "notes": tuple(row["notes"])})
@@ -230,10 +239,12 @@ def plans(
 
 
 def in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkPlanRecord:
-    """Return the plan in force with its decisions; ``job``: with that job's only.
+    """Return the network plan in force with its decisions.
+
+    If ``job`` is given, only its decisions are included.
 
     Raises:
-        NotFound: the cluster, or there is none yet.
+        NotFound: the cluster, or there is no plan yet.
     """
     found = plans(connection, cluster, 0, 1)
     if not found:
@@ -245,7 +256,10 @@ def in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkP
 
 
 def _plain(decision: NetworkDecision, levels: int) -> dict[str, Any]:
-    """Return a decision as columns of ``standings``; in a plan of other levels every job's differ."""
+    """Return a decision as columns of ``standings``.
+
+    They contain ``levels``, so every job's columns change if the number of priority levels changes.
+    """
     document = {
         "priority": _number(decision.priority),
         "intensity": _number(decision.intensity),

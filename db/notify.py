@@ -1,4 +1,4 @@
-"""Hears when a cluster's desired state changes: LISTEN, in a thread and on a connection of its own."""
+"""Notices of changes of clusters: LISTEN, in a separate thread and on a separate connection."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tessera.db.turn import CHANNEL
 log = logging.getLogger(__name__)
 
 RETRY_S, MAX_RETRY_S = 1.0, 30.0
-"""Between attempts to connect again: at first, doubled after each, and at most."""
+"""Seconds until the first attempt to reconnect, doubled after each one, and their maximum."""
 
 EVERY = ""
-"""What subscribers are told after the connection was lost: any cluster may have changed."""
+"""The name that subscribers receive after the connection was lost: any cluster may have changed."""
 
 
 class Listener:
-    """Calls its subscribers, in its own thread, with the name of each cluster that changes.
+    """A thread that calls its subscribers with the name of each cluster that changes.
 
-    What changes is told by the channel: the desired state (``tessera.db.turn``), or what is to be estimated
-    (``tessera.db.estimating``).
+    The channel says what changed: the desired state (``tessera.db.turn``), or the workloads to
+    estimate (``tessera.db.estimating``).
 
-    Nothing is missed: after a lost connection subscribers are called with ``EVERY``.
+    No change is missed: after a lost connection subscribers are called with ``EVERY``.
     """
 
     def __init__(self, url: str) -> None:
@@ -42,11 +42,11 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="tessera-listen", daemon=True)
 
     def subscribe(self, callback: Callable[[str], None], channel: str = CHANNEL) -> None:
-        """Call ``callback`` with what comes on ``channel``, from ``start`` on. It must not block."""
+        """Call ``callback`` with each message on ``channel`` after ``start``. It must not block."""
         self._subscribers.setdefault(channel, []).append(callback)
 
     def start(self) -> Self:
-        """Begin to listen; ``listening`` is set once the database confirmed it."""
+        """Begin to listen. ``listening`` is set once the database has confirmed it."""
         self._thread.start()
         return self
 
@@ -67,7 +67,7 @@ class Listener:
         self.close()
 
     def _run(self) -> None:
-        retry_s = 0.0  # 0: no attempt has failed since the database was last heard
+        retry_s = 0.0  # 0: no attempt has failed since the connection last worked
         while not self._closed.is_set():
             try:
                 with closing(

@@ -1,4 +1,4 @@
-"""Take in what runs on an agent's nodes: progress, ends, failures, and GPUs that are free again."""
+"""Reports of what runs on an agent's nodes: progress, ends, failures and freed GPUs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from tessera.formulation.records.agents import ObservedGang
 MAX_ERROR_CHARS = 4000
 
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
-"""What an iteration can take; what is beyond was not measured."""
+"""Range of iteration times in seconds. Values outside it are not measurements."""
 
 MIN_PERIOD_S, MAX_PERIOD_S = 1e-3, 3600.0
 MAX_SENT_BYTES = 1e15
-"""What a counter of bytes can show of an iteration; what is beyond was not measured."""
+"""Ranges of a traffic measurement: the period of an iteration in seconds, and the bytes sent in it.
+Values outside are not measurements.
+"""
 
 _ON_NODES = sa.text("""
 SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
@@ -53,10 +55,13 @@ WHERE l.hold = 'releasing' AND l.job_id = c.job AND l.generation = c.generation
 
 
 WARM_UP = 2
-"""Reports of a generation that are not measured by: caches fill, kernels are compiled and chosen."""
+"""Number of first reports of a generation that are ignored.
+
+Meanwhile caches fill, and kernels are compiled and chosen.
+"""
 
 ENOUGH = 5
-"""Reports whose median is the measurement; after that no more are kept."""
+"""Number of reports whose median is the measurement. Later ones are ignored."""
 
 _MEASURE = sa.text("""
 INSERT INTO measurements AS m (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, job_id,
@@ -104,7 +109,7 @@ ON CONFLICT (job_id, node_id) DO UPDATE SET generation = excluded.generation,
 
 @dataclass(slots=True)
 class Findings:
-    """What a report says against what is stored."""
+    """The differences between a report and the stored state."""
 
     progress: list[dict[str, object]] = field(default_factory=list)
     measured: list[dict[str, object]] = field(default_factory=list)
@@ -121,10 +126,11 @@ def observe(
     gangs: Sequence[ObservedGang],
     revision: int,
 ) -> bool:
-    """Take in a report; return whether the desired state changed. See ``tessera.service.ports.Store``.
+    """Record a report; return whether the desired state changed.
 
-    A report of nothing but progress takes no turn: it waits for nobody and nobody waits for it. Nor does
-    measured traffic, which changes no state; but who plans networks is woken.
+    See ``tessera.service.ports.Store``. A report with only progress takes no turn: it neither waits
+    nor makes others wait. The same holds for measured traffic, which changes no state. It wakes the
+    network planner.
     """
     me = require_agent(connection, cluster, agent, incarnation)
     found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
@@ -132,7 +138,8 @@ def observe(
         _advance_progress(connection, found)
         _keep_traffic(connection, cluster, found)
         return False
-    turn = Turn.take(connection, cluster)  # look again: others may have had their turn
+    # Take the turn and compare again, because other transactions may have had theirs.
+    turn = Turn.take(connection, cluster)
     me = require_agent(connection, cluster, agent, incarnation)
     found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
     _advance_progress(connection, found)
@@ -153,7 +160,7 @@ def _advance_progress(connection: sa.Connection, found: Findings) -> None:
 
 
 def _keep_traffic(connection: sa.Connection, cluster: str, found: Findings) -> None:
-    """Keep what was measured of a job's allocation on a node first, and wake who plans by it."""
+    """Store the first measured traffic of an allocation on a node, and wake the network planner."""
     if found.traffic and connection.execute(_TRAFFIC, {"rows": dumps(found.traffic)}).rowcount:
         wake(connection, cluster)
 
@@ -163,14 +170,15 @@ def compare(
 ) -> Findings:
     """Compare a report with the rows of ``_ON_NODES``.
 
-    A gang started, advanced or succeeded when its leading member says so; it failed when any member does.
-    Only the job's current generation counts.
+    A gang has started, advanced or succeeded when its leader says so. It has failed when any member
+    says so. Only the job's current generation counts.
     """
     present = {(gang.job, gang.generation, gang.node): gang for gang in gangs}
     found, members = Findings(), defaultdict(list)
     for row in rows:
         gang = present.get((row.name, row.of_generation, row.node))
         if gang is None:
+            # The agent knew of the release when it reported, and the gang is gone.
             if row.release_revision is not None and revision >= row.release_revision:
                 found.freed.append(
                     {"job": row.job_id, "generation": row.of_generation, "node": row.node_id}
@@ -187,6 +195,7 @@ def compare(
                         "sent_bytes": gang.sent_bytes,
                     }
                 )
+    # Derive each job's change from its leader and from any member that failed.
     for job in sorted(members):
         leading = [gang for row, gang in members[job] if row.node_id == row.leader_id]
         row, leader = members[job][0][0], leading[0] if leading else None
@@ -217,7 +226,10 @@ def _advances(row: sa.Row[tuple[object, ...]], leader: ObservedGang) -> bool:
 def _change(
     row: sa.Row[tuple[object, ...]], leader: ObservedGang | None, failed: ObservedGang | None
 ) -> Change | None:
-    """Return what happened to a job; success counts before failure, failure before running."""
+    """Return the change of a job, or None.
+
+    Success has precedence over failure, and failure over running.
+    """
     state = JobState(row.state)
     if leader is not None and leader.phase == "succeeded" and allowed(state, JobEvent.FINISH):
         return Change(job=row.job_id, state=state, event=JobEvent.FINISH)

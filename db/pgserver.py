@@ -1,8 +1,9 @@
-"""PostgreSQL from the wheel on one data directory: initialise it, start it, tell whether it serves, stop it.
+"""The wheel's PostgreSQL on one data directory: initialise, start, check and stop it.
 
-No program is started with a changed user (``Popen(user=...)``): CPython then forks where it would vfork, and
-fork handlers of libraries run in the child. Those of gRPC crash there, or hang in the parent, while other
-threads are in its calls. The change of user happens in a small process of its own, after its exec.
+No program is started with a changed user (``Popen(user=...)``). CPython would then fork instead of
+using vfork, and the fork handlers of libraries would run in the child. Those of gRPC crash there,
+or hang in the parent, while other threads are in its calls. A small separate process changes the
+user instead, after its exec.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ import psutil
 from tessera.formulation.errors import Unavailable
 
 MAJOR: Final = 18
-"""The release whose data directories these are; another one's need an upgrade."""
+"""The release of the data directories. Those of another release need an upgrade."""
 
 PORT: Final = 5432
-"""Only part of the socket's name: no TCP port is opened."""
+"""The port, which is only a part of the socket's name: no TCP port is opened."""
 
 ACCOUNT: Final = "pgserver"
-"""The user the server runs as where we are root, because PostgreSQL refuses to be."""
+"""The user that the server runs as if we are root, because PostgreSQL refuses to run as root."""
 
 MAX_SOCKET_BYTES: Final = 100
-"""What a socket's path may be long everywhere (``sun_path`` has 104 bytes or more)."""
+"""Length up to which a socket's path is valid everywhere (``sun_path`` has 104 bytes or more)."""
 
 SETTLE_S: Final = 60.0
-"""How long a server that neither serves nor is gone may take to do either; ``pg_ctl`` waits as long."""
+"""Time that a server may take to serve or to end. ``pg_ctl`` waits for the same time."""
 
 POLL_S: Final = 0.05
 
 ANSWER_S: Final = 5.0
-"""A server that serves says so much sooner; one that is stopped never does."""
+"""Time to wait for an answer. A running server is faster, and a stopped one never answers."""
 
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""What any server answers by one byte, whoever asks (PostgreSQL, Message Formats: SSLRequest)."""
+"""A request that any server answers with one byte (PostgreSQL, Message Formats: SSLRequest)."""
 
 _AS_USER: Final = (
     "import os, sys; uid, gid = map(int, sys.argv[1:3]);"
@@ -59,9 +60,10 @@ _AS_USER: Final = (
 
 
 def ensure_running(place: Path) -> str:
-    """Return the URL of the server on ``place``; start it, on a new database if need be, where none serves.
+    """Return the URL of the server on ``place``.
 
-    The caller sees to it that no other process does so at the same time.
+    Start it if it is not running, on a new database if necessary. The caller ensures that no other
+    process does so at the same time.
 
     Raises:
         Unavailable, OSError: it does not start.
@@ -98,13 +100,13 @@ def ensure_running(place: Path) -> str:
 
 
 def stop(place: Path) -> None:
-    """Stop the server on ``place`` if one serves; its clients are cut off.
+    """Stop the server on ``place`` if it is running. Its clients are disconnected.
 
     Raises:
         Unavailable: it does not stop.
     """
     found = _socket(place)
-    if found is None:  # then the number in postmaster.pid may be another process's
+    if found is None:  # the number in postmaster.pid may now be another process's
         return
     try:
         _run("pg_ctl", "-w", "-D", str(place), "-m", "fast", "stop")
@@ -116,12 +118,13 @@ def stop(place: Path) -> None:
 
 
 def settled_url(place: Path) -> str | None:
-    """Return the URL of the server on ``place`` once it serves; None once none of its processes is left.
+    """Return the URL of the server on ``place`` once it serves, or None once it has ended.
 
-    Waits for one that starts or stops, and for what a killed one left: nothing may start beside those.
+    This waits for a server that starts or stops, and for the processes that a killed one left:
+    nothing may start next to those.
 
     Raises:
-        Unavailable: neither comes.
+        Unavailable: neither happens in time.
     """
     end_s = time.monotonic() + SETTLE_S
     while True:
@@ -140,9 +143,12 @@ def settled_url(place: Path) -> str | None:
 
 
 def _pid_file(place: Path) -> list[str]:
-    """Return the lines of ``postmaster.pid``: pid, place, start, port, socket's folder, host, memory, status.
+    """Return the lines of ``postmaster.pid``.
 
-    It may have fewer: a server writes them as it gets on, and a killed one leaves it as it is.
+    They are pid, place, start, port, socket's folder, host, memory and status.
+
+    There may be fewer lines: a server writes them while it starts, and a killed one leaves the file
+    unchanged.
     """
     try:
         return (place / "postmaster.pid").read_text().splitlines()
@@ -156,10 +162,11 @@ def _status(place: Path) -> str:
 
 
 def _socket(place: Path) -> Path | None:
-    """Return the socket on which a server on ``place`` answers.
+    """Return the socket on which a server on ``place`` answers, or None.
 
-    A process number would not tell: a killed server's may be a zombie's, or a stranger's. Nor does that one
-    can connect: until its last child is gone, the kernel still does that for a killed server.
+    A process number is not sufficient: that of a killed server may be a zombie's, or another
+    program's. A successful connection is not sufficient either: until the last child of a killed
+    server is gone, the kernel still accepts connections.
     """
     lines = _pid_file(place)
     if len(lines) < 5:
@@ -176,7 +183,9 @@ def _socket(place: Path) -> Path | None:
 
 
 def _processes(place: Path) -> list[psutil.Process]:
-    """Return what is left of a server on ``place``: who lives in that directory, and the zombie it names.
+    """Return the remaining processes of a server on ``place``.
+
+    They are those in that directory, and a zombie that ``postmaster.pid`` names.
 
     PostgreSQL takes a zombie for alive, and does not start until its parent has collected it.
     """
@@ -193,7 +202,10 @@ def _processes(place: Path) -> list[psutil.Process]:
 
 
 def _collect_ours(processes: list[psutil.Process]) -> None:
-    """Collect zombies whose parent we are: orphans become ours where we are a container's first process."""
+    """Collect zombies whose parent we are.
+
+    Orphans become ours if we are a container's first process.
+    """
     for process in processes:
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if process.ppid() == os.getpid():
@@ -201,7 +213,7 @@ def _collect_ours(processes: list[psutil.Process]) -> None:
 
 
 def _socket_folder(place: Path, account: pwd.struct_passwd | None) -> Path:
-    """Return where the server's socket goes: ``place``, or a folder of its own where that is too long."""
+    """Return the folder of the server's socket, which is ``place`` unless its path is too long."""
     name = f".s.PGSQL.{PORT}"
     if len(os.fsencode(place / name)) <= MAX_SOCKET_BYTES:
         return place
@@ -216,9 +228,9 @@ def _socket_folder(place: Path, account: pwd.struct_passwd | None) -> Path:
 
 
 def _require_private(place: Path, account: pwd.struct_passwd | None) -> None:
-    """Check that no other user can read, replace or stand in for the database.
+    """Check that no other user can read, replace or impersonate the database.
 
-    Whoever reaches its socket is its superuser, so only its directory keeps others out.
+    Any user who reaches its socket is its superuser, so only the directory keeps others out.
 
     Raises:
         Unavailable: a directory is another user's, or others may write to it.
@@ -236,7 +248,7 @@ def _require_private(place: Path, account: pwd.struct_passwd | None) -> None:
 
 
 def _require_ours(folder: Path, account: pwd.struct_passwd | None, others: int) -> None:
-    """Check that a folder is ours or the account's, is no link, and gives nobody else ``others``."""
+    """Check that a folder is ours or the account's, no link, and without mode bits ``others``."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise Unavailable(f"{folder} is not a directory; remove it, or choose another directory")
@@ -273,7 +285,7 @@ def _run(program: str, *arguments: str) -> None:
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Return the user to run the server as; None: our own. It is made if there is none yet."""
+    """Return the user to run the server as, or None for our own. It is created if necessary."""
     if os.geteuid() != 0:
         return None
     try:
@@ -284,13 +296,13 @@ def _account() -> pwd.struct_passwd | None:
 
 
 def _open_to(account: pwd.struct_passwd, place: Path) -> None:
-    """Let ``account`` own ``place``, and reach it and PostgreSQL's programs."""
+    """Make ``account`` the owner of ``place``, and let it reach that and PostgreSQL's programs."""
     place.mkdir(mode=0o700, exist_ok=True)
     os.chown(place, account.pw_uid, account.pw_gid)
     install = _programs().parent
     for parent in {*place.resolve().parents, *install.resolve().parents}:
         _allow(parent, 0o011)
-    if install.stat().st_mode & 0o005 != 0o005:  # installed under a strict umask, files included
+    if install.stat().st_mode & 0o005 != 0o005:  # installed under a strict umask, including files
         for path in [install, *install.rglob("*")]:
             ours = path.stat().st_mode & 0o500
             _allow(path, ours >> 3 | ours >> 6)

@@ -1,4 +1,7 @@
-"""What a job demands beside GPUs: a type, nodes to avoid, a deadline; and which changes keep a promise."""
+"""The demands of a job in addition to GPUs: a type, nodes to avoid, a deadline.
+
+It also says which changes of a job keep its promised deadline.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ JOIN nodes n ON n.cluster_id = :cluster AND n.name = r.node
 _KNOWN = sa.text("SELECT name FROM nodes WHERE cluster_id = :cluster AND name = ANY(:names)")
 
 _FITS = frozenset({"requested_type", "pinned_type", "requested_gpus", "min_gpus", "max_gpus"})
-"""Fields on which it depends whether a job can ever run."""
+"""Fields that decide whether a job can ever run."""
 
 
 def require_future(connection: sa.Connection, jobs: Sequence[JobSpec]) -> None:
@@ -82,10 +85,10 @@ def put_avoids(connection: sa.Connection, cluster: int, jobs: Sequence[JobSpec])
 
 
 def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
-    """Return whether the schedule that met the deadline before a change meets it afterwards too.
+    """Return whether the deadline schedule from before a change also meets the new deadline.
 
-    It does if the job asks for no more: no earlier deadline, no more iterations, no new demand. If not,
-    the promise is withdrawn, and the next round decides anew.
+    It does if the job asks for no more: no earlier deadline, no more iterations, no new demand. If
+    not, the promise is withdrawn, and the next round decides again.
     """
     pinned = not after.pinned_type or (
         before.pinned_type and before.requested_type == after.requested_type
@@ -107,7 +110,7 @@ def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
 
 
 def _allows_what(before: JobSpec, after: JobSpec) -> bool:
-    """Return whether the bounds on GPUs ``after`` a change leave all counts that those before it left."""
+    """Return whether the bounds ``after`` a change allow all GPU counts of those ``before``."""
     return after.min_gpus <= before.min_gpus and (
         after.max_gpus == 0 or 0 < before.max_gpus <= after.max_gpus
     )

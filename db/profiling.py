@@ -1,4 +1,4 @@
-"""Layers measured on one device: rows that are added and never changed; and the tasks that measure."""
+"""Profiling tasks, and layers measured on one device, whose rows are never changed."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
 
 
 def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> int:
-    """Keep measured layers; return how many were not there before.
+    """Store measured layers; return how many were new.
 
-    What a task has sent of a layer stays as it was.
+    Stored layers of a task are never changed.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type.
@@ -105,7 +105,7 @@ def profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, ...]:
 
 
 def tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
-    """Return the tasks that measure, ended ones too, in order of submission."""
+    """Return the profiling tasks, including those that have ended, in order of submission."""
     return tuple(
         ProfilingJob(
             name=r.name,

@@ -1,4 +1,4 @@
-"""What a round says of jobs beside their GPUs: promised deadlines, certificates, rejections."""
+"""The results of a round for jobs, in addition to GPUs: deadlines, certificates, rejections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ WHERE j.id = c.id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What is said of a job, by its key. ``rejected``: why it can never run."""
+    """The result of a round for a job, given by its key.
+
+    ``rejected`` says why the job can never run. It is None if it can.
+    """
 
     job: int
     admitted: bool
@@ -36,7 +39,7 @@ class Promise:
 
 
 def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> None:
-    """Write the promises in one statement; no job gets a new version by it."""
+    """Write the promises in one statement. This does not change the versions of jobs."""
     rows = [
         {
             "id": p.job,

@@ -1,7 +1,7 @@
-"""Retention: rows that nobody needs any more are deleted, a bounded number in each transaction.
+"""Retention: the deletion of rows that nobody needs any more, a bounded number in each transaction.
 
-Rounds and snapshots go from the newest that may go to the oldest, so that none outlives the snapshot
-it is stored against.
+Rounds and snapshots are deleted from the newest that may go to the oldest, so that none outlives
+the snapshot it is stored against.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tessera.db.tables import LIVE
 from tessera.formulation.records.store import Retention
 
 KEEP_EVENTS: Final = 50
-"""Latest entries of a live job's history that stay as long as the job does."""
+"""Number of latest entries of a live job's history that are kept as long as the job."""
 
 BATCH_ROWS: Final = 500
-"""Rows of one kind that one transaction deletes, so that rounds and users wait for a moment only."""
+"""Number of rows of a kind that a transaction deletes: rounds and users must not wait long."""
 
 _CENTURY_S: Final = 100 * 365.25 * 86400.0
-_NEVER: Final = 2**62  # rounds: more than there will be
+_NEVER: Final = 2**62  # more rounds than there will ever be
 
 _LOCK_CLUSTER = sa.text("SELECT FROM clusters WHERE id = :cluster FOR NO KEY UPDATE")
-"""No round is committed meanwhile, so none is stored against a snapshot that goes."""
+"""A lock against commits of rounds, so that none is stored against a deleted snapshot."""
 
 _OLD_REQUESTS = """
     SELECT id FROM request_ids WHERE created_at < now() - make_interval(secs => :requests_s)
@@ -97,12 +97,12 @@ _UNUSED_WORKLOADS = """
         AND NOT EXISTS (SELECT FROM profiles p WHERE p.workload_id = w.id)
         AND NOT EXISTS (SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
 """
-"""Workloads of which only estimates of the service's own are left; another job would have them again."""
+"""The workloads that only have estimates made by the service. Another job would get these again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Rows of one kind that may go: a query of their keys, and statements that take a batch of keys."""
+    """A kind of rows to delete: a query of their keys, and statements for a batch of keys."""
 
     query: str
     statements: tuple[str, ...]
@@ -111,12 +111,12 @@ class _Kind:
     waits_for_rounds: bool = False
 
     def count(self, connection: sa.Connection, values: Mapping[str, object]) -> int:
-        """Return how many rows would go."""
+        """Return how many rows would be deleted."""
         query = sa.text(f"SELECT count(*) FROM ({self.query}) AS old")  # noqa: S608 - constants
         return int(connection.execute(query, values).scalar_one())
 
     def delete(self, connection: sa.Connection, values: Mapping[str, object]) -> int:
-        """Delete a batch; return how many rows went."""
+        """Delete a batch; return the number of deleted rows."""
         if self.waits_for_rounds:
             connection.execute(_LOCK_CLUSTER, values)
         keys = connection.execute(
@@ -159,15 +159,16 @@ _KINDS: Final[Mapping[str, _Kind]] = {
             "DELETE FROM estimates WHERE derived AND workload_id = ANY(:keys)",
             "DELETE FROM workloads WHERE id = ANY(:keys)",
         ),
-        locks="FOR UPDATE OF w SKIP LOCKED",  # a job that is being submitted has locked its own
+        locks="FOR UPDATE OF w SKIP LOCKED",  # a job that is being submitted has locked its workload
     ),
 }
 
 
 def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[str, int]:
-    """Delete up to ``BATCH_ROWS`` old rows of each kind; return how many went, by kind.
+    """Delete up to ``BATCH_ROWS`` old rows of each kind; return the deleted numbers by kind.
 
-    Each kind has a transaction of its own. Request ids belong to no cluster and go with any. Raises NotFound.
+    Each kind has a separate transaction. Request ids belong to no cluster and are deleted with any
+    cluster's. Raises NotFound.
     """
     with database.read() as connection:
         values = _values(retention) | {"cluster": cluster_id(connection, cluster)}
@@ -175,7 +176,7 @@ def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[
 
 
 def prune(database: Database, retention: Retention) -> dict[str, int]:
-    """Delete all old rows of every cluster, batch after batch; return how many went, by kind."""
+    """Delete all old rows of every cluster, batch by batch; return the deleted numbers by kind."""
     deleted = dict.fromkeys(_KINDS, 0)
     for name, kind, values in _everywhere(database, retention):
         while rows := _delete(database, kind, values):
@@ -186,7 +187,7 @@ def prune(database: Database, retention: Retention) -> dict[str, int]:
 def count_old(database: Database, retention: Retention) -> dict[str, int]:
     """Return how many rows ``prune`` would delete, by kind.
 
-    Workloads that become unused because their last job goes are not among them.
+    Workloads that become unused when their last job is deleted are not included.
     """
     found = dict.fromkeys(_KINDS, 0)
     for name, kind, values in _everywhere(database, retention):
@@ -202,7 +203,7 @@ def _delete(database: Database, kind: _Kind, values: Mapping[str, object]) -> in
 def _everywhere(
     database: Database, retention: Retention
 ) -> Iterator[tuple[str, _Kind, dict[str, object]]]:
-    """Yield each kind for each cluster, and once what belongs to no cluster."""
+    """Yield each kind for each cluster, and once each kind that belongs to no cluster."""
     with database.read() as connection:
         query = sa.text("SELECT id FROM clusters ORDER BY id")
         clusters = list(connection.execute(query).scalars())
@@ -212,7 +213,10 @@ def _everywhere(
 
 
 def _values(retention: Retention) -> dict[str, object]:
-    """Return the parameters of the queries; PostgreSQL knows neither an infinite count nor such a time."""
+    """Return the parameters of the queries.
+
+    Infinite values become large ones, which PostgreSQL can hold.
+    """
     return {
         "requests_s": min(retention.requests_s, _CENTURY_S),
         "rounds_s": min(retention.rounds_s, _CENTURY_S),

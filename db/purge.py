@@ -1,19 +1,21 @@
-"""Removes the rows of deleted clusters, a bounded number in each transaction."""
+"""The removal of deleted clusters' rows, a bounded number in each transaction."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
 ROWS_PER_BATCH = 20_000
-"""Rows of one table that a transaction removes at most."""
+"""Largest number of rows of one table that a transaction removes."""
 
 JOBS_PER_BATCH = 1000
-"""Jobs that a transaction removes at most; their histories, at most some hundred rows each, go with them."""
+"""Largest number of jobs that a transaction removes. Their histories, at most some hundred rows
+each, are removed with them.
+"""
 
 ROUNDS_PER_BATCH = 100
-"""Stored rounds that a transaction removes at most; each holds a whole snapshot."""
+"""Largest number of stored rounds that a transaction removes. Each holds a whole snapshot."""
 
-# Replicas that purge at once take different clusters.
+# Replicas that purge at the same time take different clusters.
 _CLUSTER = sa.text("""
 SELECT id FROM clusters WHERE deleted_at IS NOT NULL ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
 """)
@@ -50,7 +52,7 @@ _STATEMENTS = (
     _delete("gpu_types", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("leases", "x.cluster_id = :cluster", ROWS_PER_BATCH),
 )
-"""In the order of foreign keys: what refers comes before what is referred to."""
+"""The deletions in the order of foreign keys: rows that refer to others come first."""
 
 _DROP_CLUSTER = sa.text("DELETE FROM clusters WHERE id = :cluster")
 

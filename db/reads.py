@@ -1,4 +1,4 @@
-"""Records by name and in pages."""
+"""Records that are read by name and in pages."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def list_jobs(
 
 
 def job_history(connection: sa.Connection, cluster: str, name: str) -> list[JobEventRecord]:
-    """Return what happened to a job, oldest first. Raises NotFound."""
+    """Return the events of a job, oldest first. Raises NotFound."""
     values = {"cluster": cluster_id(connection, cluster), "name": name}
     if connection.execute(_JOB, values).scalar() is None:
         raise NotFound(f"clusters/{cluster}/jobs/{name}")
@@ -112,7 +112,10 @@ def job_history(connection: sa.Connection, cluster: str, name: str) -> list[JobE
 def list_estimates(
     connection: sa.Connection, cluster: str, workload: Workload, after: int, limit: int
 ) -> tuple[list[EstimateRecord], int]:
-    """Return estimates after a cursor, and the next cursor (0: no more). An empty model: of all."""
+    """Return estimates after a cursor, and the next cursor (0: no more).
+
+    If the workload's model is "", the estimates of all workloads are returned.
+    """
     values = {
         "cluster": cluster_id(connection, cluster),
         "model": workload.model,

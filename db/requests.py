@@ -1,4 +1,4 @@
-"""Request ids: a call that is repeated is answered as before, without doing its work again."""
+"""Request ids: a repeated call gets its first answer again, without repeating its work."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ANSWER = sa.text("UPDATE request_ids SET response = :response WHERE id = :id")
 def claim(
     connection: sa.Connection, request: Request, response: bytes | None = None
 ) -> bytes | None:
-    """Claim the id for this transaction, or return what the request was answered before.
+    """Claim the id for this transaction, or return the answer that the request got before.
 
-    ``response`` is the answer where it is known already; else it is given to ``answer``.
+    ``response`` is the answer if it is known already. If it is None, ``answer`` stores it later.
 
     Raises:
         RequestIdReused: the id was used with another method or body.
@@ -43,7 +43,7 @@ def claim(
 
 
 def answered(connection: sa.Connection, request: Request) -> bytes | None:
-    """Return what the request was answered before, if it was. Raises RequestIdReused."""
+    """Return the answer that the request got before, or None. Raises RequestIdReused."""
     row = connection.execute(_FIND, {"id": request.id}).one_or_none()
     if row is None or row.response is None:
         return None
@@ -55,5 +55,5 @@ def answered(connection: sa.Connection, request: Request) -> bytes | None:
 
 
 def answer(connection: sa.Connection, request: Request, response: bytes) -> None:
-    """Keep the answer, to be committed with the work."""
+    """Store the answer, to be committed with the work."""
     connection.execute(_ANSWER, {"id": request.id, "response": response})

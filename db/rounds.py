@@ -1,4 +1,4 @@
-"""Commit a round, all or nothing: the epoch first, then what its guards let through, then its record."""
+"""The commit of a round, all or nothing: the epoch, decisions that pass the guards, the record."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool])
 
     def work(connection: sa.Connection) -> RoundRecord:
         base = read_base(connection, commit.snapshot.cluster)
-        stored = pack_snapshot(base, commit.encoded)  # before the turn: no one waits for it
+        stored = pack_snapshot(base, commit.encoded)  # before the turn, so that nobody waits for it
         turn = _advance(connection, commit)
         if isinstance(turn, RoundRecord):
             return turn
@@ -104,7 +104,7 @@ class _Round(Turn):
 
 
 def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRecord:
-    """Take the turn, or return the round that this very request committed meanwhile."""
+    """Take the turn, or return the round that the same request committed in the meantime."""
     name, request = commit.snapshot.cluster, commit.request
     values = {
         "name": name,
@@ -124,12 +124,13 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRe
     if request is not None:
         response = f"clusters/{turn.name}/rounds/{turn.number}".encode()
         if (answer := requests.claim(connection, request, response)) is not None:
-            raise RoundSuperseded(answer.decode())  # rolls back what was advanced
+            raise RoundSuperseded(answer.decode())  # rolls the advanced epoch back
     return turn
 
 
 def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundRecord:
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
+    # Skip decisions whose job or nodes changed during the solve.
     world = _world(turn, [snapshot.jobs.name[d.job] for d in decisions])
     skips = skipped(snapshot, decisions, world)
     changes = [
@@ -138,10 +139,12 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
         if i not in skips and (change := _change(snapshot, decision, world)) is not None
     ]
     promises = _promises(turn, commit, world, skips)
+    # Lock all rows before the first one is changed, to avoid deadlocks.
     turn.lock([row.job for row in promises] + [change.job for change in changes])
     turn.apply(changes)
     record_promises(connection, promises)
     plan = commit.network
+    # A network plan is only valid for the topology that it was made for.
     if plan and not plan.violations and network.is_for(turn, snapshot.topology):
         network.record(turn, plan, "round", commit.summary.seconds.get("network", 0.0))
     turn.end()
@@ -149,6 +152,7 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
     summary = _summary(
         turn, commit.summary, records, _states_after(snapshot, decisions, world, changes)
     )
+    # The base was read before the turn, so retention may have deleted it since.
     if not has_base(connection, turn.cluster, stored):
         stored = pack_whole(commit.encoded)
     values = {
@@ -182,7 +186,7 @@ def _world(turn: Turn, names: Sequence[str]) -> World:
 
 
 def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | None:
-    """Return what happens to the job, or None where nothing does."""
+    """Return the change of the job, or None if nothing happens to it."""
     job = world.jobs[snapshot.jobs.name[decision.job]]
     event = event_of(decision, job.state)
     if event is None:
@@ -218,10 +222,11 @@ def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | No
 def _promises(
     turn: _Round, commit: RoundCommit, world: World, skips: Mapping[int, str]
 ) -> list[Promise]:
-    """Return what the round says of jobs beside their GPUs, where that is new.
+    """Return the promises of the round that differ from the stored ones.
 
-    Only of decisions that hold: what a user changed during the solve is decided anew. Their jobs are as
-    in the snapshot, because only rounds promise, and whatever withdraws a promise makes a new version.
+    Only decisions that hold have promises: if a user changed a job during the solve, the next round
+    decides again. These jobs are as in the snapshot, because only rounds promise, and everything
+    that withdraws a promise makes a new version.
     """
     snapshot = commit.snapshot
     before, after = legs_by_job(snapshot, snapshot.legs), legs_by_job(snapshot, commit.legs)
@@ -250,7 +255,7 @@ def _promises(
 def _states_after(
     snapshot: Snapshot, decisions: Sequence[Decision], world: World, changes: Sequence[Change]
 ) -> list[JobState]:
-    """Return the state of each decision's job after the round, where the job still exists."""
+    """Return the state of each decision's job after the round, if the job still exists."""
     after = {change.job: change.after for change in changes}
     names = (snapshot.jobs.name[d.job] for d in decisions)
     jobs = (world.jobs[name] for name in names if name in world.jobs)
@@ -260,7 +265,7 @@ def _states_after(
 def _summary(
     turn: _Round, planned: RoundSummary, records: Sequence[DecisionRecord], states: list[JobState]
 ) -> RoundSummary:
-    """Return the summary as committed: numbered, and counting only what was applied."""
+    """Return the summary as committed, with its number, counting only applied decisions."""
     kinds = [DecisionKind(r.kind) for r in records if r.applied]
     return replace(
         planned,
@@ -276,7 +281,7 @@ def _summary(
 
 
 def replayed(connection: sa.Connection, request: Request) -> RoundRecord | None:
-    """Return the round that the request committed before, if any. Raises RequestIdReused."""
+    """Return the round that the request committed before, or None. Raises RequestIdReused."""
     answer = requests.answered(connection, request)
     if answer is None:
         return None
@@ -296,6 +301,6 @@ def get_round(connection: sa.Connection, cluster: str, number: int) -> RoundReco
 def list_rounds(
     connection: sa.Connection, cluster: str, before: int, limit: int
 ) -> list[RoundSummary]:
-    """Return the rounds before ``before`` (0: all), newest first. Raises NotFound."""
+    """Return the rounds with a number below ``before`` (0: all), newest first. Raises NotFound."""
     values = {"cluster": cluster_id(connection, cluster), "before": before, "limit": limit}
     return [summary_from(row.summary) for row in connection.execute(_ROUNDS, values)]

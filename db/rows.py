@@ -1,4 +1,4 @@
-"""Rows to domain values: the queries that read records, and the mapping of their columns."""
+"""Domain values from rows: the queries that read records, and the mapping of their columns."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Row = sa.RowMapping
 
 
 def named(queries: Mapping[str, str]) -> str:
-    """Return the columns of a SELECT that are the given subqueries, by name."""
+    """Return the given subqueries as columns of a SELECT, by name."""
     return ",\n    ".join(f"{query} AS {name}" for name, query in queries.items())
 
 
 def json_rows(columns: str, source: str, order: str = "") -> str:
     """Return a subquery for all rows of ``source`` as one JSON array of arrays, in ``order``.
 
-    Several of them make one statement: each statement is a wait for the database.
+    Several of them form one statement, because each statement is a wait for the database.
     """
     ordered = f" ORDER BY {order}" if order else ""
     return f"""(
@@ -42,13 +42,13 @@ def json_rows(columns: str, source: str, order: str = "") -> str:
 SILENT_S = """
     extract(epoch FROM clock_timestamp() - coalesce(a.heard_at, n.heard_at))::float8
 """
-"""Seconds since a node (n) was heard through its agent (a); NULL: never."""
+"""Seconds since a node (n) was heard through its agent (a). NULL means never."""
 
 SERVICE_GPU_S = """
     j.service_gpu_s + coalesce(
         j.cell_gpus * greatest(extract(epoch FROM now() - j.since_at)::float8, 0), 0)
 """
-"""GPU-seconds that a job (j) has held, by its earlier allocations and the present one."""
+"""GPU-seconds that a job (j) has held, in earlier allocations and the present one."""
 
 _CLUSTERS = f"""
 SELECT c.*, extract(epoch FROM c.created_at)::float8 AS created_s,
@@ -73,7 +73,7 @@ CLUSTERS_AFTER = sa.text(
 
 
 def cluster_record(row: Row) -> ClusterRecord:
-    """Map a row of ``CLUSTER``."""
+    """Return the record of a row of ``CLUSTER``."""
     return ClusterRecord(
         name=row["name"],
         gpu_types=tuple(
@@ -104,8 +104,8 @@ def cluster_id(connection: sa.Connection, name: str) -> int:
 def enter_cluster(connection: sa.Connection, name: str) -> int:
     """Return a cluster's key, and keep the cluster from being deleted until this transaction ends.
 
-    For changes that do not take the cluster's turn: otherwise what they add could be acknowledged after the
-    cluster was deleted.
+    This is for changes that do not take the cluster's turn. Otherwise their additions could be
+    acknowledged after the cluster was deleted.
 
     Raises:
         NotFound: the cluster.
@@ -134,7 +134,7 @@ NODES_AFTER = sa.text(
 
 
 def node_record(row: Row) -> NodeRecord:
-    """Map a row of ``NODES_NAMED``."""
+    """Return the record of a row of ``NODES_NAMED``."""
     spec = NodeSpec(
         name=row["name"],
         gpu_type=row["gpu_type"],
@@ -206,7 +206,7 @@ def shares_of(connection: sa.Connection, jobs: Sequence[int]) -> dict[int, Share
 
 
 def job_spec(row: Row) -> JobSpec:
-    """Map a row of ``JOBS_NAMED`` to what its user asked for."""
+    """Return the specification in a row of ``JOBS_NAMED``."""
     return JobSpec(
         name=row["name"],
         workload=Workload(
@@ -218,7 +218,7 @@ def job_spec(row: Row) -> JobSpec:
 
 
 def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:
-    """Map the Cell of a row of ``JOBS_NAMED``; None: it runs on none."""
+    """Return the allocation in a row of ``JOBS_NAMED``, or None if the job has no Cell."""
     cell = cell_of_job(row)
     if cell is None:
         return None
@@ -228,7 +228,7 @@ def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:
 
 
 def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: int) -> JobRecord:
-    """Map a row of ``JOBS_NAMED``."""
+    """Return the record of a row of ``JOBS_NAMED``."""
     return JobRecord(
         cluster=row["cluster"],
         spec=job_spec(row),
@@ -266,13 +266,13 @@ def job_records(
 
 
 def jobs_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[JobRecord]:
-    """Return the jobs of those names that exist, in order of submission."""
+    """Return the existing jobs with these names, in order of submission."""
     found = job_records(connection, JOBS_NAMED, {"cluster": cluster, "names": list(names)})
     return [record for _, record in found]
 
 
 def nodes_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[NodeRecord]:
-    """Return the nodes of those names that exist, in the order of ``names``."""
+    """Return the existing nodes with these names, in the order of ``names``."""
     rows = connection.execute(NODES_NAMED, {"cluster": cluster, "names": list(names)})
     found = {row["name"]: node_record(row) for row in rows.mappings()}
     return [found[name] for name in dict.fromkeys(names) if name in found]

@@ -1,4 +1,4 @@
-"""Read everything a round may look at, as arrays, in one moment of the database."""
+"""The snapshot of a cluster: everything that a round may look at, as arrays, read at one moment."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ _TABLES = {
         'p.key COLLATE "C"',
     ),
 }
-"""The small tables of a cluster (c), which one statement reads: each statement is a wait for the database."""
+"""The small tables of a cluster (c). One statement reads them, because each statement is a wait for
+the database.
+"""
 
 _CLUSTER = sa.text(f"""
 SELECT c.id, c.epoch, c.last_round, c.decided_round, extract(epoch FROM now())::float8 AS now_s,
@@ -108,7 +110,9 @@ _JOB_EXPRESSIONS = {
     "current_plan": "coalesce(j.cell_plan_id, 0)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
 }
-"""Columns of ``Jobs`` that are not just the column of the same name; of others, their keys."""
+"""Expressions for columns of ``Jobs`` that are not simply the column of the same name. References
+to other tables are their keys.
+"""
 
 _JOB_COLUMNS = {"id": "int8"} | wire_types(Jobs)
 
@@ -164,9 +168,10 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id, n.name
 
 
 def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
-    """Return the cluster's snapshot; nodes not heard for ``silence_s`` are not schedulable.
+    """Return the cluster's snapshot.
 
-    The keys of rows never show: the same content gives the same snapshot in any database.
+    Nodes that were not heard for ``silence_s`` are not schedulable. The keys of rows never appear
+    in it: the same content gives the same snapshot in any database.
 
     Raises:
         NotFound: the cluster.
@@ -175,6 +180,7 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     cluster = connection.execute(_CLUSTER, values).one_or_none()
     if cluster is None:
         raise NotFound(f"clusters/{name}")
+    # Map the keys of rows to positions in the snapshot.
     type_at, workload_at, plan_at, node_at = (
         _Index([row[0] for row in rows])
         for rows in (cluster.gpu_types, cluster.workloads, cluster.plans, cluster.nodes)
@@ -239,7 +245,7 @@ def _network(
     row: sa.Row[Any],
     at: tuple[_Index, _Index, _Index, _Index, _Index],
 ) -> _Network:
-    """Return what a snapshot holds of the network; nothing where none is described."""
+    """Return the snapshot's facts about the network, or nothing if no network is described."""
     if row.topology is None:
         return {}
     cluster = row.id
@@ -248,9 +254,8 @@ def _network(
     columns = list(zip(*rows, strict=True)) if rows else [()] * 7
     keys = [np.array(column, np.int64) for column in columns[:-1]]
     keys[0], keys[1], keys[5] = workload_at.of(keys[0]), type_at.of(keys[1]), plan_at.of(keys[5])
-    order = np.lexsort(
-        [keys[k] for k in (3, 5, 4, 2, 1, 0)]
-    )  # as estimates are; the last counts first
+    # The same order as that of the estimates. The last key counts first.
+    order = np.lexsort([keys[k] for k in (3, 5, 4, 2, 1, 0)])
     workload, gpu_type, gpus, nodes, degree, plan = (key[order] for key in keys)
     s = read_columns(connection, _STANDING.format(cluster=cluster), wire_types(Standing))
     m = read_columns(connection, _MEASURED.format(cluster=cluster), wire_types(Measured))
@@ -278,7 +283,7 @@ def _network(
 
 
 class _Index:
-    """From keys of rows to positions in the snapshot."""
+    """A map from keys of rows to positions in the snapshot."""
 
     def __init__(self, keys: Sequence[int] | Ints) -> None:
         found = np.asarray(keys, dtype=np.int64)
@@ -286,7 +291,7 @@ class _Index:
         self._sorted = found[self._order]
 
     def of(self, keys: Ints, absent: int = -1) -> Ints:
-        """Return the position of each key, int64[keys]; ``absent`` where there is none."""
+        """Return the position of each key, int64[keys], or ``absent`` for an unknown key."""
         if not len(self._sorted):
             return np.full(len(keys), absent, np.int64)
         at = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)

@@ -1,7 +1,7 @@
-"""Snapshots of rounds as they are stored: whole now and then, and else as their difference from a whole one.
+"""The storage of rounds' snapshots: some whole, the others as their difference from a whole one.
 
-Both forms hold the canonical JSON of ``tessera.formulation.codec`` to the byte, so the digest that names it
-holds.
+Both forms restore the canonical JSON of ``tessera.formulation.codec`` byte by byte, so its digest
+stays valid.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.snapshot import Snapshot
 
 MAX_ROUNDS_APART: Final = 16
-"""A snapshot is stored whole when the last whole one is that many rounds old: they grow ever less alike."""
+"""Age in rounds of the last whole snapshot at which the next one is stored whole. Snapshots become
+less similar over time.
+"""
 
 MIN_BASE_BYTES: Final = 4 << 10
-"""A difference from a smaller one saves nothing worth the second row that reading it takes."""
+"""Size of a whole snapshot below which no differences from it are stored. They would not save
+enough to be worth reading a second row.
+"""
 
 MAX_DELTA_SHARE: Final = 1 / 3
-"""A snapshot is stored whole when its difference would take more than this share of the last whole one."""
+"""Share of the last whole snapshot's size above which a difference is not used and the snapshot is
+stored whole.
+"""
 
 _LATEST_WHOLE = sa.text("""
 SELECT r.number, r.snapshot FROM rounds r JOIN clusters c ON c.id = r.cluster_id
@@ -47,7 +53,10 @@ WHERE c.name = :name AND r.number = :number
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A snapshot as a round's row holds it. ``base``: the round that it is a difference from, or None."""
+    """A snapshot as stored in a round's row.
+
+    ``base`` is the round that it is a difference from, or None if it is stored whole.
+    """
 
     document: bytes
     base: int | None
@@ -62,14 +71,14 @@ class Base:
 
 
 def read_base(connection: sa.Connection, cluster: str) -> Base | None:
-    """Return the whole snapshot that the next round's is best stored against; None: there is none."""
+    """Return the whole snapshot for the next round's difference, or None if there is none."""
     values = {"name": cluster, "apart": MAX_ROUNDS_APART - 1}
     row = connection.execute(_LATEST_WHOLE, values).one_or_none()
     return None if row is None else Base(row.number, bytes(row.snapshot))
 
 
 def pack_snapshot(base: Base | None, encoded: bytes) -> StoredSnapshot:
-    """Return a snapshot's canonical JSON as it is to be stored."""
+    """Return a snapshot's canonical JSON in its stored form."""
     if base is not None and len(base.document) >= MIN_BASE_BYTES:
         delta = encode_delta(zlib.decompress(base.document), encoded)
         if len(delta) <= MAX_DELTA_SHARE * len(base.document):
@@ -78,12 +87,12 @@ def pack_snapshot(base: Base | None, encoded: bytes) -> StoredSnapshot:
 
 
 def pack_whole(encoded: bytes) -> StoredSnapshot:
-    """Return a snapshot as it is stored by itself: zlib at its fastest."""
+    """Return a snapshot that is stored whole: zlib at its fastest."""
     return StoredSnapshot(zlib.compress(encoded, level=1), None)
 
 
 def has_base(connection: sa.Connection, cluster: int, stored: StoredSnapshot) -> bool:
-    """Return whether the snapshot can be read where it is stored: its base may have been deleted since."""
+    """Return whether the stored snapshot can be read. Its base may have been deleted since."""
     if stored.base is None:
         return True
     values = {"cluster": cluster, "number": stored.base}
@@ -91,7 +100,10 @@ def has_base(connection: sa.Connection, cluster: int, stored: StoredSnapshot) ->
 
 
 def round_snapshot(connection: sa.Connection, cluster: str, number: int) -> Snapshot:
-    """Return the snapshot that a round was decided on. Raises NotFound, NotAllowed (no longer kept)."""
+    """Return the snapshot that a round was decided on.
+
+    Raises NotFound, NotAllowed (no longer kept).
+    """
     row = connection.execute(_SNAPSHOT, {"name": cluster, "number": number}).one_or_none()
     if row is None:
         raise NotFound(f"clusters/{cluster}/rounds/{number}")

@@ -1,4 +1,4 @@
-"""What users state of a job, as columns of ``jobs``: derived from ``JobSpec``, whose fields they are."""
+"""The columns of ``jobs`` that users state, derived from the fields of ``JobSpec``."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tessera.formulation.records.jobs import JobSpec
 STATED: Final = tuple(
     f.name for f in fields(JobSpec) if f.name not in {"name", "workload", "avoid_nodes"}
 )
-"""Columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
+"""The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
 
 UPDATABLE: Final = frozenset({*STATED, "avoid_nodes"})
-"""Fields of a job that may change after it was submitted; its name and its workload may not."""
+"""Fields of a job that may change after its submission. Its name and its workload may not."""
 
 SUBMITTED: Final = ("name", "workload_id", *STATED)
-"""Columns of a row of ``jobs`` that is submitted, beside its cluster."""
+"""The columns of a submitted row of ``jobs``, in addition to its cluster."""
 
 
 def typed(columns: Sequence[str]) -> str:
-    """Return columns of ``jobs`` with their types, as ``json_to_recordset`` takes them."""
+    """Return columns of ``jobs`` with their types, in the form that ``json_to_recordset`` needs."""
     return ", ".join(f"{name} {tables.jobs.c[name].type}" for name in columns)
 
 
 def stated_in(row: sa.RowMapping) -> dict[str, Any]:
-    """Return the fields of a ``JobSpec`` that a row of ``jobs`` holds; lists as tuples."""
+    """Return the fields of a ``JobSpec`` in a row of ``jobs``, with lists as tuples."""
     values = {name: row[name] for name in STATED}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}

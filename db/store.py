@@ -1,4 +1,4 @@
-"""The store of ``tessera.service.ports`` on PostgreSQL: each method one transaction, each a line."""
+"""The store of ``tessera.service.ports`` on PostgreSQL. Each method is one transaction."""
 
 from __future__ import annotations
 
@@ -58,10 +58,13 @@ ON CONFLICT (cluster_id) DO UPDATE SET holder = excluded.holder, expires_at = ex
     WHERE l.holder = excluded.holder OR l.expires_at < clock_timestamp()
         OR l.expires_at > clock_timestamp() + make_interval(secs => :ttl_s + :margin_s)
 """)
-"""A lease that lasts longer than any was taken before the database's clock was set back."""
+"""The statement that takes or renews a lease.
+
+A lease that lasts longer than any valid one was taken before the database's clock was set back.
+"""
 
 _LEASE_MARGIN_S = 60.0
-"""How much longer the leases of other releases and settings may last than this replica's."""
+"""Seconds by which leases of other releases and settings may last longer than ours."""
 
 
 _RETRY = sa.text(f"""
@@ -72,16 +75,17 @@ WHERE c.name = :cluster AND j.{LIVE} AND j.retry_at > clock_timestamp()
 
 
 class _DryRun(Exception):
-    """Carries the answer of a call that only validates out of the transaction it rolls back."""
+    """An exception that rolls a validating call back and carries its answer out."""
 
     def __init__(self, response: bytes) -> None:
         self.response = response
 
 
 class PostgresStore:
-    """See ``tessera.service.ports.Store``. An agent is dead when silent for ``lease_s`` plus ``margin_s``.
+    """The store of ``tessera.service.ports.Store`` on PostgreSQL.
 
-    The margin is for the agent to stop its gangs once it knows that its lease has run out.
+    An agent is dead when it was silent for ``lease_s`` plus ``margin_s``. In the margin, an agent
+    stops its gangs after its lease has run out.
     """
 
     def __init__(
@@ -98,7 +102,10 @@ class PostgresStore:
         self._clock_watch = ClockWatch(self._silence_s, monotonic_s)
 
     def _believed_silence_s(self, connection: sa.Connection) -> float:
-        """Return the silence after which a node is dead; infinite just after the clock was set forward."""
+        """Return the silence after which a node is dead.
+
+        It is infinite just after the clock was set forward.
+        """
         return self._silence_limit_s(self._clock_watch.is_trusted(connection))
 
     def _silence_limit_s(self, is_trusted: bool) -> float:
@@ -111,7 +118,7 @@ class PostgresStore:
         *,
         validate_only: bool = False,
     ) -> bytes:
-        """Run ``work`` in one transaction; a request id makes it happen once."""
+        """Run ``work`` in one transaction. With a request id it runs only once."""
 
         def transaction(connection: sa.Connection) -> bytes:
             if validate_only:
@@ -166,7 +173,7 @@ class PostgresStore:
             return tenants.list_tenants(connection, cluster)
 
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
-        """Return what happened to a job."""
+        """Return the events of a job."""
         with self._database.read() as connection:
             return reads.job_history(connection, cluster, name)
 
@@ -179,9 +186,10 @@ class PostgresStore:
             return reads.list_estimates(connection, cluster, workload, after, limit)
 
     def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
-        """Return what a round may look at; see ``tessera.service.ports.Rounds``.
+        """Return the snapshot of a new round; see ``tessera.service.ports.Rounds``.
 
-        One transaction that only reads, where no node has fallen silent: rounds begin often.
+        If no node has fallen silent, this is one transaction that only reads, because rounds begin
+        often.
         """
         with self._database.read() as connection:
             if request is not None and (done := rounds.replayed(connection, request)) is not None:
@@ -195,7 +203,7 @@ class PostgresStore:
         return self.snapshot(cluster)
 
     def expire(self, cluster: str) -> list[str]:
-        """Release what silent nodes held; return the names of the jobs that lost GPUs."""
+        """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
         return self._database.write(
             lambda c: agents.expire(c, cluster, self._believed_silence_s(c))
         )
@@ -217,12 +225,12 @@ class PostgresStore:
             return rounds.get_round(connection, cluster, number)
 
     def list_models(self, cluster: str) -> list[ModelSpec]:
-        """Return the models of users, by name."""
+        """Return the users' models, by name."""
         with self._database.read() as connection:
             return estimating.list_models(connection, cluster)
 
     def estimation(self, cluster: str) -> Estimation:
-        """Return all that the cluster's estimates are computed from."""
+        """Return everything that the cluster's estimates are computed from."""
         with self._database.read() as connection:
             return estimating.estimation(connection, cluster)
 
@@ -238,7 +246,7 @@ class PostgresStore:
         return TopologyRecord(described=decode_topology(document, cancelled), version=version)
 
     def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
-        """Put a plan made between rounds in force."""
+        """Put a network plan that was made between rounds in force."""
         return self._database.write(lambda c: network.commit(c, plan))
 
     def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
@@ -257,17 +265,17 @@ class PostgresStore:
             return rounds.list_rounds(connection, cluster, before, limit)
 
     def round_snapshot(self, cluster: str, number: int) -> Snapshot:
-        """Return what a round was decided on."""
+        """Return the snapshot that a round was decided on."""
         with self._database.read() as connection:
             return snapshots.round_snapshot(connection, cluster, number)
 
     def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
-        """Take or renew the lease of the periodic round loop."""
+        """Take or renew the lease of the periodic rounds."""
         values = {"cluster": cluster, "holder": holder, "ttl_s": ttl_s, "margin_s": _LEASE_MARGIN_S}
         return self._database.write(lambda c: c.execute(_LEASE, values).rowcount > 0)
 
     def retry_in_s(self, cluster: str) -> float:
-        """Return the seconds until the next back-off of a job ends; inf: none."""
+        """Return the seconds until the next back-off of a job ends, or inf if there is none."""
         with self._database.read() as connection:
             found = connection.execute(_RETRY, {"cluster": cluster}).scalar()
         return math.inf if found is None else float(found)
@@ -300,19 +308,19 @@ class PostgresStore:
         gangs: Sequence[ObservedGang],
         revision: int,
     ) -> bool:
-        """Take in what runs on the agent's nodes."""
+        """Record what runs on the agent's nodes."""
         return self._database.write(
             lambda c: observe(c, cluster, agent, incarnation, gangs, revision)
         )
 
     def desired(self, cluster: str, agent: str) -> Desired:
-        """Return what should run on the agent's nodes."""
+        """Return the gangs that should run on the agent's nodes."""
         with self._database.read() as connection:
             return agents.desired(connection, cluster, agent)
 
     def ready(self) -> None:
-        """Check connection and schema."""
-        with self._database.read() as connection:  # which checks the schema
+        """Check the connection and the schema."""
+        with self._database.read() as connection:  # this checks the schema
             self._clock_watch.is_trusted(connection)
 
     def purge(self) -> bool:
@@ -320,7 +328,7 @@ class PostgresStore:
         return self._database.write(purge.purge)
 
     def prune(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
-        """Delete what has outlived its use; return how many rows of each kind."""
+        """Delete all old rows; return the deleted numbers by kind."""
         return prune.prune(self._database, _retention(older_than_s, keep_rounds))
 
     def count_old(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
@@ -328,7 +336,7 @@ class PostgresStore:
         return prune.count_old(self._database, _retention(older_than_s, keep_rounds))
 
     def prune_batch(self, cluster: str, retention: Retention) -> dict[str, int]:
-        """Delete a bounded number of old rows of each kind; return how many."""
+        """Delete a bounded number of old rows of each kind; return the deleted numbers by kind."""
         return prune.prune_batch(self._database, cluster, retention)
 
 

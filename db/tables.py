@@ -1,4 +1,4 @@
-"""The tables, their constraints and their triggers: what the database itself refuses."""
+"""The tables, with constraints and triggers that make the database refuse invalid states."""
 
 from __future__ import annotations
 
@@ -81,17 +81,15 @@ clusters = sa.Table(
     _count("epoch", 0),
     _count("revision", 0),  # of the desired state
     _count("last_round", 0),
-    _count("decided_round", 0),  # the last that was not refused
+    _count("decided_round", 0),  # the last round that was not refused
     _moment("created_at"),
-    _moment(
-        "deleted_at", nullable=True
-    ),  # deleted, and its rows are being removed (tessera.db.purge)
+    _moment("deleted_at", nullable=True),  # NULL unless deleted; see tessera.db.purge
     _count("node_version", 0),  # the highest version of a deleted node
     sa.UniqueConstraint("name"),
     sa.CheckConstraint("decided_round BETWEEN 0 AND last_round", name="rounds"),
 )
 
-high_water = sa.Table(  # above what any deleted cluster had reached; at most one row
+high_water = sa.Table(  # above the counters of all deleted clusters; at most one row
     "high_water",
     metadata,
     sa.Column("one", sa.Boolean, primary_key=True, server_default=sa.true()),
@@ -109,8 +107,8 @@ gpu_types = sa.Table(
     _text("name"),
     _count("memory_bytes", None),
     _count("ordinal", None),
-    _real("dollars_per_hour", default="0"),  # of one GPU; 0: not known
-    _real("watts", default="0"),  # of one busy GPU; 0: not known
+    _real("dollars_per_hour", default="0"),  # of one GPU; 0 if unknown
+    _real("watts", default="0"),  # of one busy GPU; 0 if unknown
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("memory_bytes > 0", name="memory"),
     sa.CheckConstraint("dollars_per_hour >= 0 AND dollars_per_hour < 'Infinity'", name="dollars"),
@@ -143,7 +141,7 @@ nodes = sa.Table(
     sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
     _count("version", 1),
     _ref("agent_id", "agents.id", nullable=True),
-    _moment("heard_at", nullable=True),  # by an agent that no longer names this node
+    _moment("heard_at", nullable=True),  # by an agent that no longer reports this node
     _text("drain_reason", default=""),
     _text("drained_by", default=""),
     _moment("drained_at", nullable=True),
@@ -172,8 +170,8 @@ workloads = sa.Table(
     _text("model"),
     _text("params"),
     _count("global_batch", None),
-    _text("derived_from", default=""),  # digest of what its derived estimates were computed from
-    sa.Column("waits_for", JSONB),  # why the service has derived none: a reason
+    _text("derived_from", default=""),  # digest of the inputs of its derived estimates
+    sa.Column("waits_for", JSONB),  # the reason why the service has derived no estimates
     sa.UniqueConstraint("cluster_id", "model", "params", "global_batch"),
     sa.CheckConstraint("global_batch > 0", name="global_batch"),
 )
@@ -197,14 +195,12 @@ estimates = sa.Table(
     _count("nodes", None),
     _count("pipeline_degree", None),
     _ref("plan_id", "plans.id"),
-    _real("iter_time_s"),  # infinite: tried, does not run
+    _real("iter_time_s"),  # infinite if it was tried and does not run
     _count("source", None),
     _text("provenance", default=""),
-    _real("sd", nullable=True),  # of the logarithm of iter_time_s; NULL: not known
-    _flag("derived"),  # the service's own, which it may replace; what users wrote it never does
-    _text(
-        "traffic", default=""
-    ),  # what its plan sends (tessera.formulation.network.traffic); "": not known
+    _real("sd", nullable=True),  # of the logarithm of iter_time_s; NULL if unknown
+    _flag("derived"),  # made by the service, which may replace it; it never replaces users' rows
+    _text("traffic", default=""),  # of its plan (formulation.network); "" if unknown
     sa.UniqueConstraint(
         "workload_id",
         "gpu_type_id",
@@ -230,15 +226,15 @@ models = sa.Table(
     _ref("cluster_id", "clusters.id"),
     _text("model"),
     _text("params"),
-    _text("architecture"),  # YAML or JSON, as its user wrote it
-    sa.Column("reading", JSONB, nullable=False),  # how the architecture is read, and its training
+    _text("architecture"),  # YAML or JSON, as the user wrote it
+    sa.Column("reading", JSONB, nullable=False),  # how to read the architecture, and its training
     sa.UniqueConstraint("cluster_id", "model", "params"),
 )
 
 jobs = sa.Table(
     "jobs",
     metadata,
-    _key(),  # rises in order of submission
+    _key(),  # increases in order of submission
     _ref("cluster_id", "clusters.id"),
     _text("name"),
     _ref("workload_id", "workloads.id"),
@@ -256,9 +252,9 @@ jobs = sa.Table(
     sa.Column("labels", JSONB, nullable=False),
     sa.Column("command", JSONB, nullable=False),
     _count("max_retries", None),
-    _flag("profile"),  # its workload's layers are to be measured
-    _count("min_gpus", 0),  # it runs on no fewer GPUs; 0: no bound
-    _count("max_gpus", 0),  # it runs on no more GPUs; 0: no bound
+    _flag("profile"),  # whether the layers of its workload are to be measured
+    _count("min_gpus", 0),  # lower bound on its GPUs; 0 if it has none
+    _count("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
     _text("state", default=JobState.QUEUED.value),
     _count("version", 1),
     _count("generation", 0),
@@ -275,15 +271,15 @@ jobs = sa.Table(
     sa.Column("certificate", JSONB, nullable=False, server_default=sa.text("'[]'")),
     _flag("opportunistic"),
     sa.Column("rejection", JSONB),  # the round and the reason of a rejected job
-    # the Cell it runs on and the node whose agent reports for the gang
+    # The Cell that it runs on, and the node whose agent reports for the gang.
     _ref("cell_type_id", "gpu_types.id", nullable=True),
     sa.Column("cell_gpus", sa.BigInteger),
     sa.Column("cell_degree", sa.BigInteger),
     _ref("cell_plan_id", "plans.id", nullable=True),
     _real("cell_rate", nullable=True),
     _ref("leader_id", "nodes.id", nullable=True),
-    _count("failures"),  # in a row
-    _moment("retry_at", nullable=True),  # not before then is it tried again
+    _count("failures"),  # consecutive ones
+    _moment("retry_at", nullable=True),  # it is not started again before this time
     _moment("ran_at", nullable=True),  # when its gang first reported that it runs
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("state IN " + one_of([s.value for s in JobState]), name="state"),
@@ -326,7 +322,7 @@ sa.Index("ix_jobs_leaving", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.te
 sa.Index("ix_jobs_ended_at", jobs.c.cluster_id, jobs.c.ended_at, postgresql_where=sa.text(ENDED))
 sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
 
-# Foreign keys that a deletion checks: without an index each deleted row reads all jobs.
+# Indexes for foreign keys that a deletion checks. Without them each deleted row reads all jobs.
 sa.Index("ix_jobs_workload_id", jobs.c.workload_id)
 sa.Index(
     "ix_jobs_cell_type_id",
@@ -352,9 +348,9 @@ measurements = sa.Table(
     _ref("plan_id", "plans.id"),
     _ref("job_id", "jobs.id", nullable=True, ondelete="SET NULL"),
     _count("generation", None),
-    _count("skipped"),  # reports while it warmed up
+    _count("skipped"),  # number of reports that were ignored as warm-up
     sa.Column("samples", ARRAY(DOUBLE_PRECISION), nullable=False, server_default=sa.text("'{}'")),
-    _real("iter_time_s", nullable=True),  # their median once there are enough
+    _real("iter_time_s", nullable=True),  # the median of the samples once there are enough
     _moment("changed_at"),
     sa.UniqueConstraint("job_id", "generation"),
     sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
@@ -370,10 +366,10 @@ profiles = sa.Table(  # measured layers; rows are added and never changed
     _key(),
     _ref("workload_id", "workloads.id"),
     _ref("gpu_type_id", "gpu_types.id"),
-    _text("task"),  # who measured, by name: outlives the job
-    _text("source"),  # what was measured: a step with its arguments
+    _text("task"),  # the name of the job that measured, which may be deleted
+    _text("source"),  # the step that was measured, with its arguments
     _text("kind"),
-    _count("layers", None),  # of the model that are of this kind
+    _count("layers", None),  # number of the model's layers of this kind
     _real("samples"),
     _count("tp", None),
     _text("dtype"),
@@ -381,7 +377,7 @@ profiles = sa.Table(  # measured layers; rows are added and never changed
     _real("backward_s"),
     _text("method"),
     _count("repeats", None),
-    _real("device_s"),  # what measuring held of the device
+    _real("device_s"),  # time for which the measurement held the device
     _text("device"),
     sa.Column("versions", JSONB, nullable=False),
     _text("date"),
@@ -421,7 +417,7 @@ tenants = sa.Table(
     _ref("cluster_id", "clusters.id"),
     _text("name"),
     _real("weight"),
-    _count("borrow_gpus", -1),  # beyond its quota; -1: any number
+    _count("borrow_gpus", -1),  # beyond its quota; -1 for any number
     _flag("lends", default=True),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("weight >= 0 AND weight < 'Infinity'", name="weight"),
@@ -433,7 +429,7 @@ quotas = sa.Table(
     metadata,
     _key(),
     _ref("tenant_id", "tenants.id", ondelete="CASCADE"),
-    _ref("gpu_type_id", "gpu_types.id", nullable=True),  # NULL: of any type
+    _ref("gpu_type_id", "gpu_types.id", nullable=True),  # NULL for any type
     _count("gpus", None),
     sa.Index("uq_quotas_tenant_id", "tenant_id", sa.text("coalesce(gpu_type_id, 0)"), unique=True),
     sa.Index(None, "gpu_type_id"),
@@ -460,7 +456,7 @@ allocations = sa.Table(
     _ref("job_id", "jobs.id", primary_key=True),
     sa.Column("generation", sa.BigInteger, primary_key=True),
     _text("hold"),
-    sa.Column("release_revision", sa.BigInteger),  # of the desired state that no longer has it
+    sa.Column("release_revision", sa.BigInteger),  # of the desired state that lacks it
     sa.ForeignKeyConstraint(["node_id", "gpu"], ["gpus.node_id", "gpus.gpu"]),
     sa.CheckConstraint("generation > 0", name="generation"),
     sa.CheckConstraint("hold IN " + one_of([h.name.lower() for h in Hold]), name="hold"),
@@ -490,21 +486,19 @@ rounds = sa.Table(
     _count("epoch", None),
     _moment("created_at"),
     sa.Column("summary", JSONB, nullable=False),
-    sa.Column("snapshot", BYTEA),  # as tessera.db.snapshots packs it; NULL: no longer kept
-    sa.Column(
-        "base", sa.BigInteger
-    ),  # round whose snapshot this one is a difference from; NULL: whole
+    sa.Column("snapshot", BYTEA),  # packed by tessera.db.snapshots; NULL if no longer kept
+    sa.Column("base", sa.BigInteger),  # the round that the snapshot differs from; NULL if whole
     sa.UniqueConstraint("cluster_id", "epoch"),
     sa.CheckConstraint("number > 0", name="number"),
     sa.CheckConstraint("base < number", name="base"),
 )
 
-decisions = sa.Table(  # of rounds up to revision 0005; later ones have decision_pages
+decisions = sa.Table(  # of rounds up to revision 0005; later ones use decision_pages
     "decisions",
     metadata,
     sa.Column("cluster_id", sa.BigInteger, primary_key=True),
     sa.Column("round", sa.BigInteger, primary_key=True),
-    _text("job", primary_key=True),  # by name: outlives the job
+    _text("job", primary_key=True),  # by name, because the job may be deleted
     _count("ordinal", None),
     _text("kind"),
     sa.Column("allocation", JSONB),
@@ -518,20 +512,20 @@ decisions = sa.Table(  # of rounds up to revision 0005; later ones have decision
     ),
 )
 
-decision_pages = sa.Table(  # decisions of a round on jobs submitted one after another
+decision_pages = sa.Table(  # decisions of a round on jobs that were submitted one after another
     "decision_pages",
     metadata,
     sa.Column("cluster_id", sa.BigInteger, primary_key=True),
     sa.Column("round", sa.BigInteger, primary_key=True),
     sa.Column("page", sa.BigInteger, primary_key=True),
-    _count("first_job_id", None),  # of a job that may be gone; 0: all on the page are gone
-    sa.Column("document", BYTEA, nullable=False),  # as tessera.db.decisions packs it
+    _count("first_job_id", None),  # of a job that may be deleted; 0 if all jobs of the page are
+    sa.Column("document", BYTEA, nullable=False),  # packed by tessera.db.decisions
     sa.ForeignKeyConstraint(
         ["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"], ondelete="CASCADE"
     ),
 )
 
-networks = sa.Table(  # of clusters whose network is described
+networks = sa.Table(  # one for each cluster whose network is described
     "networks",
     metadata,
     _ref("cluster_id", "clusters.id", primary_key=True),
@@ -547,7 +541,7 @@ network_plans = sa.Table(
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     _moment("planned_at"),
     _text("cause"),
-    _count("round", None),  # the last one then; it need not be kept any more
+    _count("round", None),  # the last round at that time, which may be deleted
     _count("levels", None),
     _count("changed", None),
     _real("seconds"),
@@ -560,23 +554,23 @@ standings = sa.Table(  # the network plan in force, by job
     "standings",
     metadata,
     _ref("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
-    _count("generation", None),  # of the allocation that it was made for
+    _count("generation", None),  # of the allocation that the decision was made for
     _count("rank", None),
     _count("level", None),
     _count("tag", -1),
-    sa.Column("document", JSONB, nullable=False),  # the rest of the decision of a network plan
+    sa.Column("document", JSONB, nullable=False),  # the rest of the decision
     sa.CheckConstraint("rank >= 0 AND level >= 0 AND tag BETWEEN -1 AND 63", name="numbers"),
 )
 
-measured_traffic = sa.Table(  # by agents, of the newest allocation that was measured there
+measured_traffic = sa.Table(  # by agents, of the latest allocation that was measured on the node
     "measured_traffic",
     metadata,
     _ref("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
     _ref("node_id", "nodes.id", primary_key=True),
     _count("generation", None),
     _real("period_s"),
-    _real("sent_bytes"),  # from the node in one iteration
-    _flag("unhindered"),  # no job that it met was served before it or beside it
+    _real("sent_bytes"),  # by the node in one iteration
+    _flag("unhindered"),  # whether each job that it meets had a lower priority level
     sa.CheckConstraint("period_s > 0 AND period_s < 'Infinity'", name="period"),
     sa.CheckConstraint("sent_bytes > 0 AND sent_bytes < 'Infinity'", name="sent_bytes"),
     sa.Index(None, "node_id"),
@@ -588,7 +582,7 @@ request_ids = sa.Table(
     _text("id", primary_key=True),
     _text("method"),
     _text("digest"),
-    sa.Column("response", BYTEA),  # NULL only inside the transaction that answers it
+    sa.Column("response", BYTEA),  # NULL only inside the transaction that stores it
     _moment("created_at"),
     sa.Index(None, "created_at"),
 )
@@ -634,7 +628,7 @@ BEGIN
 END $$
 """,
 )
-"""Functions of the triggers. The lists of states come from ``tessera.formulation.lifecycle``."""
+"""The functions of the triggers, with the states of ``tessera.formulation.lifecycle``."""
 
 TRIGGERS: tuple[str, ...] = (
     """

@@ -1,4 +1,4 @@
-"""Tenants: their weights, their quotas, and what they lend and borrow."""
+"""Tenants: their weights, their quotas, and whether they lend and borrow GPUs."""
 
 from __future__ import annotations
 
@@ -101,9 +101,11 @@ def upsert(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
 
 
 def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
-    """Check that all quotas can be used at once, on all nodes, drained and silent ones too.
+    """Check that all quotas can be used at the same time, on all nodes, including drained and
+    silent ones.
 
-    Of a tenant's quotas the larger counts in all: that of any type, or those of single types together.
+    In the sum over all GPU types, a tenant counts with the larger of two numbers: its quota for any
+    type, or the sum of its quotas for single types.
     """
     for name, there_are in gpus.items():
         promised = sum(tenant.quotas.get(name, 0) for tenant in tenants)
@@ -126,7 +128,7 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
 
 
 def delete(turn: Turn, names: Sequence[str], *, allow_missing: bool = False) -> None:
-    """Forget the settings of tenants. Raises NotFound, unless ``allow_missing``."""
+    """Delete the settings of tenants. Raises NotFound, unless ``allow_missing``."""
     values = {"cluster": turn.cluster, "names": list(names)}
     gone = turn.connection.execute(_DELETE, values).scalars().all()
     missing = set(names) - set(gone)

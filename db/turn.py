@@ -1,4 +1,7 @@
-"""A turn at changing a cluster's jobs and allocations: the one place that does so, under one lock."""
+"""A turn at changing a cluster's jobs and allocations, under one lock.
+
+No other module changes them.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,21 @@ from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, 
 from tessera.formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
 
 CHANNEL = "tessera"
-"""Where the name of a cluster is sent when its desired state has changed."""
+"""Channel that receives a cluster's name when its desired state has changed."""
 
 ROUNDS_CHANNEL = "tessera_rounds"
-"""Where the name of a cluster is sent when it needs a round before its next period."""
+"""Channel that receives a cluster's name when it needs a round before its next period."""
 
 NEEDS_ROUND = frozenset({JobEvent.CRASH, JobEvent.FAIL})
-"""Events after which a cluster needs a round at once: a job that failed leaves its GPUs to others."""
+"""Events after which a cluster needs a round soon: a failed job leaves its GPUs to others."""
 
 QUIET = frozenset({JobEvent.RAN, JobEvent.GONE})
-"""Events that leave the job's version alone: a round decided without them is still right."""
+"""Events that do not change the job's version: a round decided without them is still right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewCell:
-    """The Cell that a job is given, by keys."""
+    """A Cell to give to a job, by keys."""
 
     type_id: int
     gpus: int
@@ -43,10 +46,10 @@ class NewCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """An event that happens to a job. ``cell``: what START and MOVE give it."""
+    """An event that happens to a job. ``cell`` is the new Cell of START and MOVE."""
 
     job: int
-    state: JobState  # before
+    state: JobState  # before the event
     event: JobEvent
     detail: str = ""
     error: str | None = None
@@ -63,7 +66,7 @@ _LOCK = sa.text("SELECT id, name, revision FROM clusters WHERE name = :name FOR 
 
 _LOCK_JOBS = sa.text("SELECT id FROM jobs WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE")
 
-# failures in a row before the event: none once the job has run well
+# Consecutive failures before the event: 0 if the job has run well.
 _FAILURES = f"""CASE WHEN clock.at - j.ran_at >= make_interval(secs => {RAN_WELL_S}) THEN 0
         ELSE j.failures END"""
 
@@ -156,7 +159,7 @@ _NOTIFY = sa.text("SELECT pg_notify(:channel, :name)")
 
 
 class Turn:
-    """Holds the cluster's row until the transaction ends, so that turns happen one after another."""
+    """A lock on the cluster's row until the transaction ends, which makes turns exclusive."""
 
     def __init__(self, connection: sa.Connection, cluster: int, name: str, revision: int) -> None:
         self.connection, self.cluster, self.name = connection, cluster, name
@@ -173,14 +176,16 @@ class Turn:
         return cls(connection, row.id, row.name, row.revision)
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Let the events happen: states, histories, and the GPUs that are given back or reserved.
+        """Apply the events: states, histories, and the GPUs that are given back or reserved.
 
-        Jobs that go where they own no GPUs, and those with a new Cell, give back what they have.
+        Jobs whose new state owns no GPUs, and jobs with a new Cell, give back the GPUs that they
+        have.
         """
         if not changes:
             return
         self.lock([change.job for change in changes])
         self.needs_round |= any(change.event in NEEDS_ROUND for change in changes)
+        # Release first, because a GPU that one job gives up may be reserved for another.
         losing = [c.job for c in changes if c.cell is not None or c.after not in ACTIVE]
         self._release(losing)
         self.connection.execute(_ADVANCE, {"rows": dumps([_row(c) for c in changes])})
@@ -191,20 +196,23 @@ class Turn:
         self._reserve(changes)
 
     def lock(self, jobs: Sequence[int]) -> None:
-        """Lock rows of jobs in the one order; all that a turn will change, before it changes the first."""
+        """Lock rows of jobs in ascending order of keys, to avoid deadlocks.
+
+        A turn must lock all jobs that it will change before it changes the first one.
+        """
         if missing := sorted(set(jobs) - self._locked):
             self.connection.execute(_LOCK_JOBS, {"ids": missing})
             self._locked.update(missing)
 
     def settle(self) -> None:
-        """Give free GPUs to who waits for them, and let jobs that have left be gone."""
+        """Give free GPUs to the jobs that wait for them, and finish jobs that have left."""
         found = self.connection.execute(_SETTLE, {"cluster": self.cluster}).one()
         self.changed |= found.promoted > 0
         gone = [Change(job=j, state=JobState(s), event=JobEvent.GONE) for j, s in found.gone]
         self.apply(gone)
 
     def end(self) -> bool:
-        """Settle, and tell the world if the desired state has changed; return whether it has."""
+        """Settle, and notify listeners if the desired state has changed; return whether it has."""
         self.settle()
         if self.changed:
             values = {
@@ -219,7 +227,11 @@ class Turn:
         return self.changed
 
     def _release(self, jobs: Iterable[int]) -> None:
-        """Reserved GPUs are free at once: no agent was told. Held ones once the agent says so."""
+        """Release the GPUs of jobs.
+
+        Reserved GPUs are free immediately, because no agent knows of them. Held GPUs are free once
+        the agent reports it.
+        """
         values = {"jobs": list(jobs), "revision": self.revision}
         if values["jobs"]:
             self.changed |= self.connection.execute(_RELEASE, values).rowcount > 0
@@ -240,7 +252,10 @@ class Turn:
 
 
 def wake(connection: sa.Connection, cluster: str) -> None:
-    """Tell the world once this is committed that a cluster is to be looked at; its revision stays."""
+    """Notify listeners after the commit that a cluster needs attention.
+
+    Its revision does not change.
+    """
     connection.execute(_NOTIFY, {"channel": CHANNEL, "name": cluster})
 
 

@@ -1,4 +1,7 @@
-"""Why jobs do not run: what the last round said of them, where that is still true of their present state."""
+"""The reasons why jobs do not run.
+
+They follow from the jobs' present state, or from the last round if its reason still applies.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,21 @@ from tessera.formulation.promises.backoff import backs_off, tried_next
 from tessera.formulation.reasons import Reason, ReasonCode, is_held, is_leaving
 
 Why = tuple[Reason | None, int]
-"""A reason, and the round that gave it; 0: none did."""
+"""A reason, and the round that gave it. The round is 0 if no round did."""
 
 _BY_ROUNDS: Final = frozenset({JobState.QUEUED, JobState.STOPPING})
-"""States of waiting jobs on which rounds decide; of other states the state itself is the reason."""
+"""States of waiting jobs that rounds decide on. For other states the state itself is the reason."""
 
 _OF_THEN: Final = frozenset({ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BACK_OFF})
-"""Reasons that say in which state a job was when the round looked at it."""
+"""Reasons that only describe the job's state at the time of the round."""
 
 
 def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict[int, Why]:
-    """Return why jobs of one cluster do not run, by key, where that is known; rows of ``tessera.db.rows``.
+    """Return the known reasons why jobs of one cluster do not run, by key.
 
-    A rejected job has the reason of the round that rejected it. What is known of a job's present state goes
-    before the last round that was not refused, and so does what was found out since about its estimates.
+    ``rows`` are rows of the queries in ``tessera.db.rows``. A rejected job has the reason of the
+    round that rejected it. A reason that follows from the job's present state has precedence over
+    the last round that was not refused. So has a later finding about its estimates.
     """
     waiting = {row["name"]: row["id"] for row in rows if row["state"] in _BY_ROUNDS}
     said: dict[int, Why] = {}
@@ -38,7 +42,10 @@ def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict
 
 
 def _why(row: sa.RowMapping, said: Reason | None, number: int) -> Why:
-    """Return why the job of ``row`` does not run; round ``number`` has ``said`` why it waits."""
+    """Return why the job of ``row`` does not run.
+
+    ``said`` is the reason that round ``number`` gave, if any.
+    """
     state = JobState(row["state"])
     if row["rejection"] is not None:
         return reason_from(row["rejection"]["reason"]), int(row["rejection"]["round"])
@@ -58,7 +65,7 @@ def _why(row: sa.RowMapping, said: Reason | None, number: int) -> Why:
 
 
 def _of_estimating(row: sa.RowMapping, reason: Reason | None) -> Reason | None:
-    """Return why a queued job waits, with what is known of its workload's estimates by now."""
+    """Return why a queued job waits, with the latest facts about its workload's estimates."""
     if reason is not None and reason.code is not ReasonCode.NO_ESTIMATE:
         return reason
     if row["waits_for"] is not None:

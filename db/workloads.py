@@ -1,4 +1,4 @@
-"""Workloads and their estimates on the way in, and whether a job can ever run here."""
+"""The creation of workloads and estimates, and the check whether a job can ever run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JOIN json_to_recordset(CAST(:rows AS json)) AS r(model text, params text, global
 WHERE w.cluster_id = :cluster
 FOR KEY SHARE OF w
 """)
-"""The lock keeps retention from deleting a workload that a job is about to use."""
+"""A query with a lock, so that retention does not delete a workload that a job is about to use."""
 
 _ADD_PLANS = sa.text("""
 INSERT INTO plans (cluster_id, name) SELECT :cluster, unnest(CAST(:names AS text[]))
@@ -89,13 +89,16 @@ GROUP BY e.workload_id, t.name ORDER BY e.workload_id, t.name
 def ensure(
     connection: sa.Connection, cluster: int, workloads: Collection[Workload]
 ) -> dict[Workload, int]:
-    """Return the keys of workloads, making those that are missing. They exist until the transaction ends."""
-    ordered = sorted(workloads, key=lambda w: w.key)  # one order everywhere: no deadlock
+    """Return the keys of workloads, creating missing ones.
+
+    They exist until the transaction ends.
+    """
+    ordered = sorted(workloads, key=lambda w: w.key)  # the same everywhere: no deadlock
     plain = [
         {"model": w.model, "params": w.params, "global_batch": w.global_batch} for w in ordered
     ]
     values = {"cluster": cluster, "rows": dumps(plain)}
-    while True:  # again where retention deletes a workload between the two statements
+    while True:  # again if retention deletes a workload between the two statements
         connection.execute(_ADD_WORKLOADS, values)
         keys = {
             Workload(model=model, params=params, global_batch=batch): key
@@ -106,10 +109,10 @@ def ensure(
 
 
 def lock(connection: sa.Connection, workload_ids: Collection[int]) -> None:
-    """Let nobody else write estimates of these workloads until this transaction ends.
+    """Exclude other writers of these workloads' estimates until this transaction ends.
 
-    What the service derives depends on what a user wrote, and the other way round: neither may miss the
-    other's rows because they are not committed yet.
+    The estimates that the service derives depend on those of users, and vice versa. Neither may
+    miss the other's rows because they are not committed yet.
     """
     connection.execute(_LOCK, {"ids": sorted(workload_ids)})
 
@@ -117,7 +120,7 @@ def lock(connection: sa.Connection, workload_ids: Collection[int]) -> None:
 def require_types(
     connection: sa.Connection, cluster: int, names: Collection[str]
 ) -> dict[str, sa.Row[tuple[int, str, int, int]]]:
-    """Return (key, name, GPUs of its largest node, all its GPUs) of each type of the cluster.
+    """Return (key, name, GPUs of its largest node, all its GPUs) of each GPU type of the cluster.
 
     Raises:
         InvalidInput: one of ``names`` is not among them.
@@ -135,18 +138,20 @@ def require_fit(
     jobs: Sequence[JobSpec],
     workload_ids: Mapping[Workload, int],
 ) -> bool:
-    """Check that each job could run if the cluster were empty. All nodes count, drained ones too.
+    """Check that each job could run if the cluster were empty.
 
-    A cluster without any node yet takes every job. Return whether a workload has nothing to run on yet.
+    All nodes count, including drained ones. A cluster without nodes accepts every job. Return
+    whether a workload has no Cells yet.
 
     Raises:
-        InvalidInput: an unknown type; a pinned type without Cells; a bound on GPUs that contradicts the
-            request; more GPUs requested than there are; or every Cell is too large.
+        InvalidInput: an unknown type; a pinned type without Cells; a bound on GPUs that contradicts
+            the request; more GPUs requested than there are; or every Cell is too large.
     """
     types = require_types(
         connection, cluster, {job.requested_type for job in jobs if job.requested_type}
     )
     total = sum(row.gpus for row in types.values())
+    # Find the smallest Cell of each workload on each GPU type.
     needs: dict[int, dict[str, int]] = {}
     keys = sorted(set(workload_ids.values()))
     for workload, gpu_type, least in connection.execute(_SMALLEST, {"workloads": keys}):
@@ -174,9 +179,9 @@ def require_fit(
 
 
 def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
-    """Return the smallest Cell by type, on the type that the job demands if it demands one.
+    """Return the GPUs of the smallest Cell by type, only on the pinned type if the job pins one.
 
-    A workload that has no Cells at all may get them later.
+    A workload without any Cells may get them later.
     """
     if not job.pinned_type:
         return smallest
@@ -196,9 +201,9 @@ def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
 def upsert_estimates(
     connection: sa.Connection, cluster: int, estimates: Sequence[EstimateRecord]
 ) -> int:
-    """Create or replace estimates; of two of one Cell and shape the later counts.
+    """Create or replace estimates. Of two with the same Cell and shape, the later one is kept.
 
-    Computed ones that the service derived for the same GPUs give way, but for those that jobs run on.
+    Computed estimates of the service for the same GPUs are deleted, except those that jobs run on.
 
     Raises:
         InvalidInput: unknown GPU type; or ``nodes`` is 0 and no node of the type is known yet.
@@ -220,7 +225,10 @@ def upsert_estimates(
 
 
 def _shaped(cell: Cell, node_gpus: int) -> Cell:
-    """Return the Cell on its nodes, else on the fewest; ``node_gpus`` are those of the largest node."""
+    """Return the Cell with its number of nodes, which is the smallest possible if none is given.
+
+    ``node_gpus`` is the number of GPUs of the largest node.
+    """
     if cell.nodes:
         return cell
     if not node_gpus:
@@ -231,7 +239,7 @@ def _shaped(cell: Cell, node_gpus: int) -> Cell:
 
 
 def ensure_plans(connection: sa.Connection, cluster: int, names: Collection[str]) -> dict[str, int]:
-    """Return the keys of execution plans, making those that are missing."""
+    """Return the keys of execution plans, creating missing ones."""
     values = {"cluster": cluster, "names": sorted(names)}
     connection.execute(_ADD_PLANS, values)
     return {name: key for name, key in connection.execute(_PLANS, values)}

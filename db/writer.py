@@ -1,4 +1,4 @@
-"""Changes that users ask for, each inside the transaction that ``write`` opened."""
+"""The changes that users request, each inside the transaction that ``write`` opened."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ class PostgresWriter:
     def __init__(
         self, connection: sa.Connection, silence_s: float, limits: Limits = DEFAULT_LIMITS
     ) -> None:
-        """An agent that was silent for ``silence_s`` seconds counts as disconnected."""
+        """Remember the connection and the settings.
+
+        An agent that was silent for ``silence_s`` seconds counts as disconnected.
+        """
         self._connection, self._silence_s, self._limits = connection, silence_s, limits
 
     def upsert_cluster(
@@ -78,7 +81,7 @@ class PostgresWriter:
         return cluster_record(row)
 
     def delete_cluster(self, name: str, version: int | None, *, force: bool) -> None:
-        """Delete the cluster; its rows are removed in the background."""
+        """Delete the cluster. Its rows are removed in the background."""
         deletion.delete_cluster(self._connection, name, version, self._silence_s, force=force)
 
     def delete_gpu_types(
@@ -92,7 +95,10 @@ class PostgresWriter:
         return cluster_record(row)
 
     def upsert_nodes(self, cluster: str, nodes: Sequence[NodeSpec]) -> list[NodeRecord]:
-        """Create or change nodes, all or none; agents that were told of a node's deletion get it back."""
+        """Create or change nodes, all or none.
+
+        Agents that still run on deleted nodes get them back.
+        """
         turn = Turn.take(self._connection, cluster)
         names = [node.name for node in nodes]
         inventory.upsert_nodes(turn, nodes)
@@ -110,7 +116,10 @@ class PostgresWriter:
         reason: str = "",
         drained_by: str = "",
     ) -> list[NodeRecord]:
-        """Mark nodes as draining, or not. A reason replaces that of a node that drains already."""
+        """Mark nodes as draining, or not.
+
+        A new reason replaces that of a node that is already draining.
+        """
         turn = Turn.take(self._connection, cluster)
         values = {"cluster": turn.cluster, "names": list(names)}
         if draining:
@@ -149,7 +158,7 @@ class PostgresWriter:
             row = asdict(job)
             del row["workload"], row["avoid_nodes"]
             row["workload_id"] = workload_ids[job.workload]
-            # JSON knows no infinity
+            # JSON cannot represent infinity.
             rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
         found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
         if missing := set(names) - set(found):
@@ -206,7 +215,7 @@ class PostgresWriter:
     def delete_tenants(
         self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
     ) -> None:
-        """Forget the settings of tenants."""
+        """Delete the settings of tenants."""
         settings.delete(Turn.take(self._connection, cluster), names, allow_missing=allow_missing)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
@@ -215,13 +224,13 @@ class PostgresWriter:
         return workloads.upsert_estimates(self._connection, key, estimates)
 
     def delete_cells(self, cluster: str, cells: CellFilter) -> int:
-        """Delete all estimates that match; return how many."""
+        """Delete all matching estimates; return how many."""
         return deletion.delete_cells(self._connection, cluster, cells)
 
     def delete_models(
         self, cluster: str, models: Collection[tuple[str, str]], *, allow_missing: bool
     ) -> None:
-        """Delete models of users that no live job trains."""
+        """Delete users' models that no live job trains."""
         deletion.delete_models(self._connection, cluster, models, allow_missing=allow_missing)
 
     def upsert_models(self, cluster: str, models: Sequence[ModelSpec]) -> int:
@@ -236,11 +245,11 @@ class PostgresWriter:
         estimates: Sequence[EstimateRecord],
         derived_from: Mapping[Workload, str],
     ) -> int:
-        """Keep estimates that the service made, where users wrote none."""
+        """Store estimates that the service made, where users wrote none."""
         return estimating.derive(self._connection, cluster, estimates, derived_from)
 
     def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
-        """Keep measured layers; return how many were not there before."""
+        """Store measured layers; return how many were new."""
         added = profiling.add(self._connection, cluster, rows)
         estimating.notify(self._connection, cluster)
         return added
@@ -254,11 +263,11 @@ class PostgresWriter:
     def drop_topology(
         self, cluster: str, version: int | None = None, *, allow_missing: bool = False
     ) -> None:
-        """Forget the cluster's network and its plans."""
+        """Delete the cluster's network and its plans."""
         network.drop_topology(self._connection, cluster, version, allow_missing=allow_missing)
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
-        """Say why workloads have no estimates."""
+        """Record why workloads have no estimates."""
         estimating.say_waiting(self._connection, cluster, reasons)
 
     def _job(self, turn: Turn, name: str, version: int | None) -> tuple[int, JobState]:
@@ -274,11 +283,11 @@ class PostgresWriter:
 
 
 _USERS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}
-"""What users may ask for, as it is said of the job."""
+"""The participles that error messages use for the events that users may request."""
 
 
 def _require_allowed(name: str, state: JobState, event: JobEvent) -> None:
-    """Raise NotAllowed, with what can be done instead, if ``event`` may not happen in ``state``."""
+    """Raise NotAllowed, with possible alternatives, if ``event`` is not allowed in ``state``."""
     if allowed(state, event):
         return
     others = [said for other, said in _USERS.items() if allowed(state, other)]
@@ -292,7 +301,7 @@ def _require_allowed(name: str, state: JobState, event: JobEvent) -> None:
 
 
 def _said(state: JobState) -> str:
-    """Return a state as it is said of a job."""
+    """Return the words for a job's state, with a verb."""
     verbs = dict.fromkeys(TERMINAL, "has") | {JobState.CANCELLED: "was", JobState.REJECTED: "was"}
     return f"{verbs.get(state, 'is')} {state}"
 

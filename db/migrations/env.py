@@ -1,4 +1,4 @@
-"""Runs migrations on the connection, and inside the transaction, that ``tessera.db.migrate`` hands over."""
+"""The environment of migrations, which run in the transaction of ``tessera.db.migrate``."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ WHEN (NEW.state NOT IN ('running', 'starting')) EXECUTE FUNCTION check_job_owns_
 
 
 def upgrade() -> None:
-    """Apply."""
+    """Apply the migration."""
     op.create_table(
         "clusters",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
@@ -454,7 +454,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo."""
+    """Undo the migration."""
     op.drop_index(op.f("ix_job_history_job_id"), table_name="job_history")
     op.drop_table("job_history")
     op.drop_index(

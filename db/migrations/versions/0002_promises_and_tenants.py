@@ -1,4 +1,4 @@
-"""Promises and service of jobs, tenants with quotas, what GPUs cost."""
+"""Promises and service of jobs, tenants with quotas, and the cost of GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ MOMENTS = ("queued_at", "since_at")
 
 
 def upgrade() -> None:
-    """Apply. What was not recorded starts now: service at 0, allocations that run since this moment."""
+    """Apply the migration.
+
+    Facts that were not recorded begin now: service at 0, and allocations at this moment.
+    """
     for table, names in FLAGS.items():
         for name in names:
             flag: sa.Column[bool] = sa.Column(
@@ -121,7 +124,7 @@ def _create_tables() -> None:
 
 
 def downgrade() -> None:
-    """Undo."""
+    """Undo the migration."""
     for table in ("quotas", "tenants", "job_avoids"):
         op.drop_table(table)
     for table, checks in CHECKS.items():

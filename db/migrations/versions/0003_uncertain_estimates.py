@@ -1,4 +1,4 @@
-"""Uncertainty of estimates and estimates of the service's own; models; measurements of running jobs."""
+"""Uncertainty of estimates, the service's own estimates, models, and measurements of jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _key() -> sa.Column[int]:
 
 
 def upgrade() -> None:
-    """Apply. What is stored was written by users, and nobody said how sure it is."""
+    """Apply the migration.
+
+    Stored estimates were written by users, and their uncertainty is unknown.
+    """
     op.add_column("workloads", _name("derived_from", ""))
     op.add_column("workloads", sa.Column("waits_for", postgresql.JSONB()))
     op.add_column("estimates", sa.Column("sd", _FLOAT(), nullable=True))
@@ -104,7 +107,7 @@ def _create_measurements() -> None:
 
 
 def downgrade() -> None:
-    """Undo. Estimates of the service's own stay, as anybody's."""
+    """Undo the migration. Estimates made by the service are kept, as if users had written them."""
     op.drop_table("measurements")
     op.drop_table("models")
     op.drop_constraint(op.f("ck_estimates_sd"), "estimates")

@@ -1,4 +1,4 @@
-"""Layers measured on one device of a GPU type, and jobs that ask for it."""
+"""Layers measured on one device of a GPU type, and jobs that request these measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _real(name: str) -> sa.Column[float]:
 
 
 def upgrade() -> None:
-    """Apply. Nobody has asked for profiling yet."""
+    """Apply the migration. No job has requested profiling yet."""
     profile: sa.Column[bool] = sa.Column(
         "profile", sa.Boolean(), server_default=sa.false(), nullable=False
     )
@@ -90,6 +90,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo. What was measured is lost; estimates that came of it stay."""
+    """Undo the migration.
+
+    Measured layers are lost, but estimates that were made from them are kept.
+    """
     op.drop_table("profiles")
     op.drop_column("jobs", "profile")

@@ -1,4 +1,4 @@
-"""Networks of clusters, what plans send, and network plans."""
+"""Networks of clusters, the traffic of execution plans, and network plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _name(name: str, default: str | None = None) -> sa.Column[str]:
 
 
 def upgrade() -> None:
-    """Apply. No network is described yet, and nobody said what plans send."""
+    """Apply the migration. No network is described yet, and no traffic is known."""
     op.add_column("estimates", _name("traffic", "''"))
     op.add_column(
         "agents",
@@ -113,7 +113,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo. Topologies are lost; agents keep the priorities that they were told last."""
+    """Undo the migration. Topologies are lost. Agents keep their last priorities."""
     op.drop_table("measured_traffic")
     op.drop_table("standings")
     op.drop_table("network_plans")

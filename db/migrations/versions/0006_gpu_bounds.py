@@ -1,4 +1,4 @@
-"""The fewest and the most GPUs of a job."""
+"""Lower and upper bounds on the GPUs of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUNDS = "min_gpus BETWEEN 0 AND requested_gpus AND (max_gpus = 0 OR max_gpus >=
 
 
 def upgrade() -> None:
-    """Apply. The GPUs of existing jobs stay unbounded."""
+    """Apply the migration. Existing jobs have no bounds."""
     for name in COLUMNS:
         bound: sa.Column[int] = sa.Column(
             name, sa.BigInteger(), server_default=sa.text("0"), nullable=False
@@ -25,7 +25,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo. Jobs lose their bounds."""
+    """Undo the migration. Jobs lose their bounds."""
     op.drop_constraint(op.f("ck_jobs_gpu_bounds"), "jobs")
     for name in COLUMNS:
         op.drop_column("jobs", name)

@@ -1,4 +1,4 @@
-"""Deletion of clusters, nodes, types and Cells; why, by whom and when a node was drained."""
+"""Deletion of clusters, nodes, GPU types and Cells, and the reason, author and time of drains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDEXES = (
     ("estimates", "plan_id", ""),
     ("measurements", "plan_id", ""),
 )
-"""Foreign keys that a deletion checks, with the predicates of partial indexes."""
+"""Indexes for the foreign keys that a deletion checks, with the predicates of partial ones."""
 
 
 def _whole(name: str, default: str | None = None) -> sa.Column[int]:
@@ -37,7 +37,7 @@ def _moment(name: str) -> sa.Column[object]:
 
 
 def upgrade() -> None:
-    """Apply. Nothing is deleted, and nobody said why nodes are drained."""
+    """Apply the migration. Nothing is deleted, and no reasons for drains are known."""
     op.add_column("clusters", _moment("deleted_at"))
     op.add_column("clusters", _whole("node_version", "0"))
     op.create_table(
@@ -73,7 +73,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo. Clusters that were deleted must be gone: the older release would show them again."""
+    """Undo the migration.
+
+    Deleted clusters must be gone, because the older release would show them again.
+    """
     op.execute("""
 DO $$
 BEGIN

@@ -1,4 +1,4 @@
-"""Jobs that failed wait before they are tried again."""
+"""A back-off for jobs that failed: they wait before they are tried again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Apply. No job waits after a failure yet, and runs count from their next start."""
+    """Apply the migration.
+
+    No job waits after a failure yet, and running times count from the next start.
+    """
     op.add_column(
         "jobs", sa.Column("failures", sa.BigInteger(), server_default=sa.text("0"), nullable=False)
     )
@@ -23,7 +26,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo. Jobs that failed may be started by the next round."""
+    """Undo the migration. The next round may start jobs that failed."""
     op.drop_constraint(op.f("ck_jobs_back_off"), "jobs")
     for name in ("ran_at", "retry_at", "failures"):
         op.drop_column("jobs", name)

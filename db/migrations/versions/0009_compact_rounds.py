@@ -1,4 +1,4 @@
-"""Rounds take less room: decisions in compressed pages, snapshots as differences from others."""
+"""Smaller rounds: decisions in compressed pages, and snapshots as differences from others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Apply. Rounds that are stored stay as they are and can be read."""
+    """Apply the migration. Stored rounds are not changed and can still be read."""
     op.alter_column("rounds", "snapshot", existing_type=postgresql.BYTEA(), nullable=True)
     op.add_column("rounds", sa.Column("base", sa.BigInteger()))
     op.create_check_constraint(op.f("ck_rounds_base"), "rounds", "base < number")
@@ -41,7 +41,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo. Rounds that an earlier release could not read are lost; jobs, nodes and estimates stay."""
+    """Undo the migration.
+
+    Rounds that an earlier release could not read are lost. Jobs, nodes and estimates are kept.
+    """
     op.execute("""
         DELETE FROM rounds r WHERE r.base IS NOT NULL OR r.snapshot IS NULL OR EXISTS (
             SELECT FROM decision_pages p WHERE p.cluster_id = r.cluster_id AND p.round = r.number)

@@ -1,4 +1,4 @@
-"""Each turn of a cluster looks for jobs that have left: by an index, as there are few of them."""
+"""An index of jobs that are leaving: each turn of a cluster looks for them, and there are few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Apply."""
+    """Apply the migration."""
     op.create_index(
         op.f("ix_jobs_leaving"),
         "jobs",
@@ -22,5 +22,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo."""
+    """Undo the migration."""
     op.drop_index(op.f("ix_jobs_leaving"), "jobs")
