@@ -1,7 +1,8 @@
-"""tessera.v1.Agents: one stream for each agent; what should be goes out, what is comes in.
+"""tessera.v1.Agents: a stream for each agent, with its desired and its observed state.
 
-The store counts an agent's silence from its last recorded word. So that a node is never given away while
-its agent believes in its lease, each message says which word that is, and the agent counts from there too.
+The store counts an agent's silence from its last recorded message. A node must never be given away
+while its agent believes in its lease. Therefore each answer says which message that was, and the
+agent counts from the same one.
 """
 
 from __future__ import annotations
@@ -35,28 +36,32 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _Messages = AsyncIterator[pb.AgentMessage]
 
 TURN_PATIENCE_S: Final = 0.2
-"""How long a stream waits for its cluster's turn before it goes on with the rest."""
+"""Seconds for which a stream waits for its cluster's turn before it continues with other work."""
 
 MAX_REMARKS: Final = 32
 MAX_REMARK: Final = 300
-"""Of an agent on its nodes' network: so many, of so many characters, are kept."""
+"""Largest number of an agent's remarks about its nodes' network that are kept, and the length of
+each in characters.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTiming:
-    """The rhythm of an agent's stream, in seconds."""
+    """The intervals of an agent's stream, in seconds."""
 
     lease_s: float = 30.0
-    """An agent that is not heard for this long stops its gangs; one that says nothing is cut off."""
+    """Time without contact after which an agent stops its gangs. The stream of an agent that is
+    silent for this long is closed.
+    """
     margin_s: float = 15.0
-    """How much longer than the lease the store waits before it gives the agent's GPUs away."""
+    """Time after the lease for which the store waits before it frees the agent's GPUs."""
     heartbeat_s: float = 5.0
     inspect_s: float = 20.0
     retry_s: float = 1.0
-    """Between attempts while the store is unavailable."""
+    """Time between attempts while the store is unavailable."""
 
     def __post_init__(self) -> None:
-        """Refuse a rhythm in which leases would run out between heartbeats."""
+        """Refuse settings with which leases would expire between heartbeats."""
         if not 0 < self.heartbeat_s < self.lease_s / 3:
             raise InvalidInput("heartbeat_s", "must be positive and less than a third of lease_s")
         if not self.margin_s <= self.lease_s:
@@ -67,13 +72,13 @@ class AgentTiming:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What ran on the agent's nodes under a revision of the desired state."""
+    """The gangs that ran on the agent's nodes under a revision of the desired state."""
 
     revision: int
     gangs: tuple[ObservedGang, ...]
 
     def covers(self, older: Observation) -> bool:
-        """Return whether nothing is lost without ``older``: each end that it tells is still told."""
+        """Return whether ``older`` can be dropped: every ended gang in it is also reported here."""
         told = {(g.job, g.generation, g.node) for g in self.gangs}
         return all(
             (g.job, g.generation, g.node) in told for g in older.gangs if g.phase in convert.ENDED
@@ -82,17 +87,17 @@ class Observation:
 
 @dataclass(slots=True)
 class Inbox:
-    """What an agent said and is not recorded yet: mostly only the newest observation."""
+    """The reports of an agent that are not recorded yet, usually only the newest observation."""
 
     spoke_s: float  # when the agent was last heard
-    said_s: float = 0.0  # the same by its own clock
-    spoke: bool = False  # since this was last recorded
+    said_s: float = 0.0  # the same by the agent's clock
+    spoke: bool = False  # whether it was heard since the last record
     observed: list[Observation] = field(default_factory=list)  # oldest first
     agent: str = ""
-    network: tuple[str, ...] = ()  # what keeps the network plan from having an effect there
+    network: tuple[str, ...] = ()  # reasons why the network plan has no effect on its nodes
 
     async def fill(self, messages: _Messages, stream: Subscription, clock: Clock) -> None:
-        """Take messages in until the agent closes its side."""
+        """Receive messages until the agent closes its side."""
         try:
             async for message in messages:
                 if message.WhichOneof("body") == "hello":
@@ -113,7 +118,7 @@ class Inbox:
         self.observed.append(newest)
 
     def _heed(self, remarks: Iterable[str]) -> None:
-        """Take in what an agent says of its nodes' network, and log it once."""
+        """Keep the agent's remarks about its nodes' network, and log each new one."""
         said = tuple(
             "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK])
             for text in islice(remarks, MAX_REMARKS)
@@ -126,9 +131,10 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCalls:
-    """What agents' streams have of the store, each with threads of its own.
+    """The ways in which agents' streams use the store, each with separate threads.
 
-    ``turns`` are calls that wait for their cluster's row, of which one of each cluster holds a thread.
+    ``turns`` are calls that wait for their cluster's row. At most one of each cluster holds a
+    thread.
     """
 
     store: Store
@@ -138,7 +144,7 @@ class AgentCalls:
 
 
 class AgentsServicer(agents_pb2_grpc.AgentsServicer):
-    """Serves agents' streams from the store."""
+    """The servicer of agents' streams."""
 
     def __init__(
         self,
@@ -148,14 +154,14 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         timing: AgentTiming,
         places: StreamPlaces,
     ) -> None:
-        """``places`` says how many streams there may be."""
+        """Remember the parts. ``places`` limits the number of streams."""
         self._calls, self._wakeups = calls, wakeups
         self._clock, self._timing, self._places = clock, timing, places
 
     async def Sync(
         self, request_iterator: _Messages, context: _Context
     ) -> AsyncIterator[pb.ServerMessage]:
-        """Register the agent; send it what should run and take in what does, until either side leaves."""
+        """Register the agent, then exchange desired and observed state until either side leaves."""
         with self._places.take(CALLER.get().client):
             async with contextlib.aclosing(self._sync(request_iterator)) as messages:
                 async for message in messages:
@@ -175,6 +181,8 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                 ),
                 lease_from_s=session.lease_from_s,
             )
+            # One task reads the agent's messages while this one records them and sends the desired
+            # state.
             filling = session.inbox.fill(request_iterator, stream, self._clock)
             reader = asyncio.create_task(filling)
             try:
@@ -189,7 +197,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                 await asyncio.gather(reader, return_exceptions=True)
 
     async def _hello(self, messages: _Messages) -> pb.AgentMessage | None:
-        """Return the first message; None: the agent went away without one."""
+        """Return the first message, or None if the agent left without one."""
         try:
             async with asyncio.timeout(self._timing.lease_s):
                 first = await anext(messages, None)
@@ -203,7 +211,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
 
 
 class Session:
-    """One agent's stream: what was recorded of it, and what it was sent."""
+    """An agent's stream, with what was recorded of the agent and what was sent to it."""
 
     def __init__(
         self, first: pb.AgentMessage, calls: AgentCalls, clock: Clock, timing: AgentTiming
@@ -217,12 +225,12 @@ class Session:
         self._calls, self._clock, self._timing = calls, clock, timing
         now_s = clock.monotonic_s()
         self.inbox = Inbox(agent=self._agent, spoke_s=now_s, said_s=first.said_s)
-        self.lease_from_s = 0.0  # the agent's clock at its newest word that is recorded
-        self._due_s = now_s  # when a Desired is to be sent in any case
+        self.lease_from_s = 0.0  # the agent's clock at its latest recorded message
+        self._due_s = now_s  # when a Desired must be sent even without a change
         self._push = True  # the desired state may have changed since it was last read
         self._sent: pb.Desired | None = None
         self._failed = False  # the store was unavailable at the last step
-        self._remarks: tuple[str, ...] = ()  # on the network, as recorded
+        self._remarks: tuple[str, ...] = ()  # about the network, as recorded
         self._observing: asyncio.Task[None] | None = None
 
     async def register(self) -> None:
@@ -233,9 +241,9 @@ class Session:
         self.lease_from_s = self.inbox.said_s
 
     async def step(self, stream: Subscription) -> pb.Desired | None:
-        """Record what the agent said; return what it should be sent now, if anything.
+        """Record what the agent reported; return the message to send now, or None.
 
-        While the store is unavailable nothing is sent and nothing is lost.
+        While the store is unavailable, nothing is sent and nothing is lost.
 
         Raises:
             Conflict: another incarnation of the agent took over.
@@ -262,14 +270,14 @@ class Session:
         return desired
 
     def pause_s(self) -> float:
-        """Return how long to wait for a wake-up."""
+        """Return the seconds to wait for a wake-up."""
         if self._failed:
             return self._timing.retry_s
         left_s = self._due_s - self._clock.monotonic_s()
         return left_s if left_s > 0 else self._timing.heartbeat_s
 
     def leave(self) -> None:
-        """Drop what is not recorded yet: the agent says it again when it connects again."""
+        """Drop what is not recorded yet. The agent reports it again when it reconnects."""
         if self._observing is not None:
             self._observing.cancel()
 
@@ -293,9 +301,9 @@ class Session:
             self.lease_from_s = said_s
 
     async def _observe(self, stream: Subscription) -> None:
-        """Record what the agent observed, or go on while that waits for the cluster's turn.
+        """Record what the agent observed, or continue while that waits for the cluster's turn.
 
-        A cluster that many change at once must not keep its agents' leases from being renewed.
+        If many calls change a cluster at the same time, its agents' leases must still be renewed.
         """
         if self._observing is None and self.inbox.observed:
             self._observing = asyncio.create_task(self._record_observed())
@@ -320,7 +328,7 @@ class Session:
                 first.revision,
             )
             self._push = self._push or changed
-            if inbox.observed[0] is first:  # else a newer one took its place meanwhile
+            if inbox.observed[0] is first:  # else a newer one has replaced it
                 inbox.observed.pop(0)
 
     async def _next(self) -> pb.Desired | None:
@@ -343,7 +351,7 @@ class Session:
 
 
 def _wake(stream: Subscription, ended: asyncio.Task[None]) -> None:
-    """Wake the stream for what has ended, and look at its error: the stream may have left."""
+    """Wake the stream, and retrieve the task's error in case the stream has left."""
     if not ended.cancelled():
         ended.exception()
     stream.wake()

@@ -1,7 +1,7 @@
-"""Answers that wait for their client: their number of bytes is bounded, and a stream can be ended meanwhile.
+"""Limits on the answers that wait for their client, and streams that can be ended in the meantime.
 
-A client that does not read leaves its answer in this process's memory. What streams may leave is one message
-each; a unary answer may be as large as a message may be.
+A client that does not read leaves its answer in this process's memory. A stream can leave one
+message; a unary answer can be as large as the largest message.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from tessera.service.rpc.handlers import Behaviour, rewrapped
 from tessera.service.rpc.lanes import client_of
 
 LARGE_BYTES: Final = 256 * 2**10
-"""Smaller answers are not counted: the transport takes most of them at once."""
+"""Size up to which answers are not counted: the transport takes most of these immediately."""
 
 MAX_WAITING_BYTES: Final = 512 * 2**20
-"""Of large answers that wait for all clients."""
+"""Largest total size of the large answers that wait for all clients."""
 
 MAX_WAITING_BYTES_PER_CLIENT: Final = 128 * 2**20
-"""Of these, those that wait for one host: two of the largest."""
+"""Largest total size of those that wait for one host: two of the largest answers."""
 
 GRPC_LOGGER: Final = "grpc._cython.cygrpc"
-"""Logs, with a traceback, that an answer could not be sent after its handler had returned it."""
+"""Name of the logger that reports, with a traceback, an answer that could not be sent after its
+handler had returned.
+"""
 
 
 class LeftClientFilter(logging.Filter):
-    """A filter that makes one line of the traceback of an answer whose client has left."""
+    """A filter that shortens the traceback of an answer whose client has left to one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record where it tells of a failed batch; keep every record."""
+        """Change the record if it reports a failed batch. Keep every record."""
         if record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError):
             record.levelno, record.levelname = logging.INFO, "INFO"
             record.exc_info, record.action = None, "rpc_left"
@@ -49,12 +51,18 @@ _LEFT_CLIENTS: Final = LeftClientFilter()
 
 
 def shorten_left_clients() -> None:
-    """Log one line, not a traceback, for each answer whose client has left. Once for the process."""
+    """Log one line, not a traceback, for each answer whose client has left.
+
+    One call affects the whole process.
+    """
     logging.getLogger(GRPC_LOGGER).addFilter(_LEFT_CLIENTS)
 
 
 class AnswerRoom:
-    """Room for large answers until their clients have taken them. Belongs to the event loop's thread."""
+    """An account of the large answers that their clients have not taken yet.
+
+    It belongs to the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -66,14 +74,14 @@ class AnswerRoom:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return how many bytes of large answers wait."""
+        """Return the number of bytes of large answers that wait."""
         return self._waiting.total()
 
     def take(self, client: str, size: int) -> None:
-        """Take room for an answer.
+        """Reserve room for an answer.
 
         Raises:
-            TooBusy: there is none.
+            TooBusy: not enough room is left.
         """
         for whose, waiting, most in (
             ("for this client", self._waiting[client], self._most_per_client),
@@ -87,17 +95,18 @@ class AnswerRoom:
         self._waiting[client] += size
 
     def give_back(self, client: str, size: int) -> None:
-        """Give the room of an answer back."""
+        """Release the room of an answer."""
         self._waiting[client] -= size
         if not self._waiting[client]:
             del self._waiting[client]
 
 
 class BoundedAnswers(grpc.aio.ServerInterceptor):
-    """Refuses large answers for which there is no room, and begins each stream before its first message.
+    """An interceptor that refuses large answers for which there is no room.
 
-    grpc.aio sends a stream's initial metadata with its first message. While that message waits, ending the
-    stream would send the metadata a second time, which fails and leaves the stream open.
+    It also begins each stream before its first message. grpc.aio sends a stream's initial metadata
+    with its first message. While that message waits, ending the stream would send the metadata a
+    second time, which fails and leaves the stream open.
     """
 
     def __init__(self, room: AnswerRoom) -> None:
@@ -110,7 +119,7 @@ class BoundedAnswers(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler with bounded answers."""
+        """Return the method's handler with limits on its answers."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -147,7 +156,7 @@ def _begin_stream(behaviour: Behaviour) -> Behaviour:
 async def _after_metadata(
     answers: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
 ) -> AsyncGenerator[Any]:
-    """Yield the answers; send the initial metadata before the first, and only if there is one."""
+    """Yield the answers. Send the initial metadata before the first, and only if there is one."""
     begun = False
     async for answer in answers:
         if not begun:

@@ -1,4 +1,4 @@
-"""Blocking work off the event loop, and the wake-ups that streams wait for."""
+"""Blocking work in threads outside the event loop, and the wake-ups that streams wait for."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _T = TypeVar("_T")
 
 
 class ThreadPool:
-    """A bounded number of threads, which knows the name of the work that each of them does."""
+    """A bounded number of threads, with the name of the work that each of them does."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._named: dict[Future[Any], str] = {}
 
     def submit(self, name: str, work: Callable[[_A], _T], argument: _A) -> Future[_T]:
-        """Return the future of ``work(argument)``, which waits for a thread."""
+        """Queue ``work(argument)`` for a thread and return its future."""
         future = self._pool.submit(work, argument)
         self._named[future] = name
         future.add_done_callback(lambda done: self._named.pop(done, None))
         return future
 
     def running(self) -> list[str]:
-        """Return the names of the work that runs."""
+        """Return the names of the work that is running."""
         return [name for future, name in list(self._named.items()) if future.running()]
 
     async def close(self, wait_s: float = math.inf) -> list[str]:
-        """Drop the work that waits; wait for the work that runs, and return what still runs after that."""
+        """Drop waiting work, await running work; return the names of the rest after ``wait_s``."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         left = [asyncio.wrap_future(future) for future in list(self._named) if future.running()]
         if left:
@@ -46,7 +46,7 @@ class ThreadPool:
 
 
 class Calls:
-    """A bounded pool of threads for the server's own calls that block.
+    """A bounded pool of threads for the server's own blocking calls.
 
     A call that is cancelled while it waits for a thread is never started.
     """
@@ -55,7 +55,7 @@ class Calls:
         self._pool = ThreadPool(threads, name)
 
     async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what ``work`` returns."""
+        """Run ``work`` in a thread and return its result."""
         call = partial(work, *args, **kwargs)
         return await asyncio.wrap_future(self._pool.submit(name_of(work), _call, call))
 
@@ -64,7 +64,7 @@ class Calls:
         return self._pool.running()
 
     async def close(self, wait_s: float = math.inf) -> list[str]:
-        """Drop what waits, wait for what runs, and return the names of the calls that still run then."""
+        """Drop waiting calls, await running ones; return the names of the rest after ``wait_s``."""
         return await self._pool.close(wait_s)
 
 
@@ -73,14 +73,17 @@ def _call(work: Callable[[], _T]) -> _T:
 
 
 def name_of(work: Callable[..., object]) -> str:
-    """Return the name of a function, of a method with its class, or of what a partial calls."""
+    """Return the name of a function, of a method with its class, or of the target of a partial."""
     while isinstance(work, partial):
         work = work.func
     return getattr(work, "__qualname__", type(work).__qualname__)
 
 
 class StreamPlaces:
-    """Room for a number of streams, in all and of one client. Belongs to the event loop's thread."""
+    """A limit on the number of streams, in all and for each client.
+
+    It belongs to the event loop's thread.
+    """
 
     def __init__(self, most: int, most_per_client: int, what: str) -> None:
         self._most, self._most_per_client, self._what = most, most_per_client, what
@@ -91,7 +94,7 @@ class StreamPlaces:
         """Hold a place inside the block.
 
         Raises:
-            TooBusy: there is none left.
+            TooBusy: no place is left.
         """
         for whose, taken, most in (
             ("of this client", self._taken[client], self._most_per_client),
@@ -111,12 +114,12 @@ class StreamPlaces:
                 del self._taken[client]
 
     def taken(self) -> int:
-        """Return how many places are taken."""
+        """Return the number of places that are taken."""
         return self._taken.total()
 
 
 class Subscription:
-    """One stream's view of a cluster: whether it has changed, and something to wait on."""
+    """A stream's view of a cluster: whether it has changed, and an event to wait for."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -124,7 +127,7 @@ class Subscription:
         self._closed = False
 
     def changed(self) -> None:
-        """Say that the cluster has changed."""
+        """Note that the cluster has changed, and wake the stream."""
         self._changed = True
         self._event.set()
 
@@ -133,12 +136,12 @@ class Subscription:
         self._event.set()
 
     def close(self) -> None:
-        """Say that the server is shutting down."""
+        """Note that the server is shutting down, and wake the stream."""
         self._closed = True
         self._event.set()
 
     def take_changed(self) -> bool:
-        """Return whether the cluster has changed since the last time this was asked."""
+        """Return whether the cluster has changed since the last call."""
         changed, self._changed = self._changed, False
         return changed
 
@@ -158,20 +161,23 @@ class Subscription:
 
 
 class Wakeups:
-    """Tells the streams of a cluster that it has changed. Belongs to the event loop's thread."""
+    """A registry that wakes the streams of a cluster when it has changed.
+
+    It belongs to the event loop's thread.
+    """
 
     def __init__(self) -> None:
         self._streams: dict[str, set[Subscription]] = {}
         self._closed = False
 
     def changed(self, cluster: str) -> None:
-        """Wake the streams of ``cluster``; "": of every cluster."""
+        """Wake the streams of ``cluster``, or of every cluster if it is ""."""
         chosen = self._streams.values() if not cluster else [self._streams.get(cluster, set())]
         for stream in [s for streams in chosen for s in streams]:
             stream.changed()
 
     def close(self) -> None:
-        """End all streams, now and later."""
+        """End all streams, including those that subscribe later."""
         self._closed = True
         for stream in [s for streams in self._streams.values() for s in streams]:
             stream.close()

@@ -20,18 +20,19 @@ from tessera.v1 import clusters_pb2 as pb
 from tessera.v1 import clusters_pb2_grpc
 
 MAX_NODES: Final = 100_000
-"""Nodes in one call."""
+"""Largest number of nodes in one call."""
 MAX_REASON: Final = 300
 MAX_DRAINED_BY: Final = 100
-"""Characters of why, and by whom, nodes are drained."""
+"""Largest numbers of characters in the reason for a drain and in the name of its author."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Deletion = pb.DeleteClusterRequest | pb.DeleteNodeRequest | pb.DeleteNodesRequest
 
 
 def next_round_s(record: ClusterRecord, period_s: float, now_s: float) -> float:
-    """Return the latest time at which the cluster's next round begins, seconds since 1970.
+    """Return the latest time at which the cluster's next round begins, in seconds since 1970.
 
-    It is the same on every replica: a period after the last round, and now where that has passed.
+    It is the same on every replica: one period after the last round, or now if that time has
+    passed.
     """
     if record.last_round_s is None:
         return now_s
@@ -39,7 +40,7 @@ def next_round_s(record: ClusterRecord, period_s: float, now_s: float) -> float:
 
 
 class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
-    """Serves clusters and nodes from the store."""
+    """The servicer of clusters and nodes, from the store."""
 
     def __init__(
         self,
@@ -50,7 +51,10 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         period_s: float,
         wall_s: Callable[[], float],
     ) -> None:
-        """Rounds begin each ``period_s``; 0: only on request."""
+        """Remember the parts.
+
+        Rounds begin every ``period_s`` seconds, or only on request if it is 0.
+        """
         self._store, self._calls, self._lease_s = store, calls, lease_s
         self._period_s, self._wall_s = period_s, wall_s
 
@@ -89,7 +93,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     async def DrainNodes(
         self, request: pb.DrainNodesRequest, context: _Context
     ) -> pb.DrainNodesResponse:
-        """Let the next round move away what runs on nodes."""
+        """Drain nodes, so that the next round moves their jobs away."""
         key = fields.request_key(request, request.request_id)
         kept = await self._calls.run(self._drain, request, key, draining=True)
         return pb.DrainNodesResponse.FromString(kept)
@@ -103,7 +107,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         return pb.UndrainNodesResponse.FromString(kept)
 
     async def DeleteCluster(self, request: pb.DeleteClusterRequest, context: _Context) -> Empty:
-        """Delete a cluster with everything in it."""
+        """Delete a cluster and everything in it."""
         return await self._calls.run(self._delete_cluster, request)
 
     async def DeleteGpuTypes(

@@ -1,4 +1,4 @@
-"""From the tree of errors to gRPC: one table of codes, google.rpc details, and the outermost guard."""
+"""The translation of errors to gRPC: codes, google.rpc details and the outermost guard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.TesseraError: grpc.StatusCode.INTERNAL,
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RequestIdReused: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.ProblemTooLarge: grpc.StatusCode.FAILED_PRECONDITION,  # stored values, not the caller's
+    errors.ProblemTooLarge: grpc.StatusCode.FAILED_PRECONDITION,  # from stored values, not the caller's
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.Conflict: grpc.StatusCode.ABORTED,
@@ -47,10 +47,12 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.DeadlineTooShort: grpc.StatusCode.DEADLINE_EXCEEDED,
     SolverFailed: grpc.StatusCode.INTERNAL,
 }
-"""Each error class's canonical code; a class that is absent has its nearest ancestor's."""
+"""The canonical code of each error class. Other classes have the code of their nearest ancestor."""
 
 _MAX_MESSAGE_BYTES: Final = 600
-"""All details travel in HTTP/2 headers, which peers limit to 8 KiB; a message occurs three times."""
+"""Largest size of a message. All details travel in HTTP/2 headers, which peers limit to 8 KiB, and
+a message occurs three times in them.
+"""
 
 
 def code_of(error: errors.TesseraError) -> grpc.StatusCode:
@@ -59,7 +61,7 @@ def code_of(error: errors.TesseraError) -> grpc.StatusCode:
 
 
 def status_of(error: errors.TesseraError) -> status_pb2.Status:
-    """Return ``error`` as google.rpc.Status with ErrorInfo, and BadRequest where a field is wrong."""
+    """Return ``error`` as google.rpc.Status, with ErrorInfo and, for a wrong field, BadRequest."""
     facts = {key: _short(value) for key, value in error.metadata().items()}
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)
     details: list[Message] = [info]
@@ -77,9 +79,10 @@ def status_of(error: errors.TesseraError) -> status_pb2.Status:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """The outermost interceptor: every error leaves as a canonical code, none with its inner text.
+    """The outermost interceptor.
 
-    A stream ends when its client has not taken a message for ``unread_s``.
+    Every error leaves as a canonical code, and unexpected ones without their text. A stream ends
+    when its client has not taken a message for ``unread_s``.
     """
 
     def __init__(self, unread_s: float = math.inf) -> None:
@@ -92,7 +95,7 @@ class Guard(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler, guarded."""
+        """Return the method's handler with a guard around it."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -144,7 +147,11 @@ def _guarded_stream(
 async def _send(
     context: grpc.aio.ServicerContext[Any, Any], answer: Any, unread_s: float | None
 ) -> None:
-    """Send one message of a stream. Raises TooBusy: the client does not take it."""
+    """Send one message of a stream.
+
+    Raises:
+        TooBusy: the client does not take it.
+    """
     try:
         async with asyncio.timeout(unread_s):
             await context.write(answer)
@@ -163,9 +170,9 @@ def _say_caller(
 
 
 def _parsed(request: bytes, parse: Parse | None) -> Any:
-    """Return the message of these bytes.
+    """Return the message that these bytes encode.
 
-    It is parsed here, inside the guard: gRPC answers INTERNAL where its own parsing fails.
+    It is parsed inside the guard, because gRPC answers INTERNAL if its own parsing fails.
 
     Raises:
         InvalidInput: the bytes are not such a message, or a text in it is not UTF-8.
@@ -187,7 +194,7 @@ async def _each_parsed(requests: AsyncIterator[bytes], parse: Parse | None) -> A
 async def _translated(
     method: str, context: grpc.aio.ServicerContext[Any, Any]
 ) -> AsyncIterator[None]:
-    """Turn what is raised inside into an abort of the call."""
+    """Turn errors that are raised inside the block into an abort of the call."""
     try:
         yield
     except grpc.aio.AbortError:
@@ -225,7 +232,7 @@ async def _end(
     details: str,
     metadata: Any = (),
 ) -> Never:
-    """Abort the call. Behind a message that the client does not take, the status waits as long as that."""
+    """Abort the call. The status waits until the client has taken the message before it."""
     try:
         await context.abort(code, details, metadata)
     except grpc.aio.InternalError as error:
@@ -234,13 +241,13 @@ async def _end(
 
 
 def _leave(method: str, error: grpc.aio.InternalError) -> Never:
-    """End a call whose client has left while something was sent to it: a batch of operations failed."""
+    """End a call whose client left while a message was sent to it, which failed the operation."""
     log.info("the client has left: %s", error, extra={"action": "rpc_left", "method": method})
     raise asyncio.CancelledError from error
 
 
 def _short(value: str) -> str:
-    """Return ``value`` cut to what fits in the headers."""
+    """Return ``value``, shortened to fit in the headers."""
     raw = value.encode()
     if len(raw) <= _MAX_MESSAGE_BYTES:
         return value

@@ -1,4 +1,4 @@
-"""tessera.v1.Estimates: what workloads can run on, and how fast."""
+"""tessera.v1.Estimates: the Cells that workloads can run on, and how fast they are."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 
 MAX_CELLS: Final = 100_000
-"""Cells in one call."""
+"""Largest number of Cells in one call."""
 MAX_MODELS: Final = 1000
-"""Models in one call, and in one page of an answer: each has a document to read."""
+"""Largest number of models in a call and in a page of an answer: each has a document to read."""
 MAX_COUNTS: Final = 16
 MAX_DEGREE: Final = 64
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
-    """Serves estimates from the store."""
+    """The servicer of estimates, from the store."""
 
     def __init__(
         self,
@@ -63,9 +63,11 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         learns: bool = True,
         profiling: Options | None = None,
     ) -> None:
-        """``estimates`` is the lane of callers' arithmetic, and ``hardware`` is the catalogue by name.
+        """Remember the parts.
 
-        With ``learns`` measurements correct the estimates. ``profiling``: what is measured, and when.
+        ``estimates`` is the lane for estimates that callers request. ``hardware`` is the catalogue
+        by name. If ``learns`` is set, measurements correct the estimates. ``profiling`` says what
+        is measured and when.
         """
         self._profiling = profiling or Options()
         self._store, self._calls, self._learns = store, calls, learns
@@ -86,7 +88,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     async def DeleteCells(
         self, request: pb.DeleteCellsRequest, context: _Context
     ) -> pb.DeleteCellsResponse:
-        """Delete all Cells' estimates that match."""
+        """Delete all matching estimates."""
         return await self._calls.run(self._delete_cells, request)
 
     async def EstimateCells(
@@ -103,13 +105,13 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     async def AddProfiles(
         self, request: pb.AddProfilesRequest, context: _Context
     ) -> pb.AddProfilesResponse:
-        """Keep measured layers, all or none."""
+        """Store measured layers, all or none."""
         return await self._calls.run_by_size(self._add_profiles, request)
 
     async def GetProfiling(
         self, request: pb.GetProfilingRequest, context: _Context
     ) -> pb.Profiling:
-        """Return where the profiling of a workload stands."""
+        """Return the state of a workload's profiling."""
         return await self._calls.run(self._profiling_of, request)
 
     async def UpsertModels(
@@ -218,7 +220,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     def _kinds(
         self, request: pb.EstimateCellsRequest, kinds: Sequence[Kind]
     ) -> dict[str, Hardware]:
-        """Return the types that are asked for, or all that have nodes and are known."""
+        """Return the requested GPU types, or if none are, all known types that have nodes."""
         by_name = {kind.gpu_type.name: kind for kind in kinds}
         if not request.gpu_types:
             there = {name: kind for name, kind in by_name.items() if kind.node_gpus}
@@ -343,5 +345,5 @@ def _degrees(request: pb.EstimateCellsRequest) -> list[int] | None:
 
 
 def _identity(record: EstimateRecord) -> tuple[Workload, Cell]:
-    """Return what makes two estimates of one call the same."""
+    """Return the key by which two estimates of one call are the same."""
     return record.workload, record.cell

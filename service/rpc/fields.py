@@ -1,4 +1,4 @@
-"""Checks of single fields of a request: each returns the value, or raises with the field's path."""
+"""Checks of single fields of a request. Each returns the value, or raises with the field's path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tessera.formulation.records.store import Request
 
 MAX_REQUEST_ID: Final = 64
 MAX_DURATION_S: Final = 315_576_000_000
-"""Ten thousand years: what google.protobuf.Duration can hold."""
+"""Ten thousand years, the longest time that google.protobuf.Duration can hold."""
 
 _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799  # years 1 to 9999
 _ETAG: Final = re.compile(r'"([0-9]{1,18})"')
@@ -41,7 +41,7 @@ def real(field: str, value: float, low: float, high: float) -> float:
 
 
 def text(field: str, value: str, most: int, *, required: bool = False) -> str:
-    """Return ``value`` if it is printable and at most ``most`` characters."""
+    """Return ``value`` if it is printable and has at most ``most`` characters."""
     if required and not value:
         raise InvalidInput(field, "must not be empty")
     if len(value) > most or not value.isprintable():
@@ -65,12 +65,12 @@ def distinct(fields: Iterable[tuple[str, Hashable]]) -> None:
 
 
 def etag_of(version: int) -> str:
-    """Return the etag of a stored version; opaque to callers."""
+    """Return the etag of a stored version. It is opaque to callers."""
     return f'"{version}"'
 
 
 def version_of(etag: str) -> int | None:
-    """Return the version that ``etag`` stands for; None: no etag was sent.
+    """Return the version of an etag, or None if no etag was sent.
 
     Raises:
         StaleEtag: this server never gave such an etag, so it matches nothing.
@@ -96,20 +96,20 @@ def seconds_since_1970(field: str, value: Timestamp) -> float:
 
 
 def duration_of(seconds: float) -> Duration:
-    """Return non-negative seconds as a Duration, limited to what one can hold."""
+    """Return non-negative seconds as a Duration, limited to the longest one."""
     whole_s, nanos = _split(min(max(seconds, 0.0), MAX_DURATION_S))
     return Duration(seconds=whole_s, nanos=nanos)
 
 
 def seconds(field: str, value: Duration) -> float:
-    """Return a Duration that is not negative as seconds."""
+    """Return a non-negative Duration as seconds."""
     if not (0 <= value.seconds <= MAX_DURATION_S and 0 <= value.nanos < 10**9):
         raise InvalidInput(field, "must be a valid duration of 0 s or more")
     return value.seconds + value.nanos / 1e9
 
 
 def mask_paths(field: str, mask: FieldMask, allowed: Collection[str]) -> list[str]:
-    """Return the mask's paths in order, each once; ``*`` stands for all that are allowed.
+    """Return the mask's paths in order, each once. ``*`` stands for all allowed paths.
 
     Raises:
         InvalidInput: a path that is unknown, or that callers may not change.
@@ -124,7 +124,7 @@ def mask_paths(field: str, mask: FieldMask, allowed: Collection[str]) -> list[st
 
 
 def request_key(message: _M, request_id: str) -> Request | None:
-    """Return what makes ``message`` safe to repeat; None: it carries no request id."""
+    """Return the key that makes ``message`` safe to repeat, or None if it has no request id."""
     if not request_id:
         return None
     key = text("request_id", request_id, MAX_REQUEST_ID)
@@ -133,7 +133,7 @@ def request_key(message: _M, request_id: str) -> Request | None:
 
 
 def digest(message: _M, *, without: Collection[str]) -> str:
-    """Return the SHA-256 of a message's deterministic encoding less some fields, in hex."""
+    """Return the SHA-256 of a message's deterministic encoding without some fields, in hex."""
     body = type(message)()
     body.CopyFrom(message)
     for name in without:

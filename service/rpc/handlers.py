@@ -1,4 +1,4 @@
-"""Handlers of methods, taken apart and put together again by interceptors."""
+"""Wrappers around the handlers of methods, for interceptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import grpc
 
 Behaviour = Callable[[Any, Any], Any]
-"""What a method does: from a request, or the requests, and the context to an answer, or the answers."""
+"""The function of a method: from a request or an iterator of them, and the context, to an answer or
+a stream of them.
+"""
 
 Parse = Callable[[bytes], Any]
 
@@ -19,9 +21,9 @@ def rewrapped(
     stream: Callable[[Behaviour], Behaviour],
     parse: Parse | None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return a handler that does what ``unary`` makes of one answer, or ``stream`` of a stream of them.
+    """Return a handler with its behaviour wrapped in ``unary`` or, for a stream, ``stream``.
 
-    ``parse`` reads its requests; None: it is given their bytes.
+    ``parse`` reads its requests. If it is None, the behaviour receives their bytes.
 
     Raises:
         NotImplementedError: the method takes a stream and gives one answer.

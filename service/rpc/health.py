@@ -1,4 +1,4 @@
-"""grpc.health.v1, bound to the store: serving only while the store answers and its schema is right."""
+"""grpc.health.v1 for the store: serving only while the store answers and its schema is right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTANCE: Final = "tessera-instance"
 
 
 class _Servicer(health.aio.HealthServicer):  # type: ignore[misc] # it ships no types
-    """The health service, which also says which instance of the server answers."""
+    """The health service, which also reports the instance of the server that answers."""
 
     def __init__(self, instance: str) -> None:
         super().__init__()
@@ -38,9 +38,10 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc] # it ships no 
 
 
 class Health:
-    """Asks the store every ``period_s`` and tells it on, for the server ("") and each service.
+    """A background check of the store every ``period_s``.
 
-    The question has a thread of its own, so that a busy pool does not look like a lost database.
+    It reports the result for the server ("") and for each service. The check has a separate thread,
+    so that a busy pool does not look like a lost database.
     """
 
     def __init__(
@@ -54,19 +55,19 @@ class Health:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Ask once, then go on asking in the background."""
+        """Check once, then continue in the background."""
         await self._check()
         self._task = asyncio.create_task(self._repeat())
 
     async def stop(self) -> None:
-        """Say NOT_SERVING for good, and stop asking."""
+        """Report NOT_SERVING permanently, and stop checking."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.servicer.enter_graceful_shutdown()
 
     async def close(self, wait_s: float = math.inf) -> list[str]:
-        """Give the thread back; return the names of the calls that still run after ``wait_s``."""
+        """Release the thread; return the names of the calls that still run after ``wait_s``."""
         return await self._calls.close(wait_s)
 
     def running(self) -> list[str]:

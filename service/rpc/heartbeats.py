@@ -1,7 +1,7 @@
-"""Heartbeats of agents: all that are heard at the same time are recorded in one transaction.
+"""Heartbeats of agents. All that arrive at the same time are recorded in one transaction.
 
-An agent's lease must not hang on how many other agents there are, nor on how busy a cluster's row is. So
-heartbeats have a thread of their own and wait for no cluster's turn.
+An agent's lease must not depend on the number of other agents, nor on how busy a cluster's row is.
+Therefore heartbeats have a separate thread and wait for no cluster's turn.
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
 
 MOST: Final = 1000
-"""Heartbeats in one transaction."""
+"""Largest number of heartbeats in one transaction."""
 
 
 class Heartbeats:
-    """Records heartbeats for all streams of this server. Belongs to the event loop's thread."""
+    """A recorder of heartbeats for all streams of this server.
+
+    It belongs to the event loop's thread.
+    """
 
     def __init__(self, store: Store, calls: Calls) -> None:
-        """``calls`` are threads that nobody else uses."""
+        """Remember the parts. ``calls`` are threads that nothing else uses."""
         self._store, self._calls = store, calls
         self._waiting: list[tuple[Heartbeat, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def record(self, beat: Heartbeat) -> None:
-        """Return once the heartbeat is recorded.
+        """Record a heartbeat, and return once it is recorded.
 
         Raises:
-            NotFound: the cluster or the agent. NotAllowed: another incarnation took over. Unavailable.
+            NotFound: the cluster or the agent. NotAllowed: another incarnation took over.
+                Unavailable.
         """
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((beat, answer))
@@ -44,14 +48,14 @@ class Heartbeats:
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             try:
                 await self._record_batch(batch)
-            finally:  # where this task is cancelled, too
+            finally:  # also if this task is cancelled
                 for _, answer in batch:
-                    answer.cancel()  # does nothing to those that have ended
+                    answer.cancel()  # has no effect on those that have ended
 
     async def _record_batch(self, batch: list[tuple[Heartbeat, asyncio.Future[None]]]) -> None:
         try:
             heard = await self._calls.run(self._store.heartbeats, [beat for beat, _ in batch])
-        except Exception as error:  # noqa: BLE001 - it is for those who wait, whatever it is
+        except Exception as error:  # noqa: BLE001 - the waiting calls get it, whatever it is
             _fail([answer for _, answer in batch], error)
             return
         for place, (beat, answer) in enumerate(batch):
@@ -66,7 +70,7 @@ class Heartbeats:
                 )
             except TesseraError as error:
                 _fail([answer], error)
-            else:  # it has said hello since
+            else:  # it has registered again since
                 _fail([answer], Conflict(f"agent {beat.agent} connects anew; connect again"))
 
 

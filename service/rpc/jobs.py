@@ -1,4 +1,4 @@
-"""tessera.v1.Jobs: what users submit, and where it stands."""
+"""tessera.v1.Jobs: the jobs that users submit, and their state."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import jobs_pb2_grpc
 
 MAX_JOBS: Final = 10_000
-"""Jobs in one call."""
+"""Largest number of jobs in one call."""
 POLLS: Final = 100
-"""Watched jobs that are read in each ``poll_s``, about."""
+"""Approximate number of watched jobs that are read in each ``poll_s``."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Event = pb.CancelJobRequest | pb.HoldJobRequest | pb.ReleaseJobRequest
 
 
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
-    """Serves jobs from the store.
+    """The servicer of jobs, from the store.
 
-    ``new_id`` chooses ids for jobs that come without; ``wall_s`` is seconds since 1970, for refusing
-    deadlines that have passed; ``poll_s`` is how often a watched job is read where no wake-up came. Batches
-    and pages are heavy calls by their size, and ``watches`` says how many may watch.
-    ``standing`` is the policy that periodic rounds follow: answers warn of what it does not look at.
+    ``new_id`` chooses ids for jobs that have none. ``wall_s`` returns seconds since 1970, for
+    refusing deadlines that have passed. ``poll_s`` is the time after which a watched job is read
+    even without a wake-up. Batches and pages are heavy calls if they are large, and ``watches``
+    limits the number of watchers. ``standing`` is the policy of periodic rounds: answers warn of
+    wishes that it ignores.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def ListJobEvents(
         self, request: pb.ListJobEventsRequest, context: _Context
     ) -> pb.ListJobEventsResponse:
-        """Return what happened to a job, oldest first."""
+        """Return the events of a job, oldest first."""
         cluster, job = names.parse_job("parent", request.parent)
         history = await self._calls.run(self._store.job_history, cluster, job)
         return pb.ListJobEventsResponse(events=[convert.of_event(entry) for entry in history])
@@ -108,10 +109,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: _Context
     ) -> AsyncIterator[pb.Job]:
-        """Send the job now and whenever it differs, until it has ended; slow readers skip versions.
+        """Send the job now and after each change, until it has ended.
 
-        That it goes on holding GPUs (``service_gpu_s``) is no difference. The more streams watch, the more
-        rarely each is read: together they read about ``POLLS`` jobs in ``poll_s``.
+        Slow readers skip versions. A change of ``service_gpu_s`` alone, while the job holds GPUs,
+        does not count. The more streams watch, the less often each is read: together they read
+        about ``POLLS`` jobs in ``poll_s``.
         """
         cluster, job = names.parse_job("name", request.name)
         sent: JobRecord | None = None
@@ -146,7 +148,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         return pb.Job.FromString(kept)
 
     def _warned(self, record: JobRecord) -> pb.Job:
-        """Return the message of a stored job, with what the standing policy does not look at."""
+        """Return the message of a stored job, with warnings of what the standing policy ignores."""
         message = convert.of_job(record)
         message.warnings.extend(unheeded_wishes(record, self._standing))
         return message
@@ -178,7 +180,10 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         return convert.to_job_spec(f"{prefix}job", cluster, name, request.job)
 
     def _require_future(self, field: str, spec: JobSpec) -> None:
-        """Refuse a deadline that has passed. Inside the transaction, so that a repeated call succeeds."""
+        """Refuse a deadline that has passed.
+
+        This is called inside the transaction, so that a repeated call succeeds.
+        """
         if spec.deadline_s <= self._wall_s():
             raise InvalidInput(field, "has passed; name a later one, or none")
 

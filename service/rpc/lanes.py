@@ -1,17 +1,21 @@
 """Lanes: bounded numbers of threads that clients and clusters share fairly.
 
-What a client may do to others in the same lane is bounded, whether its work takes minutes (rounds) or
-waits in the database for a cluster's row that others hold (writes):
+The harm that a client can do to others in the same lane is bounded. This holds whether its work
+takes minutes (rounds) or waits in the database for a cluster's row that others hold (writes):
 
-1. ``Limits`` says how many threads a client, a cluster and a share (one client on one cluster) may hold.
-2. A free thread goes to the client that holds the fewest, of its shares to the one that holds the fewest,
-   and among equals to the client, then the share, that was given one the longest ago.
+1. ``Limits`` says how many threads a client, a cluster and a share (one client on one cluster) may
+   hold.
+2. A free thread goes to the client that holds the fewest, and among its shares to the one that
+   holds the fewest. Among equals it goes to the client, then to the share, that got one the longest
+   ago.
 3. Work that has run for ``turn_s`` while another share waits is asked to end.
-4. The queue is bounded for all, for a client and for a share. Work that does not fit is refused at once.
+4. The queue is bounded for all, for a client and for a share. Work that does not fit is refused
+   immediately.
 5. Work whose caller has left is never started.
 
-By 2 and 3 the wait of a share that holds nothing is bounded by the number of shares that wait, each of which
-takes one turn before it at most. The number of calls that another share makes has no part in that.
+By rules 2 and 3, the wait of a share that holds nothing is bounded by the number of waiting shares:
+each takes at most one turn before it. The number of calls that another share makes has no
+influence.
 """
 
 from __future__ import annotations
@@ -39,27 +43,29 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 CLIENT_PART: Final = 2
-"""One client may hold the queue's places divided by this."""
+"""One client may hold the queue's places divided by this number."""
 
 REST_EVERY_S: Final = 0.002
 REST_S: Final = 0.0005
-"""Work that may be cancelled rests so often for so long, when it asks whether it was: then quick calls have
-the interpreter at once, and need not wait until it is taken from that work."""
+"""Interval and length of the pauses of cancellable work, made when it checks for cancellation. In a
+pause, quick calls get the interpreter immediately and need not wait until it is taken from that
+work.
+"""
 
 QUICK_BYTES: Final = 65_536
 QUICK_ITEMS: Final = 1_000
-"""A request of more bytes, or for a page of more items, is heavy: it computes long enough to be felt."""
+"""Limits above which a request (bytes) or a page (items) is heavy, because it delays others."""
 
 REMEMBERED: Final = 10_000
-"""Clients and shares of which a lane remembers when they were given a thread."""
+"""Number of clients and shares for which a lane remembers when they last got a thread."""
 
 SHARE_PART: Final = 4
-"""One client may hold, on one cluster, the queue's places divided by this."""
+"""One client may hold, on one cluster, the queue's places divided by this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The claim on a lane that one client has on one cluster. ``client`` is a host: see ``client_of``."""
+    """The claim of one client on one cluster to a lane. ``client`` is a host: see ``client_of``."""
 
     client: str
     cluster: str
@@ -68,11 +74,11 @@ class Share:
 _NOBODY: Final = Share(client="", cluster="")
 
 CALLER: Final = ContextVar("CALLER", default=_NOBODY)
-"""On whose behalf the current task runs. The server sets it for each call."""
+"""The share for which the current task runs. The server sets it for each call."""
 
 
 def client_of(peer: str) -> str:
-    """Return whom a peer's address stands for: its host, since callers are not authenticated.
+    """Return the client of a peer's address: its host, since callers are not authenticated.
 
     ``ipv4:10.0.0.7:50123`` is ``10.0.0.7``, and all callers on a Unix socket are one client.
     """
@@ -82,7 +88,7 @@ def client_of(peer: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many threads of a lane one client, one cluster and one share may hold."""
+    """The numbers of threads of a lane that one client, one cluster and one share may hold."""
 
     client: int
     cluster: int
@@ -90,14 +96,14 @@ class Limits:
 
     @classmethod
     def leaving_room(cls, threads: int) -> Limits:
-        """Return limits by which no client and no cluster holds all threads, and no share all but one."""
+        """Return limits that leave a thread to other clients and clusters, two to other shares."""
         most = max(1, threads - 1)
         return cls(client=most, cluster=most, share=max(1, threads - 2))
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A piece of work's time in a lane. Any thread may ask for it."""
+    """The time that a piece of work has in a lane. Any thread may use it."""
 
     share: Share
     lane: Lane
@@ -105,7 +111,7 @@ class Turn:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
-        """Say that nobody waits for the answer any more."""
+        """Note that nobody waits for the answer any more."""
         self._over.set()
 
     def is_over(self) -> bool:
@@ -113,7 +119,7 @@ class Turn:
         return self._over.is_set()
 
     def left_s(self) -> float:
-        """Return the seconds until the work should end for the sake of others; inf while nobody waits."""
+        """Return the seconds until the work should end for others, or inf while none wait."""
         if not self.lane.others_wait(self.share):
             return math.inf
         return self.began_s + self.lane.turn_s - self.lane.now_s()
@@ -131,7 +137,10 @@ class _Waiting:
 
 
 class Lane:
-    """Threads for long work of callers. Belongs to the event loop's thread, but for ``others_wait``."""
+    """Threads for long work of callers.
+
+    It belongs to the event loop's thread, except ``others_wait``.
+    """
 
     def __init__(
         self,
@@ -149,17 +158,18 @@ class Lane:
         self._most_waiting = most_waiting
         self._queues: dict[Share, deque[_Waiting]] = {}  # none of them empty
         self._held: Counter[Share] = Counter()
-        self._given: dict[
-            Share | str, int
-        ] = {}  # the last turn of a share or a client, the latest last
+        # The number of the last turn of each share and each client, the latest last.
+        self._given: dict[Share | str, int] = {}
         self._waiting = self._count = self._turns = 0
         self._closed = False
 
     async def run(self, share: Share, what: str, work: Callable[[Turn], T]) -> T:
-        """Return what ``work`` returns. ``what`` names the call in the log of a server that stops.
+        """Run ``work`` in a thread and return its result.
+
+        ``what`` names the call in the log of a server that stops.
 
         Raises:
-            TooBusy: too much work waits already.
+            TooBusy: too much work is already waiting.
         """
         self._require_room(share)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -176,7 +186,7 @@ class Lane:
             self._forget(waiting)
 
     def others_wait(self, share: Share) -> bool:
-        """Return whether any other share waits for a thread. In any thread."""
+        """Return whether any other share waits for a thread. Safe in any thread."""
         return len(self._queues) > (share in self._queues)
 
     def running(self) -> list[str]:
@@ -184,7 +194,7 @@ class Lane:
         return self._pool.running()
 
     async def close(self, wait_s: float = math.inf) -> list[str]:
-        """Drop what waits, wait for what runs, and return the names of the calls that still run then."""
+        """Drop waiting work, await running work; return the names of the rest after ``wait_s``."""
         self._closed = True
         for waiting in [w for queue in self._queues.values() for w in queue]:
             waiting.answer.cancel()
@@ -206,12 +216,14 @@ class Lane:
                 )
 
     def _fill(self) -> None:
-        """Give free threads to those whose turn it is."""
+        """Give free threads to the shares whose turn it is."""
         while not self._closed and self._held.total() < self._threads:
+            # Count the threads that each client and each cluster holds.
             of_client, of_cluster = Counter[str](), Counter[str]()
             for held, number in self._held.items():
                 of_client[held.client] += number
                 of_cluster[held.cluster] += number
+            # Find the shares that may hold another thread.
             able = [
                 s
                 for s in self._queues
@@ -221,6 +233,7 @@ class Lane:
             ]
             if not able:
                 return
+            # Choose by rule 2: the fewest threads, then the oldest turn, then the order of arrival.
             chosen = min(
                 able,
                 key=lambda s: (
@@ -249,7 +262,7 @@ class Lane:
             self._given.pop(who, None)
             self._given[who] = self._turns
         while len(self._given) > REMEMBERED:
-            del self._given[next(iter(self._given))]  # the longest ago: as good as never
+            del self._given[next(iter(self._given))]  # the oldest, which now counts as never served
         turn.began_s = self.now_s()
         future = self._pool.submit(waiting.name, waiting.work, turn)
 
@@ -260,7 +273,7 @@ class Lane:
         future.add_done_callback(ended)
 
     def _ended(self, waiting: _Waiting, future: Future[Any]) -> None:
-        """Take the thread back, whether or not anybody still waits for the answer."""
+        """Take the thread back, whether or not anyone still waits for the answer."""
         share, answer = waiting.turn.share, waiting.answer
         self._held[share] -= 1
         if not self._held[share]:
@@ -275,7 +288,7 @@ class Lane:
         self._fill()
 
     def _forget(self, waiting: _Waiting) -> None:
-        """Drop the work from the queue if it is still there: its caller has left."""
+        """Drop the work from the queue if it is still there, because its caller has left."""
         queue = self._queues.get(waiting.turn.share)
         if queue is not None and waiting in queue:
             queue.remove(waiting)
@@ -285,25 +298,25 @@ class Lane:
 
 
 class FairCalls:
-    """Threads of a lane for short calls that block: each runs on the share of its ``CALLER``."""
+    """Threads of a lane for short blocking calls. Each runs on the share of its ``CALLER``."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what ``work`` returns.
+        """Run ``work`` in a thread and return its result.
 
         Raises:
-            TooBusy: too many calls wait already.
+            TooBusy: too many calls are already waiting.
         """
         call = partial(work, *args, **kwargs)
         return await self._lane.run(CALLER.get(), name_of(work), lambda _: call())
 
     async def run_cancellable(self, work: Callable[[T, Callable[[], bool]], R], request: T) -> R:
-        """Return what ``work`` returns for a request.
+        """Run ``work`` for a request in a thread and return its result.
 
-        Its second argument returns true as soon as nobody waits for the answer any more, as ``Turn.is_over``
-        does. Each time it is asked, other threads get on.
+        Its second argument returns true as soon as nobody waits for the answer any more, like
+        ``Turn.is_over``. Each call of it also lets other threads continue.
         """
         rested_s = 0.0
 
@@ -324,45 +337,48 @@ class FairCalls:
         return self._lane.running()
 
     async def close(self, wait_s: float = math.inf) -> list[str]:
-        """Drop what waits, wait for what runs, and return the names of the calls that still run then."""
+        """Drop waiting calls, await running ones; return the names of the rest after ``wait_s``."""
         return await self._lane.close(wait_s)
 
 
 class SizedCalls:
     """Threads for requests of clients: many for short calls, and few for heavy ones.
 
-    Heavy calls compute for seconds and hold the interpreter meanwhile: were several of them to run at once,
-    every short call would wait for all of them at each of its steps.
+    Heavy calls compute for seconds and hold the interpreter meanwhile. If several of them ran at
+    the same time, every short call would wait for all of them at each of its steps.
     """
 
     def __init__(self, quick: FairCalls, heavy: FairCalls) -> None:
         self._quick, self._heavy = quick, heavy
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what ``work``, which is short, returns. Raises TooBusy as ``FairCalls.run`` does."""
+        """Run ``work``, which is short, and return its result.
+
+        Raises TooBusy like ``FairCalls.run``.
+        """
         return await self._quick.run(work, *args, **kwargs)
 
     async def run_by_size(self, work: Callable[[M], T], request: M) -> T:
-        """Return what ``work`` returns for a request, which says by its size whether it is heavy.
+        """Run ``work`` for a request that is heavy if it is large, and return its result.
 
         Raises:
-            TooBusy: too many calls wait already.
+            TooBusy: too many calls are already waiting.
         """
         return await self._calls_for(request).run(work, request)
 
     async def run_heavy(self, work: Callable[[M], T], request: M) -> T:
-        """Return what ``work`` returns for a request of a kind that is heavy whatever its size.
+        """Run ``work`` for a request that is always heavy, and return its result.
 
         Raises:
-            TooBusy: too many calls wait already.
+            TooBusy: too many calls are already waiting.
         """
         return await self._heavy.run(work, request)
 
     async def run_cancellable(self, work: Callable[[M, Callable[[], bool]], R], request: M) -> R:
-        """Return what ``work`` returns for a request of a heavy kind, as ``FairCalls.run_cancellable`` does.
+        """Run ``work`` like ``FairCalls.run_cancellable``, as a heavy call, and return its result.
 
         Raises:
-            TooBusy: too many calls wait already.
+            TooBusy: too many calls are already waiting.
         """
         return await self._heavy.run_cancellable(work, request)
 

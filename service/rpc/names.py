@@ -1,4 +1,4 @@
-"""Resource names: ``clusters/{cluster}`` and what lies below it, parsed and formatted."""
+"""Resource names: ``clusters/{cluster}`` and everything below it, parsed and formatted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _IN_CLUSTER: Final = re.compile(r"clusters/([^/]{1,100})")
 
 
 def find_cluster(request: Message) -> str:
-    """Return the cluster that a request's ``parent`` or ``name``, or its resource's, lies in; "": none.
+    """Return the cluster that the names in a request refer to, or "" if there is none.
 
-    It is not checked: this only tells requests for one cluster from those for another.
+    The names are ``parent`` and ``name``, of the request or of its resource.
+
+    The name is not checked. It only distinguishes requests for one cluster from those for another.
     """
     held = (value for _, value in request.ListFields() if isinstance(value, Message))
     for message in (request, *held):
@@ -94,7 +96,7 @@ def parse_topology(field: str, name: str) -> str:
 
 
 def parse_network_plan(field: str, name: str) -> str:
-    """Return the cluster's id; only the plan in force, ``-``, is kept whole."""
+    """Return the cluster's id. The only valid name is that of the plan in force, ``-``."""
     if not name.endswith("/networkPlans/-"):
         raise InvalidInput(
             field, "must have the form clusters/{cluster}/networkPlans/-: the plan in force"
@@ -135,7 +137,7 @@ def parse_round(field: str, name: str) -> tuple[str, int]:
 
 
 def require_parent(field: str, found: str, cluster: str) -> None:
-    """Check that a resource named in a call lies in the call's parent."""
+    """Check that a resource named in a call belongs to the call's parent."""
     if found != cluster:
         raise InvalidInput(field, f"must lie in {cluster_name(cluster)}, the parent of this call")
 

@@ -1,4 +1,4 @@
-"""tessera.v1.Networks: what clusters' networks look like, and what was decided about them."""
+"""tessera.v1.Networks: the networks of clusters, and the decisions about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAGE: Final = 10_000
 
 
 class NetworksServicer(networks_pb2_grpc.NetworksServicer):
-    """Serves topologies and network plans from the store; plans when asked to."""
+    """The servicer of topologies and network plans. It also makes plans on request."""
 
     def __init__(
         self,
@@ -36,7 +36,10 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         clock: Clock,
         replanning: Replanning,
     ) -> None:
-        """``commits`` is the lane of plans that are put in force, ``trials`` that of previews."""
+        """Remember the parts.
+
+        ``commits`` is the lane of plans that are put in force, ``trials`` that of previews.
+        """
         self._store, self._calls, self._commits, self._trials = store, calls, commits, trials
         self._clock, self._replanning = clock, replanning
 
@@ -51,7 +54,7 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         return await self._calls.run_cancellable(self._update, request)
 
     async def DeleteTopology(self, request: pb.DeleteTopologyRequest, context: _Context) -> Empty:
-        """Forget the network and its plans."""
+        """Delete the network and its plans."""
         return await self._calls.run(self._delete, request)
 
     async def GetNetworkPlan(
@@ -69,7 +72,7 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
     async def PlanNetwork(
         self, request: pb.PlanNetworkRequest, context: _Context
     ) -> pb.NetworkPlan:
-        """Plan the network of the jobs as they run now."""
+        """Plan the network for the jobs that run now."""
         cluster = names.parse_cluster("parent", request.parent)
         lane = self._trials if request.dry_run else self._commits
         return await lane.run(
@@ -155,5 +158,5 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         self._replanning.plan(snapshot, running_now(snapshot), "call", cancelled)
         try:
             return convert.of_plan(cluster, self._store.network_in_force(cluster))
-        except NotFound:  # nothing runs, and nothing has run since the network was described
+        except NotFound:  # no job runs, and none has run since the network was described
             return pb.NetworkPlan(name=names.network_plan_name(cluster, "-"), cause="call")

@@ -1,4 +1,4 @@
-"""Pages of a list (AIP-158): opaque tokens that only continue the list they were given for."""
+"""Pages of a list (AIP-158), with opaque tokens that only continue the list they were given for."""
 
 from __future__ import annotations
 
@@ -20,19 +20,25 @@ _PAGE_FIELDS: Final = ("page_size", "page_token")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What was asked for: ``size`` items after ``cursor`` ("": from the start)."""
+    """A request for ``size`` items after ``cursor``.
+
+    If the cursor is "", the page is the first one.
+    """
 
     size: int
     cursor: str
-    binding: str  # digest of the request without its page fields
+    binding: str  # a digest of the request without its page fields
 
     @property
     def number(self) -> int:
-        """Return the cursor of a list that counts; 0: from the start."""
+        """Return the cursor of a list whose cursors are numbers. 0 is the start."""
         return int(self.cursor or 0)
 
     def token(self, cursor: str | int) -> str:
-        """Return the token of the page after ``cursor``; "" or 0: there is none."""
+        """Return the token of the page after ``cursor``.
+
+        It is "" if the cursor is "" or 0, at the end.
+        """
         if not cursor:
             return ""
         text = json.dumps([str(cursor), self.binding], separators=(",", ":"))
@@ -42,7 +48,7 @@ class Page:
 def page_of(request: Message, size: int, token: str, *, most: int, counts: bool = False) -> Page:
     """Return the page that ``request`` asks for.
 
-    ``most`` caps the size; ``counts`` says that the cursor is a number.
+    ``most`` limits the size. ``counts`` says that the cursor is a number.
 
     Raises:
         InvalidInput: a negative size, or a token of another list.

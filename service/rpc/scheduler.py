@@ -1,4 +1,4 @@
-"""tessera.v1.Scheduler: decide, commit, look back, repeat."""
+"""tessera.v1.Scheduler: deciding, committing, listing and replaying rounds."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
-    """Serves rounds: new ones from the loop, in lanes of their own, and stored ones from the store.
+    """The servicer of rounds: new ones from the loop, in lanes, and stored ones from the store.
 
     ``commits`` is the lane of rounds that are committed, ``trials`` that of dry runs and replays.
-    ``default_deadline_s`` is the deadline of a call that brings none, ``max_deadline_s`` the longest that a
-    call gets, and ``standing`` what holds where its options say nothing.
+    ``default_deadline_s`` is the deadline of a call that has none, and ``max_deadline_s`` the
+    longest that a call gets. ``standing`` fills in what the options of a call leave open.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self._standing = standing
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
-        """Decide one round inside the caller's deadline, and commit it."""
+        """Decide one round within the caller's deadline, and commit it."""
         remaining_s, longest_s = self._time_of(context)
         cluster = names.parse_cluster("parent", request.parent)
         lane = self._trials if request.dry_run else self._commits
@@ -86,10 +86,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return await self._trials.run(CALLER.get(), f"replay in {cluster}", work)
 
     def _time_of(self, context: _Context) -> tuple[Callable[[], float], Callable[[], float]]:
-        """Return what tells, from any thread, the seconds left to the call, and those left to its solver.
+        """Return functions, safe in any thread, for the seconds left to the call and to its solver.
 
-        A caller's hour is cut: the solver ends with its best answer after ``max_deadline_s``, and all that
-        comes after may take as long again.
+        A long deadline is cut: the solver ends with its best answer after ``max_deadline_s``, and
+        everything after it may take the same time again.
         """
         now_s, given_s = self._clock.monotonic_s(), context.time_remaining()
         left_s = self._default_deadline_s if given_s is None else given_s

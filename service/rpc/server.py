@@ -1,4 +1,4 @@
-"""The gRPC server: all servicers on one port, with health, reflection, limits and a graceful end."""
+"""The gRPC server: all servicers on one port, with health, reflection, limits and graceful stop."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
 MOST_WAITING: Final = 4_000
-"""Calls that wait for threads of one kind, at most: half of them of one client, a quarter on one cluster."""
+"""Largest number of calls that wait for threads of one kind. At most half of them are from one
+client, and a quarter from one client on one cluster.
+"""
 
 AFTER_GRACE_S: Final = 0.3
-"""Seconds that calls have to end once they are cancelled, before they are left behind."""
+"""Seconds that calls have to end after they were cancelled, before they are abandoned."""
 
 SERVICES: Final = tuple(
     service.full_name
@@ -80,8 +82,8 @@ SERVICES: Final = tuple(
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a partner
-    ("grpc.keepalive_time_ms", 20_000),  # finds agents whose machine is gone
+    ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a peer
+    ("grpc.keepalive_time_ms", 20_000),  # detects agents whose machine is gone
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
@@ -89,11 +91,12 @@ _OPTIONS: Final = (
 
 
 class Server:
-    """Serves every API of Tessera on ``config.listen``. Make, start and stop it on one event loop.
+    """The server of every API of Tessera, on ``config.listen``.
 
-    ``wakeups``, ``watches`` and ``replanning`` are for others to share, as are the threads that no caller
-    holds: ``lease_calls`` for leases and short reads of the server's own tasks, ``round_calls`` for rounds
-    of the period, ``network_calls``, ``estimate_calls`` and ``cleaning_calls`` for what is done between them.
+    Create, start and stop it on one event loop. Others may share ``wakeups``, ``watches`` and
+    ``replanning``, and the threads that callers do not use. ``lease_calls`` is for leases and short
+    reads of the server's own tasks, and ``round_calls`` for periodic rounds. ``network_calls``,
+    ``estimate_calls`` and ``cleaning_calls`` are for the work between rounds.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Server:
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
         self.cleaning_calls = Calls(1, "cleaning")
         self._heartbeat_calls = Calls(1, "heartbeat")
+        # The threads of calls: short ones, heavy ones, rounds, trials and estimates.
         self._quick_calls = _fair_calls(config.store_threads, "store")
         others_have_one = Limits(client=HEAVY_THREADS - 1, cluster=HEAVY_THREADS, share=1)
         heavy = Lane(HEAVY_THREADS, "heavy", others_have_one, most_waiting=MOST_WAITING)
@@ -126,6 +130,7 @@ class Server:
         self._estimates = Lane(ESTIMATE_THREADS, "estimate", several, most_waiting=queue)
         self._health = Health(store, SERVICES, config.health_period_s, config.instance)
         shorten_left_clients()
+        # The server, and the servicers that are added to it.
         self._grpc = grpc.aio.server(
             interceptors=[Guard(config.unread_s), BoundedAnswers(AnswerRoom())], options=_OPTIONS
         )
@@ -192,7 +197,7 @@ class Server:
         reflection.enable_server_reflection(shown, self._grpc)
 
     async def start(self) -> int:
-        """Listen; return the port (of a Unix socket: 1).
+        """Listen; return the port, which is 1 for a Unix socket.
 
         Raises:
             InvalidInput: the address cannot be bound.
@@ -208,9 +213,9 @@ class Server:
         return port
 
     async def stop(self) -> list[str]:
-        """Take no more calls, end streams, let calls finish for the grace period, then cancel them.
+        """Refuse new calls, end streams, let calls finish for the grace period, then cancel them.
 
-        Return the names of the calls that did not end: their threads still run.
+        Return the names of the calls that did not end. Their threads are still running.
         """
         log.info("stopping", extra={"action": "stopping"})
         end_s = time.monotonic() + self._config.grace_s + AFTER_GRACE_S
@@ -222,7 +227,7 @@ class Server:
         return [name for names in left for name in names]
 
     def is_busy(self) -> bool:
-        """Return whether a call computes that takes much time or memory."""
+        """Return whether a call is running that takes much time or memory."""
         lanes = (self._heavy_calls, self._commits, self._trials, self._estimates)
         return any(lane.running() for lane in lanes)
 
@@ -250,9 +255,10 @@ class Server:
 
 
 def _fair_calls(threads: int, name: str) -> FairCalls:
-    """Return threads of which one client holds all but one at most, and one cluster's callers half of them.
+    """Return threads of which one client holds all but one at most, and one cluster's callers half.
 
-    A write waits for its cluster's row: callers who crowd one cluster leave the others their threads.
+    A write waits for its cluster's row. With these limits, callers that crowd one cluster leave
+    threads to the others.
     """
     half = max(1, threads // 2)
     limits = Limits(client=max(1, threads - 1), cluster=half, share=half)
@@ -260,7 +266,7 @@ def _fair_calls(threads: int, name: str) -> FairCalls:
 
 
 def _agent_calls(config: Config, store: Store, heartbeats: Calls) -> AgentCalls:
-    most = 4 * config.agent_streams  # none is refused: a call each
+    most = 4 * config.agent_streams  # enough for one call of each stream, so that none is refused
     reading = max(1, config.agent_threads // 2)
     turning = max(1, config.agent_threads - reading)
     one = Limits(client=max(1, turning - 1), cluster=1, share=1)

@@ -1,4 +1,4 @@
-"""tessera.v1.Tenants: what tenants are entitled to."""
+"""tessera.v1.Tenants: the shares and quotas of tenants."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tessera.v1 import tenants_pb2 as pb
 from tessera.v1 import tenants_pb2_grpc
 
 MAX_TENANTS: Final = 10_000
-"""Tenants in one call."""
+"""Largest number of tenants in one call."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
-    """Serves tenants' settings from the store."""
+    """The servicer of tenants' settings, from the store."""
 
     def __init__(self, store: Store, calls: SizedCalls) -> None:
         self._store, self._calls = store, calls
@@ -41,7 +41,7 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     async def DeleteTenants(
         self, request: pb.DeleteTenantsRequest, context: _Context
     ) -> pb.DeleteTenantsResponse:
-        """Forget the settings of tenants."""
+        """Delete the settings of tenants."""
         return await self._calls.run_by_size(self._delete, request)
 
     def _upsert(self, request: pb.UpsertTenantsRequest) -> pb.UpsertTenantsResponse:

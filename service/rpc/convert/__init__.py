@@ -1,4 +1,4 @@
-"""Between messages and domain values, both ways: total functions, one module for each .proto file."""
+"""The conversion of messages to domain values and back: a module for each .proto file."""
 
 from tessera.service.rpc.convert.estimates import of_estimate as estimate_to_proto
 from tessera.service.rpc.convert.jobs import of_spec as job_spec_to_proto

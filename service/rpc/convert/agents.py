@@ -1,4 +1,4 @@
-"""What agents say, and what they are told."""
+"""The messages of agents and those to agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tessera.v1 import agents_pb2 as pb
 MAX_ERROR_CHARS: Final = 2000
 
 ENDED: Final = frozenset({"succeeded", "failed"})
-"""Phases that an agent forgets once it has told them."""
+"""Phases that an agent forgets once it has reported them."""
 
 _PHASES: Final = {
     number: name.lower()
@@ -28,7 +28,7 @@ _PHASES: Final = {
 
 
 def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
-    """Return the nodes that an agent stands for, at least one, each once."""
+    """Return the nodes of an agent, at least one, each once."""
     fields.batch(field, len(hello.nodes), 100_000)
     found = tuple(
         NodeSpec(
@@ -46,8 +46,8 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
 def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
     """Return what runs on an agent's nodes.
 
-    Numbers that mean nothing (NaN, infinite, negative) come from the job's own output: they are taken
-    as not known, so that one job cannot end its agent's stream.
+    Meaningless numbers (NaN, infinite, negative) come from the job's own output. They are treated
+    as unknown, so that one job cannot end its agent's stream.
     """
     return tuple(
         ObservedGang(
@@ -76,7 +76,7 @@ def of_desired(desired: Desired, nodes: Collection[str]) -> pb.Desired:
 
 
 def _of_network(desired: Desired) -> pb.NetworkMap | None:
-    """Return what interfaces are to do with the tags of gangs; None: there is no network plan."""
+    """Return the settings of interfaces for the tags of gangs, or None without a network plan."""
     if not desired.network_levels:
         return None
     parts = {g.spec.name: g.network for g in desired.gangs if g.network is not None}
@@ -92,9 +92,10 @@ def _of_network(desired: Desired) -> pb.NetworkMap | None:
 def _of_part(
     part: NetworkDecision | None, levels: int, elsewhere: Collection[str]
 ) -> pb.GangNetwork | None:
-    """Return a gang's part in the network, without the ways of what GPUs of nodes ``elsewhere`` send.
+    """Return a gang's part in the network plan, without the routes of GPUs on nodes ``elsewhere``.
 
-    GPUs are known by their names, NODE/...; where a topology names them otherwise all ways are told.
+    GPUs are recognised by their names, NODE/... If a topology uses other names, all routes are
+    included.
     """
     if part is None:
         return None

@@ -16,10 +16,10 @@ MAX_GPU_TYPES: Final = 256
 MAX_GPUS_A_NODE: Final = 64
 MAX_MEMORY_BYTES: Final = 2**50
 MAX_DOLLARS_PER_HOUR, MAX_WATTS = 1e6, 1e6
-"""Of one GPU; beyond, a value is a wrong unit."""
+"""Largest values of one GPU. A larger value is in a wrong unit."""
 
 ANY_TYPE: Final = "any"
-"""In quotas: GPUs of any type. So no GPU type may have this name."""
+"""The name in quotas for GPUs of any type. Therefore no GPU type may have this name."""
 
 
 def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, ...]:
@@ -73,7 +73,7 @@ def of_cluster(record: ClusterRecord) -> pb.Cluster:
 
 
 def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
-    """Return the node, which must lie in ``cluster``."""
+    """Return the node, which must belong to ``cluster``."""
     return NodeSpec(
         name=to_node_id(f"{field}.name", cluster, message.name),
         gpu_type=names.gpu_type(f"{field}.gpu_type", message.gpu_type),
@@ -84,14 +84,17 @@ def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
 
 
 def to_node_id(field: str, cluster: str, name: str) -> str:
-    """Return the id of a node, which must lie in ``cluster``."""
+    """Return the id of a node, which must belong to ``cluster``."""
     parent, node = names.parse_node(field, name)
     names.require_parent(field, parent, cluster)
     return node
 
 
 def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
-    """Return the message of a stored node; silent for longer than ``lease_s``, it is unreachable."""
+    """Return the message of a stored node.
+
+    If it was silent for longer than ``lease_s``, it is unreachable.
+    """
     state = pb.Node.READY
     if record.draining:
         state = pb.Node.DRAINING

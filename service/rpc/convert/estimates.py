@@ -15,9 +15,11 @@ from tessera.v1 import estimates_pb2 as pb
 
 MAX_GPUS: Final = 65_536
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
-"""What an iteration can take; beyond, a value is a wrong unit and would drown the objective."""
+"""Range of iteration times in seconds. Others have a wrong unit and would drown the objective."""
 MAX_SD: Final = 5.0
-"""A time that may be 150 times as long is no estimate; most likely the value is in per cent."""
+"""Largest standard deviation. A time that may be 150 times as long is not an estimate; most likely
+the value is in per cent.
+"""
 
 _SOURCES: Final = {
     pb.EstimateSource.MEASURED: Source.MEASURED,
@@ -28,7 +30,7 @@ _SOURCE_OF: Final = {source: number for number, source in _SOURCES.items()}
 
 
 def to_workload(field: str, message: pb.Workload) -> Workload:
-    """Return what is trained."""
+    """Return the workload of a message."""
     params = fields.text(f"{field}.params", message.params, 100)
     if "/" in params:
         raise InvalidInput(f"{field}.params", "must not contain '/'")
@@ -40,7 +42,11 @@ def to_workload(field: str, message: pb.Workload) -> Workload:
 
 
 def to_cell_filter(request: pb.DeleteCellsRequest) -> CellFilter:
-    """Return the Cells that a call deletes. Raises InvalidInput: it names none, or all and some."""
+    """Return the filter for the Cells that a call deletes.
+
+    Raises:
+        InvalidInput: it has no filter, or it has both ``all`` and another filter.
+    """
     partial = bool(request.workload.model or request.gpu_type or request.gpus)
     if partial == request.all:
         problem = "excludes the other filters" if partial else "must be set where no filter is"
@@ -66,7 +72,7 @@ def of_workload(workload: Workload) -> pb.Workload:
 
 
 def of_cell(cell: Cell) -> pb.Cell:
-    """Return the message of a Cell, which does not say on how many nodes."""
+    """Return the message of a Cell, which does not contain the number of nodes."""
     return pb.Cell(
         gpu_type=cell.gpu_type, gpus=cell.gpus, pipeline_degree=cell.pipeline_degree, plan=cell.plan
     )
@@ -75,7 +81,10 @@ def of_cell(cell: Cell) -> pb.Cell:
 def to_estimate(
     field: str, message: pb.CellEstimate, workload_of_job: Callable[[str, str], Workload]
 ) -> EstimateRecord:
-    """Return the estimate; ``workload_of_job(field, name)`` looks up the job that a Cell names."""
+    """Return the estimate.
+
+    ``workload_of_job(field, name)`` returns the workload of the job that a Cell names.
+    """
     if bool(message.job) == message.HasField("workload"):
         raise InvalidInput(field, "set exactly one of workload and job")
     workload = (
@@ -122,7 +131,7 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
 
 def _iter_time_s(field: str, message: pb.CellEstimate) -> float:
     if message.infeasible:
-        if message.iter_time_s != 0:  # NaN too
+        if message.iter_time_s != 0:  # also NaN
             raise InvalidInput(field, "set exactly one of iter_time_s and infeasible")
         return math.inf
     return fields.real(

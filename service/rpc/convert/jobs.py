@@ -25,7 +25,7 @@ from tessera.v1 import jobs_pb2 as pb
 
 MAX_ITERATIONS: Final = 10**12
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
-"""Beyond, one job's worth would overflow or drown the objective of a whole round."""
+"""Range of weights. Outside it, one job's value would overflow or dominate a round's objective."""
 MAX_PRIORITY: Final = 100
 MAX_RETRIES: Final = 1000
 MAX_LABELS: Final = 64
@@ -45,16 +45,16 @@ CHANGEABLE: Final[dict[str, str]] = {
     "min_gpus": "min_gpus",
     "max_gpus": "max_gpus",
 }
-"""Field of Job that may change after submission -> field of JobSpec."""
+"""The fields of Job that may change after submission, with the fields of JobSpec."""
 
 _STATE_NUMBER: Final = {state: pb.JobState.Value(state.name) for state in JobState}
 _STATE_OF: Final = {number: state for state, number in _STATE_NUMBER.items()}
 
 
 def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSpec:
-    """Return the job as asked for; its name and its output-only fields are ignored.
+    """Return the requested job. Its name and its output-only fields are ignored.
 
-    The nodes that it avoids must lie in ``cluster``.
+    The nodes that it avoids must belong to ``cluster``.
     """
     m = message
     requested_type = m.requested_gpu_type and names.gpu_type(
@@ -90,7 +90,7 @@ def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSp
 
 
 def require_type_of_pin(field: str, spec: JobSpec) -> None:
-    """Check that a job whose GPU type is a demand names one."""
+    """Check that a job that pins its GPU type names one."""
     if spec.pinned_type and not spec.requested_type:
         raise InvalidInput(
             f"{field}.pinned_gpu_type",
@@ -123,12 +123,12 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
 
 
 def populated(message: pb.Job) -> list[str]:
-    """Return the changeable fields of Job that ``message`` sets (what an empty update mask means)."""
+    """Return the changeable fields that ``message`` sets. An empty update mask means these."""
     return [f.name for f, _ in message.ListFields() if f.name in CHANGEABLE]
 
 
 def to_states(field: str, numbers: list[pb.JobState.ValueType]) -> list[JobState]:
-    """Return states to select by."""
+    """Return the job states to select."""
     for i, number in enumerate(numbers):
         if number not in _STATE_OF:
             raise InvalidInput(f"{field}[{i}]", "is not a state of a job")
@@ -136,7 +136,7 @@ def to_states(field: str, numbers: list[pb.JobState.ValueType]) -> list[JobState
 
 
 def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
-    """Return the message of a job as asked for, without a name."""
+    """Return the message of a job's specification, without a name."""
     message = pb.Job(
         workload=of_workload(spec.workload),
         iterations=spec.iterations,
@@ -216,7 +216,7 @@ def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
 
 
 def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
-    """Return the message of a reason that round ``number`` gave (0: a round that is not kept)."""
+    """Return the message of a reason that round ``number`` gave. If it is 0, no round is named."""
     return pb.Reason(
         code=reason.code,
         message=reason.message,

@@ -24,7 +24,7 @@ _USUAL: Final = ModelSpec(model="", params="", architecture="")
 
 
 def to_model(field: str, message: pb.Model) -> ModelSpec:
-    """Return the model; its architecture is only a text yet."""
+    """Return the model. Its architecture is not parsed yet."""
     params = fields.text(f"{field}.params", message.params, 100)
     if "/" in params:
         raise InvalidInput(f"{field}.params", "must not contain '/'")
@@ -56,7 +56,7 @@ def to_model(field: str, message: pb.Model) -> ModelSpec:
 
 
 def of_model(spec: ModelSpec, model: Model, *, published: bool = False) -> pb.Model:
-    """Return the message of a model and what it describes."""
+    """Return the message of a model, with the facts of its parsed architecture."""
     return pb.Model(
         model=spec.model,
         params=spec.params,
@@ -76,7 +76,7 @@ def of_model(spec: ModelSpec, model: Model, *, published: bool = False) -> pb.Mo
 
 
 def _step(field: str, message: pb.Model) -> str:
-    """Return the step that profiling measures; "": none."""
+    """Return the step that profiling measures, or "" if there is none."""
     step = fields.text(field, message.step, MAX_STEP)
     if len(message.step_arguments) > MAX_ARGUMENTS:
         raise InvalidInput(f"{field}_arguments", f"must be at most {MAX_ARGUMENTS}")
@@ -110,7 +110,7 @@ def of_published(key: tuple[str, str], model: Model) -> pb.Model:
 
 
 def of_cell(found: CellEstimate) -> pb.PlannedCell:
-    """Return the message of an estimate with its plan."""
+    """Return the message of an estimate with its execution plan."""
     message = pb.PlannedCell(estimate=of_estimate(found.record))
     if found.plan is not None:
         message.micro_batches = found.plan.micro_batches

@@ -22,7 +22,7 @@ from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb
 
 SHOWN: Final = 20
-"""Hosts and nodes that do not match, at most."""
+"""Largest number of unmatched hosts, and of unmatched nodes, in a message."""
 _KINDS: Final = ("tensor", "data", "expert_data", "expert", "handed")
 MAX_STAGES: Final = 1024
 MAX_DEGREE: Final = 65_536
@@ -31,10 +31,11 @@ MAX_MESSAGES: Final = 10**12
 
 
 def to_topology(field: str, text: str, cancelled: Callable[[], bool] = never) -> DescribedTopology:
-    """Return what a text in JSON or YAML describes, with its document as canonical JSON.
+    """Return the network that a text in JSON or YAML describes, and its canonical JSON.
 
     Raises:
-        InvalidInput: it is neither JSON nor YAML, describes no network, or one that falls apart.
+        InvalidInput: it is neither JSON nor YAML, describes no network, or one whose parts are not
+            connected.
         DeadlineTooShort: it was cancelled.
     """
     if not text.strip():
@@ -43,7 +44,7 @@ def to_topology(field: str, text: str, cancelled: Callable[[], bool] = never) ->
     try:
         topology = document.read(plain, cancelled)
     except InvalidInput as wrong:
-        part = wrong.field.removeprefix("topology")  # the document as a whole
+        part = wrong.field.removeprefix("topology")  # the prefix stands for the whole document
         raise InvalidInput(f"{field}.{part}".rstrip("."), wrong.problem) from wrong
     parts = apart(topology)
     if len(parts) > 1:
@@ -91,7 +92,7 @@ def of_plan(cluster: str, plan: NetworkPlanRecord) -> pb.NetworkPlan:
 
 
 def of_outcome(cluster: str, outcome: NetworkOutcome, seconds: float) -> pb.NetworkPlan:
-    """Return the message of a plan that is not in force."""
+    """Return the message of a network plan that is not in force."""
     decisions = sorted(outcome.decisions, key=lambda d: d.rank)
     return pb.NetworkPlan(
         name=names.network_plan_name(cluster, "-"),
@@ -104,7 +105,7 @@ def of_outcome(cluster: str, outcome: NetworkOutcome, seconds: float) -> pb.Netw
 
 
 def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
-    """Return the message of a job's part in a plan."""
+    """Return the message of a job's part in a network plan."""
     return pb.NetworkDecision(
         job=names.job_name(cluster, d.job),
         rank=d.rank,
@@ -122,7 +123,7 @@ def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
 
 
 def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> CellTraffic:
-    """Return what the plan of a Cell of so many GPUs sends."""
+    """Return the traffic of the execution plan of a Cell with this number of GPUs."""
     fields.batch(f"{field}.stages", len(message.stages), MAX_STAGES)
     stages = [_to_stage(f"{field}.stages[{i}]", stage) for i, stage in enumerate(message.stages)]
     try:
@@ -157,7 +158,7 @@ def _to_stage(field: str, message: estimates_pb2.StageTraffic) -> StageTraffic:
 
 
 def of_traffic(found: CellTraffic | None) -> estimates_pb2.CellTraffic | None:
-    """Return the message of what a plan sends; None: nothing is known."""
+    """Return the message of an execution plan's traffic, or None if it is unknown."""
     if found is None:
         return None
     return estimates_pb2.CellTraffic(

@@ -1,4 +1,4 @@
-"""Measured layers on the way in, and where profiling stands."""
+"""Measured layers from requests, and the state of profiling."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAX_VERSIONS: Final = 32
 MAX_LAYERS: Final = 10**6
 MAX_LAYER_S, MAX_DEVICE_S = 1e4, 1e7
 MIN_LAYER_S: Final = 1e-12
-"""Of one layer; beyond, a time is in a wrong unit."""
+"""Range of the times of one layer in seconds. A time outside it is in a wrong unit."""
 
 
 def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
     """Return the measured layers, each kind once at each size, and the same kinds at all sizes.
 
     Raises:
-        InvalidInput: NaN, a time that is none, a kind that is missing somewhere; names the field.
+        InvalidInput: NaN, an invalid time, or a kind that is missing at a size; names the field.
     """
     m = message
     fields.batch("layers", len(m.layers), MAX_RECORDS)
@@ -81,7 +81,7 @@ def _layer(field: str, layer: pb.LayerProfile) -> dict[str, Any]:
 
 
 def _require_whole(rows: list[ProfileRow]) -> None:
-    """Check that every kind is there at every size: what is missing would count as taking no time."""
+    """Check that every kind is present at every size: a missing one would seem to take no time."""
     sizes = {(r.samples, r.tp) for r in rows}
     have = {(r.kind, r.samples, r.tp) for r in rows}
     for kind in sorted({r.kind for r in rows}):
@@ -98,7 +98,7 @@ _STATE: Final = {state: pb.ProfilingTask.State.Value(state.name) for state in Ta
 
 
 def of_status(found: Status) -> pb.Profiling:
-    """Return the message of where a workload's profiling stands."""
+    """Return the message of the state of a workload's profiling."""
     return pb.Profiling(
         asked=found.asked,
         source=found.source,

@@ -36,7 +36,7 @@ _SECONDS: Final = {
     "min_run": (0.0, MAX_HORIZON_S),
     "network_measure": (0.0, MAX_HORIZON_S),
 }
-"""Least and most seconds of durations that always end."""
+"""Smallest and largest seconds of the durations that must be finite."""
 
 _COUNTS: Final = {
     "seed": (0, MAX_SEED),
@@ -46,17 +46,17 @@ _COUNTS: Final = {
 }
 
 _EMPTY_IS_UNSET: Final = frozenset({"objective", "solver", "gap", "cost_of", "fairness_levels"})
-"""Fields whose zero value means nothing of its own."""
+"""Fields whose zero value means that they are not set."""
 
 
 def to_options(
     field: str, message: pb.RoundOptions, standing: RoundOptions = DEFAULTS
 ) -> RoundOptions:
-    """Return the options; what is not set is as in ``standing``.
+    """Return the options. Those that are not set are taken from ``standing``.
 
     Raises:
-        InvalidInput: a value is out of range; unknown names of solvers and published policies are found
-            where they are looked up.
+        InvalidInput: a value is out of range. Unknown solvers and schedulers are found later, when
+            they are looked up.
     """
     chosen: dict[str, Any] = {}
     for known, value in message.ListFields():
@@ -72,12 +72,13 @@ def to_options(
 
 
 def read_options(field: str, text: str, standing: RoundOptions = DEFAULTS) -> RoundOptions:
-    """Return the options that ``text`` says, YAML or JSON with RoundOptions' field names of the API.
+    """Return the options in ``text``, which is YAML or JSON with the API's names of fields.
 
-    Durations are written as in options of the command line: ``2h``, ``1h30m``, ``never``, or seconds.
+    Durations are written as in options of the command line: ``2h``, ``1h30m``, ``never``, or
+    seconds.
 
     Raises:
-        InvalidInput: it is no such mapping, or a value is out of range.
+        InvalidInput: it is not such a mapping, or a value is out of range.
     """
     message = pb.RoundOptions()
     try:
@@ -93,7 +94,7 @@ def read_options(field: str, text: str, standing: RoundOptions = DEFAULTS) -> Ro
 
 
 def _with_durations(field: str, options: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return ``options`` with the durations that people write as those of proto JSON, e.g. ``7200s``."""
+    """Return ``options`` with durations in the notation of proto JSON, e.g. ``7200s``."""
     known: dict[str, str] = {}
     for option in pb.RoundOptions.DESCRIPTOR.fields:
         if option.message_type is not None and option.message_type.full_name == _DURATION:
@@ -105,7 +106,7 @@ def _with_durations(field: str, options: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _proto_duration(path: str, value: Any) -> Any:
-    """Return a duration as proto JSON has it; what has another type is left for proto JSON to refuse."""
+    """Return a duration in proto JSON's notation, which refuses values of other types later."""
     match value:
         case bool():
             return value
@@ -121,7 +122,7 @@ def _proto_duration(path: str, value: Any) -> Any:
 
 
 def _attribute(known: FieldDescriptor) -> str:
-    """Return the field of RoundOptions that stands for one of the message."""
+    """Return the name of the field of RoundOptions for a field of the message."""
     return f"{known.name}_s" if known.message_type is not None else known.name
 
 
@@ -136,7 +137,7 @@ def _value(path: str, name: str, value: Any) -> Any:
 
 
 def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptions:
-    """Return the message of options as recorded with a round."""
+    """Return the message of options that were recorded with a round."""
     o = RoundOptions(**options)  # type: ignore[arg-type] # they are recorded by field
     message = pb.RoundOptions()
     for known in pb.RoundOptions.DESCRIPTOR.fields:
@@ -149,7 +150,7 @@ def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptio
 
 
 def of_round(record: RoundRecord, *, summary_only: bool) -> pb.Round:
-    """Return the message of a round, without its decisions where only the summary is wanted."""
+    """Return the message of a round, without its decisions if ``summary_only``."""
     message = of_summary(record.summary)
     if not summary_only:
         cluster, number = record.summary.cluster, record.summary.number

@@ -1,4 +1,4 @@
-"""Tenants: weights, quotas, what they borrow and lend."""
+"""Tenants: weights, quotas, borrowing and lending."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tessera.v1 import tenants_pb2 as pb
 
 MAX_WEIGHT: Final = 1e6
 MAX_QUOTA: Final = 10**7
-"""GPUs; far beyond any cluster."""
-MAX_QUOTAS: Final = 257  # of each GPU type that a cluster may have, and of any
+"""Largest quota in GPUs, far beyond any cluster."""
+MAX_QUOTAS: Final = 257  # one for each possible GPU type, and one for any type
 
 
 def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
-    """Return the settings of a tenant, which must lie in ``cluster``."""
+    """Return the settings of a tenant, which must belong to ``cluster``."""
     m = message
     weight, borrow_gpus = 1.0, -1
     if m.HasField("weight"):
@@ -37,7 +37,7 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
 
 
 def _quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
-    """Return quotas by GPU type, "" for any type; on the way in ``ANY_TYPE`` means the same."""
+    """Return quotas by GPU type, with "" for any type. In messages ``ANY_TYPE`` means the same."""
     if ANY_TYPE in quotas and "" in quotas:
         raise InvalidInput(field, f'has both "" and {ANY_TYPE!r}, which mean any type; give one')
     return {
@@ -49,7 +49,7 @@ def _quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
 
 
 def to_tenant_id(field: str, cluster: str, name: str) -> str:
-    """Return the id of a tenant, which must lie in ``cluster``."""
+    """Return the id of a tenant, which must belong to ``cluster``."""
     parent, tenant = names.parse_tenant(field, name)
     names.require_parent(field, parent, cluster)
     return tenant
