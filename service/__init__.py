@@ -1,1 +1,1 @@
-"""The running system: the round, gRPC servers, the agent, the command line."""
+"""The running system: rounds, gRPC servers, the agent and the command line."""

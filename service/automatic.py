@@ -1,4 +1,7 @@
-"""Cells by themselves: for jobs whose workload has no estimates, from whichever replica holds the lease."""
+"""The estimates that the server makes automatically, for workloads that have none.
+
+The replica that holds the cluster's lease makes them.
+"""
 
 from __future__ import annotations
 
@@ -38,23 +41,26 @@ from tessera.service.ports import Store, Writer
 log = logging.getLogger(__name__)
 
 MOST_ESTIMATORS: Final = 16
-"""Clusters whose estimator is kept, those that it was made for last: each holds what it has learned."""
+"""Number of clusters whose estimator is kept in memory, because each holds what it has learned.
+Those that were built last are kept.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """A workload to estimate, at which counts by GPU type."""
+    """A workload to estimate, with the GPU counts to estimate for each GPU type."""
 
     wanted: Wanted
     asked: Mapping[str, Sequence[int]]
-    key: str  # digest of what the estimates depend on
+    key: str  # a digest of everything that the estimates depend on
 
 
 class Deriving:
-    """Derives the estimates that a cluster's live jobs want and that no user gave. Blocks.
+    """A deriver of the estimates that live jobs of a cluster need and that no user gave.
 
-    For one thread at a time. ``multiples`` of what jobs request are estimated; with ``learns`` measurements
-    correct the estimates. ``profiling``: what is measured where jobs ask for it, by tasks that are made here.
+    Its methods block, and only one thread may use it at a time. GPU counts are the requests of jobs
+    times ``multiples``. If ``learns`` is set, measurements correct the estimates. ``profiling``
+    says what is measured for jobs that ask for it. The profiling tasks are submitted here.
     """
 
     def __init__(
@@ -78,10 +84,12 @@ class Deriving:
         cancelled: Callable[[], bool] = lambda: False,
         woken: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Bring the cluster's own estimates up to date; return how many workloads were estimated.
+        """Bring the estimates that the service makes for a cluster up to date.
 
-        Doing it twice, or in two replicas at once, changes nothing: the same estimates are written. ``woken``
-        is asked before each renewal: others may have come that have no estimates yet, and go first.
+        Return the number of workloads that were estimated. To do this twice, or in two replicas at
+        the same time, is harmless: the same estimates are written. ``woken`` is called before each
+        renewal. If it returns true, new workloads may have arrived that have no estimates yet, and
+        they go first.
 
         Raises:
             NotFound: the cluster.
@@ -92,6 +100,8 @@ class Deriving:
         self._make_tasks(cluster, known)
         done = 0
         for task in self._tasks(cluster, known, measurements):
+            # The workloads without estimates come first. Before each renewal, look whether new ones
+            # have arrived.
             if task.wanted.derived_from and woken():
                 done += self._newcomers(cluster, measurements, cancelled)
             if cancelled():
@@ -101,7 +111,7 @@ class Deriving:
         return done
 
     def forget(self, cluster: str) -> None:
-        """Drop what is remembered of the cluster."""
+        """Drop everything that is remembered about the cluster."""
         self._kept.pop(cluster, None)
         self._estimators.pop(cluster, None)
         for key in [key for key in self._said if key[0] == cluster]:
@@ -113,7 +123,7 @@ class Deriving:
         measurements: tuple[MeasurementRecord, ...],
         cancelled: Callable[[], bool],
     ) -> int:
-        """Estimate the workloads that have no estimates now; return how many."""
+        """Estimate the workloads that have no estimates now, and return how many there were."""
         known, done = self._store.estimation(cluster), 0
         for task in self._tasks(cluster, known, measurements):
             if task.wanted.derived_from or cancelled():
@@ -123,7 +133,7 @@ class Deriving:
         return done
 
     def _keep_measured(self, cluster: str, measurements: tuple[MeasurementRecord, ...]) -> None:
-        """Let the Cells that ran have their measured times, once for each new measurement."""
+        """Store the measured times of Cells that ran, once for each change of the measurements."""
         if self._kept.get(cluster, ()) == measurements:
             return
         kept = self._write(cluster, measured_estimates(measurements), {})
@@ -135,12 +145,15 @@ class Deriving:
         self._kept[cluster] = measurements
 
     def _make_tasks(self, cluster: str, known: Estimation) -> None:
-        """Queue the profiling tasks that are asked for and were never made; each is made once by its name."""
+        """Queue the profiling tasks that are requested and were never created.
+
+        The name of a task ensures that it is created only once.
+        """
         for spec in missing_tasks(known, self._hardware, self._profiling).values():
             facts = {"action": "profiling_asked", "cluster": cluster}
             try:
                 self._store.write(None, partial(_queue, cluster, spec))
-            except AlreadyExists:  # another replica was first
+            except AlreadyExists:  # another replica was faster
                 continue
             except TesseraError as error:
                 log.warning("no profiling task %s: %s", spec.name, error, extra=facts)
@@ -150,7 +163,10 @@ class Deriving:
     def _tasks(
         self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
     ) -> list[_Task]:
-        """Return what is to be done, those without estimates first; say why nothing can be for others."""
+        """Return the workloads to estimate, those without estimates first.
+
+        Record why the others cannot be estimated.
+        """
         specs = {(spec.model, spec.params): spec for spec in known.models}
         models = known_models((w.workload for w in known.wanted if not w.derived_from), ())
         reasons: dict[Workload, Reason] = {}
@@ -176,7 +192,10 @@ class Deriving:
         return sorted(tasks, key=lambda task: bool(task.wanted.derived_from))
 
     def _asked(self, known: Estimation, wanted: Wanted) -> dict[str, list[int]]:
-        """Return the counts of GPUs by type; types that are unknown or too small are absent."""
+        """Return the GPU counts to estimate, by GPU type.
+
+        GPU types that are unknown or have too few GPUs are absent.
+        """
         counts = sorted({*counts_of(wanted.requests, self._multiples), *wanted.counts})
         found = {
             kind.gpu_type.name: [n for n in counts if n <= min(kind.gpus, MAX_GPUS)]
@@ -221,7 +240,7 @@ class Deriving:
             log.warning("no Cells for %s: %s", workload.key, error, extra=failed)
             self._say(cluster, {workload: _failed(workload, str(error))})
             return
-        except Exception:  # the guard of one workload: others must get theirs
+        except Exception:  # this guard keeps one workload from stopping the others
             log.exception("no Cells for %s", workload.key, extra=failed)
             self._say(cluster, {workload: _failed(workload, "see the server's log")})
             return
@@ -246,7 +265,7 @@ class Deriving:
         task: _Task,
         cancelled: Callable[[], bool],
     ) -> list[EstimateRecord] | None:
-        """Return the estimates of one workload; None: cancelled."""
+        """Return the estimates of one workload, or None if the pass was cancelled."""
         workload = task.wanted.workload
         estimator = self._estimator(cluster, known, measurements)
         estimator.know(workload, model_of("model", workload, known.models, known.profiles))
@@ -262,7 +281,10 @@ class Deriving:
     def _estimator(
         self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
     ) -> Estimator:
-        """Return what has learned from the measurements: from memory where nothing has changed."""
+        """Return an estimator that has learned from the measurements.
+
+        It is taken from memory if nothing has changed.
+        """
         hardware, cells = self._of(known), measured_cells(measurements)
         key = (hardware, cells, known.models, known.profiles)
         before = self._estimators.get(cluster)
@@ -277,7 +299,7 @@ class Deriving:
         return estimator
 
     def _say(self, cluster: str, reasons: Mapping[Workload, Reason]) -> None:
-        """Say why workloads have no estimates, where that was not said before."""
+        """Record why workloads have no estimates, unless the same was recorded before."""
         news = {w: r for w, r in reasons.items() if self._said.get((cluster, w)) != r}
         if not news:
             return
@@ -306,7 +328,10 @@ class Deriving:
 
 
 def _profiles(known: Estimation, workload: Workload) -> Mapping[str, Profile]:
-    """Return what was measured of a workload, by GPU type; nothing of a model that is unknown by now."""
+    """Return the profiles of a workload by GPU type.
+
+    The result is empty if the model is not known any more.
+    """
     rows = [row for row in known.profiles if row.workload.model == workload.model]
     found = known_models([workload], known.models, rows).get(workload) if rows else None
     return found.profiles if found else {}

@@ -1,4 +1,7 @@
-"""The server's settings: defaults, then one TOML file, then the environment; unknown keys are errors."""
+"""The server's settings: defaults, overridden by one TOML file and then by the environment.
+
+Unknown keys are errors.
+"""
 
 from __future__ import annotations
 
@@ -27,37 +30,48 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import names as published_names
 
 MAX_MULTIPLES: Final = 16
-"""Of what a job requests, in ``estimate_counts``."""
+"""Largest number of entries in ``estimate_counts``, which are multiples of a job's request."""
 
 MAX_PROFILED: Final = 4096
-"""Samples, or a tensor degree, in ``profile_samples`` and ``profile_tp``."""
+"""Largest number of samples in ``profile_samples``, and largest tensor degree in ``profile_tp``."""
 
 HEAVY_THREADS: Final = 2
-"""Calls about many items or large documents that run at once: each computes for seconds. One client holds
-one of them, and each more would take the interpreter from all short calls."""
+"""Number of calls about many items or large documents that run at the same time.
+
+Each computes for seconds. One client can hold one of these threads. With more threads, short calls
+would not get the interpreter.
+"""
 
 ESTIMATE_THREADS: Final = 2
-"""EstimateCells calls at once; all of it is arithmetic, so more would not help."""
+"""Number of EstimateCells calls that run at the same time. They only compute: more do not help."""
 
 LEASE_THREADS: Final = 1
-"""Calls of the server's own tasks, which renew leases and find what is due."""
+"""Number of calls of the server's own tasks that run at the same time. They renew leases and look
+for rounds that are due.
+"""
 
 OTHER_THREADS: Final = HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + 5
-"""Threads of no setting; one each for health, agents' heartbeats, automatic Cells, network plans, and what
-is deleted in the background."""
+"""Number of threads that no setting controls.
+
+The 5 are one each for health, heartbeats of agents, automatic estimates, network plans and deletion
+in the background.
+"""
 
 MAX_RETAINED_DAYS: Final = 36_500
-"""A century; the database knows no times before its own calendar."""
+"""Longest retention in days, a century: the database cannot represent times before its calendar."""
 
 LEAST_ROUNDS: Final = 100
-"""Rounds of each cluster that retention leaves, however old they are."""
+"""Number of latest rounds of each cluster that retention never deletes, however old they are."""
 
 PREFIX: Final = "TESSERA_"
-"""``listen`` is TESSERA_LISTEN in the environment."""
+"""Prefix of the environment variables: ``listen`` is TESSERA_LISTEN."""
 
 OTHERS: Final = frozenset({"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER"})
-"""Variables of the command line and the benchmarks. Any other unknown TESSERA_ variable is an error: a
-mistyped TESSERA_DATABASE_URL must not start an empty database."""
+"""Variables that the command line and the benchmarks read.
+
+Any other unknown TESSERA_ variable is an error: a mistyped TESSERA_DATABASE_URL must not start an
+empty database.
+"""
 
 _Value = str | int | float | bool
 
@@ -79,107 +93,138 @@ _Instance = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The server's settings. Printable: no secret appears in ``str`` or ``repr``."""
+    """The server's settings. They can be printed: ``str`` and ``repr`` show no secret."""
 
     listen: str = "127.0.0.1:7070"
-    """Host and port, or unix:/path. Port 0: any free one."""
+    """Host and port, or unix:/path. With port 0 the system chooses a free port."""
     insecure_any_interface: bool = False
-    """Callers are not authenticated, so other machines are let in only where this says so."""
+    """Whether to listen on addresses that other machines can reach. Callers are not authenticated,
+    so this must be allowed explicitly.
+    """
     database_url: str = field(default="", repr=False)
-    """postgresql://...; empty: the embedded database."""
+    """URL of the database, postgresql://... If it is empty, the embedded database is used."""
     database_directory: str = ""
-    """Where the embedded database lives; empty: where it likes to."""
+    """Data directory of the embedded database. If it is empty,
+    ``tessera.db.embedded.default_directory`` chooses one.
+    """
     store_threads: _Threads = 6
-    """Short calls that use the database at once. Agents, leases and heavy calls have threads of their own."""
+    """Number of short calls that use the database at the same time. Agents, leases and heavy calls
+    have separate threads.
+    """
     agent_threads: _Threads = 5
-    """Calls of agents that use the database at once, at least 2: more than half of them may change what is
-    stored, one of each cluster at most. Heartbeats have a thread of their own."""
+    """Number of calls of agents that use the database at the same time, at least 2.
+
+    At least half of them may write, at most one for each cluster. Heartbeats have a separate
+    thread.
+    """
     round_threads: _Threads = 2
-    """Rounds that callers commit and that are decided at once, one for each cluster at most. As many periodic
-    rounds are decided at once, in threads that nobody else has."""
+    """Number of rounds that callers commit and that are decided at the same time, at most one for
+    each cluster. The same number of periodic rounds runs in threads reserved for them.
+    """
     trial_threads: _Threads = 3
-    """Dry runs, replays and previews that are decided at once. Of three or more threads one client or
-    cluster holds all but one at most."""
+    """Number of dry runs, replays and previews that are decided at the same time. With three or
+    more threads, one client or cluster holds at most all but one.
+    """
     round_queue: _Many = 64
-    """Calls that wait for one of these threads, at most: half of them of one client."""
+    """Largest number of calls that wait for one of these threads. One client can have half."""
     solve_process_from_jobs: _Count = 0
-    """Rounds of at least so many jobs are decided in a process of their own, so that other calls stay
-    quick beside a long solve; 0: none are. Up to ``round_threads`` processes, each with its own memory."""
+    """Number of jobs from which a round is decided in a separate process, so that other calls stay
+    fast during a long solve. 0 disables this. There are up to ``round_threads`` processes, each
+    with its own memory.
+    """
     period_s: _Seconds = 300.0
-    """A round for each cluster so often; 0: only when asked."""
+    """Seconds between periodic rounds of a cluster. With 0, rounds run only on request."""
     policy: str = ""
-    """The standing policy of rounds: YAML or JSON with RoundOptions' names of the API, for example
-    ``{objective: deadline then jct, queue_order: true, promote_after: 2h}``. Periodic rounds follow it,
-    and so does whatever a Schedule call does not say; empty: RoundOptions' defaults."""
+    """The standing policy of rounds: YAML or JSON with the names of the API's RoundOptions.
+
+    An example is ``{objective: deadline then jct, queue_order: true, promote_after: 2h}``. Periodic
+    rounds follow it, and it fills in what a Schedule call leaves open. If it is empty, the defaults
+    of RoundOptions apply.
+    """
     default_deadline_s: _Positive = 60.0
-    """Deadline of a round for a call that brings none."""
+    """Deadline of a round for a call that has no deadline."""
     max_deadline_s: _Positive = 600.0
-    """Longest deadline of a round. A call that brings a longer one gets the best answer by then."""
+    """Longest deadline of a round. A call with a longer one gets the best answer found by then."""
     grace_s: _Seconds = 10.0
-    """How long a stopping server lets calls finish."""
+    """Time for which a stopping server waits for calls to finish."""
     estimate_cells: bool = True
-    """Jobs whose workload has no estimates get analytic Cells, on all GPU types of their cluster."""
+    """Whether jobs without estimates get analytic ones, on all GPU types of their cluster."""
     estimate_counts: str = "0.5, 1, 2"
-    """At how many GPUs, times what the job requests; those that are whole numbers count."""
+    """GPU counts to estimate, as multiples of the job's request. Only whole results are used."""
     estimate_period_s: _Period = 60.0
-    """How often what is estimated is looked at again, beside whenever a job without estimates comes."""
+    """Time between estimation passes. One also runs when a job without estimates is submitted."""
     learn: bool = True
-    """What jobs report of their iteration times corrects the estimates of like Cells."""
+    """Whether iteration times that jobs report correct the estimates of similar Cells."""
     profile: bool = False
-    """Layers of every workload are measured, not only of those whose jobs ask for it: by tasks on one GPU of
-    each type, where nobody else wants it."""
+    """Whether the layers of every workload are measured, and not only where jobs ask for it. The
+    measuring tasks use one GPU of each type while no other job wants it.
+    """
     profile_samples: str = "1, 2, 4, 8"
-    """At how many samples on the one GPU."""
+    """Numbers of samples to measure on the one GPU."""
     profile_tp: str = "1"
-    """At which tensor degrees; beyond 1 only steps that take ``tp`` can be measured."""
+    """Tensor degrees to measure. Degrees above 1 need steps that take ``tp``."""
     hardware: str = ""
-    """A YAML file with GPU types beside the catalogue's (``estimator.hardware.files``); empty: none."""
+    """A YAML file of GPU types in addition to the catalogue's (``estimator.hardware.files``). If it
+    is empty, there are no others.
+    """
     retain_requests_days: _Days = 1.0
-    """Days for which a repeated request is answered as before. These five: 0 keeps everything for ever."""
+    """Days for which a repeated request gets its first answer again. In this setting and the next
+    four, 0 keeps everything for ever.
+    """
     retain_rounds_days: _Days = 30.0
-    """Days for which rounds with their decisions, and network plans, are kept. The last 100 always are."""
+    """Days for which rounds with their decisions, and network plans, are kept. The last 100 of a
+    cluster are always kept.
+    """
     retain_rounds: _Count = 10_000
-    """Latest rounds of each cluster that are kept, however young the others are."""
+    """Number of latest rounds that are kept for each cluster. Older ones are deleted, however
+    recent they are.
+    """
     retain_snapshots: _Count = 2_000
-    """Latest rounds of each cluster that can be replayed: only they keep their snapshots."""
+    """Number of latest rounds of a cluster that can be replayed. Only they keep snapshots."""
     retain_jobs_days: _Days = 30.0
-    """Days for which a job is kept after its end, and old entries of a live job's history."""
+    """Days for which ended jobs are kept. Older history of live jobs is deleted, too."""
     max_clusters: _Limit = 1000
-    """Clusters that can be created."""
+    """Largest number of clusters."""
     max_nodes: _Limit = 20_000
-    """Nodes that a cluster can have, and agents."""
+    """Largest number of nodes in a cluster, and largest number of agents."""
     max_models: _Limit = 1000
-    """Models that users can describe in a cluster."""
+    """Largest number of models that users can describe in a cluster."""
     max_tenants: _Limit = 10_000
-    """Tenants that can have settings in a cluster."""
+    """Largest number of tenants that can have settings in a cluster."""
     health_period_s: _Positive = 5.0
-    """How often the database is asked whether it is ready."""
+    """Time between checks that the database is ready."""
     agent_streams: _Many = 10_000
-    """Streams of agents at once, at most."""
+    """Largest number of agents' streams at the same time."""
     agent_streams_per_client: _Many = 5_000
-    """Of these, those from one host."""
+    """Largest number of these streams from one host."""
     watches: _Many = 2_000
-    """Streams that watch jobs at once, at most."""
+    """Largest number of streams that watch jobs at the same time."""
     watches_per_client: _Many = 200
-    """Of these, those from one host."""
+    """Largest number of these streams from one host."""
     unread_s: _Positive = 60.0
-    """A stream ends when its client has not taken a message for this long."""
+    """Time after which a stream ends if its client has not taken a message."""
     poll_s: _Positive = 1.0
-    """How often a watched job is read again: only changes of what should run are notified."""
+    """Time after which a watched job is read again. Only changes of the desired state are notified,
+    so the rest must be polled.
+    """
     clock_factor: _Factor = 1.0
-    """Seconds of training that agents replay in a second (their ``--clock-factor``): rounds take jobs to be
-    this many times faster than their estimates. Periods, deadlines and waiting times are real time."""
+    """Seconds of training that agents replay in one second (their ``--clock-factor``). Rounds take
+    jobs to be faster than their estimates by this factor. Periods, deadlines and waiting times are
+    real time.
+    """
     instance: _Instance = ""
-    """A name of this one server, which health checks report as ``tessera-instance`` in their initial
-    metadata. Whoever starts a server recognises it by this. Empty: none is reported."""
+    """The name of this server, which health checks report as ``tessera-instance`` in their initial
+    metadata. A process that starts a server recognises it by this name. If it is empty, none is
+    reported.
+    """
     lease_s: float = 30.0
     margin_s: float = 15.0
     heartbeat_s: float = 5.0
     inspect_s: float = 20.0
-    """These four: see AgentTiming."""
+    """``AgentTiming`` explains these four settings."""
 
     def __post_init__(self) -> None:
-        """Refuse values that have no meaning or would open the server by accident."""
+        """Refuse values that have no meaning or would expose the server by accident."""
         check(entry_of(Config), "", {f.name: getattr(self, f.name) for f in fields(self)})
         self.agent_timing()
         self.round_options()
@@ -198,12 +243,12 @@ class Config:
         return "".join(f"{f.name} = {_toml(self._shown(f.name))}\n" for f in fields(self))
 
     def connections(self) -> int:
-        """Return how many connections to the database are used at once: one for each thread."""
+        """Return how many database connections are in use at the same time: one for each thread."""
         rounds = 2 * self.round_threads + self.trial_threads
         return self.store_threads + max(2, self.agent_threads) + rounds + OTHER_THREADS
 
     def agent_timing(self) -> AgentTiming:
-        """Return the rhythm of agents' streams."""
+        """Return the timing of agents' streams."""
         return AgentTiming(
             lease_s=self.lease_s,
             margin_s=self.margin_s,
@@ -212,10 +257,12 @@ class Config:
         )
 
     def round_options(self) -> RoundOptions:
-        """Return the standing policy. Its rounds last for the period unless it says otherwise.
+        """Return the standing policy.
+
+        Its rounds last for the period unless the policy says otherwise.
 
         Raises:
-            InvalidInput: it is no policy, or names a solver or published policy that there is not.
+            InvalidInput: it is not a policy, or it names an unknown solver or scheduler.
         """
         usual = RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
         found = read_options("policy", self.policy, usual)
@@ -229,7 +276,7 @@ class Config:
         return found
 
     def estimate_multiples(self) -> tuple[float, ...]:
-        """Return what GPU counts are multiplied by. Raises InvalidInput."""
+        """Return the factors by which requested GPU counts are multiplied. Raises InvalidInput."""
         try:
             found = tuple(float(part) for part in self.estimate_counts.split(","))
         except ValueError:
@@ -242,7 +289,7 @@ class Config:
         return found
 
     def profiling(self) -> Options:
-        """Return what is profiled, and when. Raises InvalidInput."""
+        """Return what is profiled and when. Raises InvalidInput."""
         found = {}
         for name in ("profile_samples", "profile_tp"):
             texts = [text.strip() for text in getattr(self, name).split(",")]
@@ -256,11 +303,15 @@ class Config:
         )
 
     def catalogue(self) -> dict[str, Hardware]:
-        """Return the GPU types that Cells can be estimated for. Raises InvalidInput: the file is wrong."""
+        """Return the GPU types for which Cells can be estimated.
+
+        Raises:
+            InvalidInput: the file is wrong.
+        """
         return catalogue_of(read_hardware(Path(self.hardware)) if self.hardware else CATALOGUE)
 
     def retention(self) -> Retention:
-        """Return what the database keeps of what is over."""
+        """Return how much history the database keeps."""
         return Retention(
             requests_s=_days_s(self.retain_requests_days),
             rounds_s=_days_s(self.retain_rounds_days),
@@ -271,7 +322,7 @@ class Config:
         )
 
     def limits(self) -> Limits:
-        """Return what users can create at most."""
+        """Return the largest numbers of things that users can create."""
         return Limits(
             clusters=self.max_clusters,
             nodes=self.max_nodes,
@@ -285,10 +336,13 @@ class Config:
 
 
 def load_config(file: Path | None, environment: Mapping[str, str]) -> Config:
-    """Return the settings from ``file`` (if any), overridden by ``environment``.
+    """Return the settings from ``file``, overridden by ``environment``.
+
+    If ``file`` is None, only the defaults and the environment count.
 
     Raises:
-        InvalidInput: unreadable, an unknown key, or a value of the wrong type or range.
+        InvalidInput: the file cannot be read, a key is unknown, or a value has the wrong type or
+            range.
     """
     values = _from_file(file) if file is not None else {}
     return Config(**(values | _from_environment(environment)))
@@ -336,7 +390,7 @@ def _said(kind: type[_Value]) -> str:
 
 
 def _days_s(days: float) -> float:
-    """Return days in seconds; 0 days are for ever."""
+    """Return days in seconds. 0 days are infinite."""
     return days * 86_400.0 if days else math.inf
 
 

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them, for options, files and settings alike."""
+"""Durations in the notation that people write, for options, files and settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 from tessera.formulation.errors import InvalidInput
 
 MAX_DURATION_S: Final = 315_576_000_000
-"""Ten thousand years: what google.protobuf.Duration can hold."""
+"""Ten thousand years, the longest time that google.protobuf.Duration can hold."""
 
 NEVER: Final = "never"
-"""The word for a duration without an end, where one may be asked for."""
+"""The word for an infinite duration, where one is allowed."""
 
 _SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER: Final = r"[0-9]+(?:\.[0-9]*)?"

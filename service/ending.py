@@ -1,4 +1,4 @@
-"""The end of a server's process, which comes whatever its threads do."""
+"""The end of a server's process, which is certain whatever its threads do."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 LEAVE_S: Final = 0.4
-"""Seconds after the grace at which calls that still run are left behind."""
+"""Seconds after the grace period at which calls that still run are abandoned."""
 
 LAST_S: Final = 0.9
-"""Seconds after the grace at which the process ends even if closing it takes longer."""
+"""Seconds after the grace period at which the process ends, even if closing takes longer."""
 
 
 def end_by(
     grace_s: float, running: Callable[[], Iterable[str]], closings: Iterable[Callable[[], object]]
 ) -> threading.Event:
-    """See to it that this process ends within a second after ``grace_s``; return what calls that off.
+    """Ensure that this process ends within a second after ``grace_s``.
 
-    A thread that Python cannot interrupt would keep the process alive for as long as it runs. After the
-    grace the calls that still run are logged, ``closings`` are called, and the process ends with code 0, as
-    it was asked to end. Should a thread hold the interpreter's lock, or a closing take too long, the
-    process ends with code 1 and the stacks of all threads on stderr.
+    Return the event that calls this off. A thread that Python cannot interrupt would keep the
+    process alive for as long as it runs. After the grace period, the calls that still run are
+    logged and ``closings`` are called. Then the process ends with code 0, because it was asked to
+    end. This may fail because a thread holds the interpreter's lock or a closing takes too long. In
+    that case the process ends with code 1 and prints the stacks of all threads on stderr.
     """
     off = threading.Event()
     faulthandler.dump_traceback_later(grace_s + LAST_S, exit=True)
@@ -46,9 +47,7 @@ def end_by(
         for closing in closings:
             try:
                 closing()
-            except (
-                Exception
-            ):  # the outermost guard of the end: what comes after must be closed, too
+            except Exception:  # the outermost guard: all closings must run
                 log.exception("not closed in good order", extra={"action": "calls_left"})
         logging.shutdown()
         sys.stdout.flush()
@@ -59,6 +58,6 @@ def end_by(
 
 
 def end_in_order(off: threading.Event) -> None:
-    """Call off what ``end_by`` began: everything is closed."""
+    """Call off what ``end_by`` began, because everything is closed."""
     off.set()
     faulthandler.cancel_dump_traceback_later()

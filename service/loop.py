@@ -1,4 +1,7 @@
-"""The round loop: the only place where a round has effects. Load, plan, commit; nothing is held between."""
+"""The round loop, the only place where a round has effects.
+
+It loads a snapshot, plans and commits. It holds no lock or transaction in between.
+"""
 
 from __future__ import annotations
 
@@ -37,63 +40,68 @@ from tessera.solvers.schedulers.registry import scheduler_of
 log = logging.getLogger(__name__)
 
 RESERVE = 1.5
-"""Time kept back for placing, checking and committing, as a multiple of what they take."""
+"""Time reserved for placing, checking and committing, as a multiple of their expected duration."""
 
 RESERVED = 0.1
-"""Share of its time that a replay keeps back from the solver where nothing was measured."""
+"""Share of its time that a replay keeps for the steps after the solver if none was measured yet."""
 
 FIRST_S = {"commit": 0.1}
-"""Before anything was measured: a commit of 300 jobs took half of this (``tessera bench rpc``)."""
+"""Seconds that a phase is expected to take before anything was measured. A commit of 300 jobs took
+half of this (``tessera bench rpc``).
+"""
 
 AFTER_SOLVING = ("place", "check", "network", "commit")
 NOT_SOLVING = ("load", "build", "greedy", *AFTER_SOLVING)
 
 REMEMBERED = 5
-"""Rounds over which the median of a phase's time is taken."""
+"""Number of rounds over which the median of a phase's time is taken."""
 
 MOST_CLUSTERS = 4096
-"""Clusters whose times are remembered: those that had a round last."""
+"""Number of clusters whose times are remembered: those with the latest rounds."""
 
 _LIBRARIES = ("ortools", "scipy", "numpy", "numba")
 _VERSIONS = (f"tessera {release()}", *(f"{name} {version(name)}" for name in _LIBRARIES))
 
 
 class _Phases:
-    """Seconds by phase, by the given clock."""
+    """Seconds by phase, measured with the given clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._last = clock, clock.monotonic_s()
         self.seconds: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
-        """Book the time since the last mark under ``phase``."""
+        """Add the time since the last mark to ``phase``."""
         now = self._clock.monotonic_s()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
     def book(self, phase: str, seconds: float) -> None:
-        """Book seconds since the last mark that were measured elsewhere under ``phase``."""
+        """Add seconds since the last mark that were measured elsewhere to ``phase``."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self._last += seconds
 
 
 class _Measured:
-    """What the phases of a cluster's last rounds took."""
+    """The times that the phases of a cluster's last rounds took."""
 
     def __init__(self) -> None:
         self._rounds: deque[dict[str, float]] = deque(maxlen=REMEMBERED)
 
     def remember(self, seconds: dict[str, float]) -> None:
-        """Take in a round; what is booked in ``seconds`` later counts too."""
+        """Add a round. Seconds that are added to ``seconds`` later count, too."""
         self._rounds.append(seconds)
 
     def forget_one(self) -> None:
-        """Forget the oldest round: what was slow once must not refuse every later call."""
+        """Forget the oldest round, so that one slow round does not refuse all later calls."""
         if self._rounds:
             self._rounds.popleft()
 
     def expect_s(self, *phases: str) -> float:
-        """Return the sum of the phases' medians, seconds; guesses where nothing was measured."""
+        """Return the sum of the phases' medians in seconds.
+
+        A guess is used if nothing was measured.
+        """
         total = 0.0
         for phase in phases:
             took = [seconds[phase] for seconds in self._rounds if phase in seconds]
@@ -102,7 +110,10 @@ class _Measured:
 
 
 class RoundLoop:
-    """Decides and commits rounds. Any number may run at once, in any number of replicas."""
+    """A loop that decides and commits rounds.
+
+    Any number may run at the same time, in any number of replicas.
+    """
 
     def __init__(
         self,
@@ -112,20 +123,21 @@ class RoundLoop:
         from_jobs: int = 0,
         clock_factor: float = 1.0,
     ) -> None:
-        """``workers`` decide rounds of at least ``from_jobs`` jobs; without them this process does.
+        """Prepare the solvers and remember the settings.
 
-        Agents replay ``clock_factor`` seconds of training in a second.
+        Rounds of at least ``from_jobs`` jobs are decided by ``workers``. If it is None, this
+        process decides them. Agents replay ``clock_factor`` seconds of training in one second.
         """
         self._clock_factor = clock_factor
         self._store, self._clock = store, clock
         self._workers, self._from_jobs = workers, from_jobs
-        make_solver()  # loads the solver libraries now, not within the first call's deadline,
-        warm()  # and compiles what is compiled
+        make_solver()  # load the solver libraries now, not within the first call's deadline,
+        warm()  # and compile the kernels
         self._isolated = Workers(on_demand=True)
         self._measured: dict[str, _Measured] = {}  # by cluster, the latest last
 
     def close(self) -> None:
-        """End the processes that decide rounds for this loop alone."""
+        """End the processes that decide rounds for this loop only."""
         self._isolated.close()
 
     def schedule(
@@ -141,13 +153,14 @@ class RoundLoop:
     ) -> RoundRecord:
         """Decide a round and, unless ``dry_run``, commit it. Blocks.
 
-        ``remaining_s`` is what is left of the caller's deadline (inf: none), ``fair_s`` what others who wait
-        leave to the solver: it ends with its best answer then.
+        ``remaining_s`` returns what is left of the caller's deadline (inf if there is none).
+        ``fair_s`` returns the time that waiting calls leave to the solver. After it the solver ends
+        with its best answer.
 
         Raises:
             NotFound: the cluster. InvalidInput: the options.
-            DeadlineTooShort: too little time for loading, greedy, checking and committing; no round was
-                written.
+            DeadlineTooShort: too little time for loading, greedy, checking and committing; no round
+                was written.
             RoundSuperseded: another replica committed first; no round was written.
         """
         _require_known(options, commits=not dry_run)
@@ -162,6 +175,7 @@ class RoundLoop:
             return begun
         snapshot = replace(begun, clock_factor=self._clock_factor)
         phases.mark("load")
+        # The solver must leave time for the steps after it.
         after = measured.expect_s(*AFTER_SOLVING) * RESERVE
         started_s = self._clock.monotonic_s()
 
@@ -180,11 +194,12 @@ class RoundLoop:
         try:
             outcome = self._plan(snapshot, options, budget, phases, remaining_s)
         except DeadlineTooShort:
-            if "solve" in phases.seconds:  # what came after it takes that long at least
+            if "solve" in phases.seconds:  # the next step takes at least this long
                 phases.mark("place")
                 self._remember(cluster, measured, phases)
             raise
         self._remember(cluster, measured, phases)
+        # From here on nothing is done for a caller that has left.
         require_wanted(over)
         encoded = encode(snapshot)
         summary = summarise(snapshot, outcome, options, phases.seconds, digest_of(encoded))
@@ -218,11 +233,12 @@ class RoundLoop:
         cancelled: Callable[[], bool],
         fair_s: Callable[[], float] = endless,
     ) -> tuple[RoundRecord, bool]:
-        """Solve a stored round's snapshot again; return it, and whether its decisions are the same.
+        """Solve the snapshot of a stored round again.
 
-        Without ``options``, as recorded: the deterministic work at which each solver stopped takes the
-        place of the clock, so that the decisions are the same. Then it cannot end early with another
-        answer: where others wait and ``fair_s`` is over, it is refused.
+        Return the round, and whether its decisions are the same. If ``options`` is None, the round
+        is decided as recorded: each solver stops at the recorded deterministic work instead of a
+        time, so that the decisions are the same. Such a replay cannot end early with another
+        answer. It is refused if others wait and ``fair_s`` is over.
 
         Raises:
             NotFound: the cluster or the round. InvalidInput: the options.
@@ -276,7 +292,7 @@ class RoundLoop:
         phases: _Phases,
         remaining_s: Callable[[], float],
     ) -> Outcome:
-        """Decide the round here or, if it is large or cannot be interrupted, in a process of its own."""
+        """Decide the round here, or in another process if it is large or uninterruptible."""
         workers = self._workers if len(snapshot.jobs) >= self._from_jobs else None
         if not (
             solvers.is_interruptible(options.solver)
@@ -290,7 +306,7 @@ class RoundLoop:
         return outcome
 
     def _remember(self, cluster: str, measured: _Measured, phases: _Phases) -> None:
-        """Keep what the phases took, of the clusters that had a round last."""
+        """Keep the times of the phases, for the clusters with the latest rounds."""
         measured.remember(phases.seconds)
         self._measured.pop(cluster, None)
         self._measured[cluster] = measured
@@ -323,14 +339,14 @@ def _plan_here(
 
 
 def _over(remaining_s: Callable[[], float], cancelled: Callable[[], bool]) -> Callable[[], bool]:
-    """Return what tells whether nobody waits for the round any more."""
+    """Return a function that returns whether the caller has left or its deadline is over."""
     return lambda: cancelled() or remaining_s() <= 0
 
 
 def _require_known(options: RoundOptions, *, commits: bool) -> None:
-    """Refuse names that no solver or published policy has, before anything is loaded.
+    """Refuse unknown solvers and schedulers before anything is loaded.
 
-    Baselines, which are there to compare with, decide no round that is committed.
+    Baselines, which exist for comparison, decide no round that is committed.
     """
     if commits:
         solvers.require_product(options.solver)
@@ -349,10 +365,11 @@ def decide_again(
     solve_s: Callable[[], float] | None = None,
     left_s: Callable[[], float] = endless,
 ) -> RoundRecord:
-    """Decide a round on a stored or shared snapshot; nothing is committed, and no store is needed.
+    """Decide a round on a stored or shared snapshot.
 
-    With ``options.work`` that takes the place of the clock. Otherwise the solver has ``solve_s``, or
-    ``remaining_s`` where that is None. ``left_s`` is the time until ``cancelled`` becomes true by itself.
+    Nothing is committed, and no store is needed. If ``options.work`` is given, it replaces the
+    clock. Otherwise the solver has ``solve_s``, or ``remaining_s`` if that is None. ``left_s`` is
+    the time until ``cancelled`` becomes true without an action of the caller.
 
     Raises:
         DeadlineTooShort: ``cancelled`` has become true.
@@ -386,7 +403,7 @@ def summarise(
     seconds: dict[str, float],
     snapshot_digest: str,
 ) -> RoundSummary:
-    """Return the round's summary as it stands before the commit."""
+    """Return the round's summary before the commit."""
     problem, solution, scale = outcome.problem, outcome.solution, outcome.problem.scale
     kinds = [d.kind for d in outcome.decisions]
     used = problem.used(solution.choice).tolist()

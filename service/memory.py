@@ -1,4 +1,4 @@
-"""Memory given back to the system after a burst of calls."""
+"""Memory that is returned to the system after a burst of calls."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Final
 import psutil
 
 PERIOD_S: Final = 5.0
-"""Seconds between two looks at the process's memory."""
+"""Seconds between two checks of the process's memory."""
 
 PATIENT_PERIODS: Final = 12
-"""Looks after which memory is given back although the process is busy."""
+"""Number of checks after which memory is returned even if the process is busy."""
 
 GROWTH_BYTES: Final = 32 * 2**20
-"""Growth since the last time from which giving back pays."""
+"""Growth since the last return from which another one is worthwhile."""
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM."""
+    """Return the resident memory of this process."""
     found: int = psutil.Process().memory_info().rss
     return found
 
 
 def give_back() -> None:
-    """Collect cycles, and return free memory to the system.
+    """Collect reference cycles, and return free memory to the system.
 
-    Collecting stops every thread, for as long as there is much to look at: seconds of millions of objects.
-    The C library keeps what threads have freed, for each of its arenas, unless it is told to return it.
-    Another C library than glibc has no such call and needs none.
+    Collection stops every thread while it runs, which takes seconds with millions of objects. The C
+    library keeps what threads have freed, in each of its arenas, until it is asked to return it.
+    Other C libraries than glibc have no such call and need none.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -46,7 +46,8 @@ async def give_back_repeatedly(
 ) -> None:
     """Give memory back when this process has grown and is not busy, until cancelled.
 
-    Of a process that is always busy it is given back each ``PATIENT_PERIODS``, and once more when it rests.
+    If the process is always busy, memory is given back every ``PATIENT_PERIODS`` checks, and once
+    more when it is idle.
     """
     known, waited = resident(), 0
     while True:
@@ -55,6 +56,6 @@ async def give_back_repeatedly(
         if now > known + GROWTH_BYTES and (waited >= PATIENT_PERIODS or not busy):
             await asyncio.to_thread(give_back)
             now, waited = resident(), 0
-            if not busy:  # what calls hold will be free when they end
+            if not busy:  # the calls will free what they hold when they end
                 known = now
         known = min(known, now)

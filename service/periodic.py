@@ -1,4 +1,7 @@
-"""Rounds without a call: one for each cluster in each period, and after events, on the lease's holder."""
+"""Rounds without a call: one for each cluster in each period, and one after events.
+
+The replica that holds the cluster's lease runs them.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from tessera.solvers.rounds.options import RoundOptions
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 5.0
-"""How often leases are renewed and rounds that are due are begun."""
+"""Seconds between ticks. A tick renews the leases and begins the rounds that are due."""
 
 TICKS_A_LEASE: Final = 3
-"""Another replica takes over when a lease was not renewed for so many ticks."""
+"""Number of ticks without a renewal after which another replica takes a lease over."""
 
 WAKE_GAP_S: Final = 3.0
-"""Rounds of a cluster that events ask for begin at least this many seconds after the one before."""
+"""Shortest time from the beginning of a cluster's last round to one that an event requests."""
 
 PAGE: Final = 1000
 
@@ -42,10 +45,10 @@ def clusters_of(store: Store) -> list[ClusterRecord]:
 
 
 class PeriodicRounds:
-    """Begins a round for a cluster when none was committed for ``period_s``, or when it is woken.
+    """A task that begins a cluster's round when it is woken or had none for ``period_s``.
 
-    ``holder`` names this replica, uniquely; ``deadline_s`` is what each round may take; ``options`` is
-    the standing policy.
+    ``holder`` is a unique name of this replica. ``deadline_s`` is the time that a round may take.
+    ``options`` is the standing policy.
     """
 
     def __init__(
@@ -66,7 +69,8 @@ class PeriodicRounds:
         self._holder, self._period_s, self._deadline_s = holder, period_s, deadline_s
         self._options = options or RoundOptions()
         self._tick_s = min(TICK_S, period_s)
-        self._last: dict[str, tuple[int, float]] = {}  # cluster -> last round, begun or seen when
+        # The last round of each cluster, and when it was begun or seen.
+        self._last: dict[str, tuple[int, float]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._wakes, self._woken = SpacedWakes(WAKE_GAP_S), asyncio.Event()
         self._over = threading.Event()
@@ -85,10 +89,10 @@ class PeriodicRounds:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self, cluster: str) -> None:
-        """Let ``cluster`` have a round soon. In the event loop.
+        """Schedule a round of ``cluster`` soon. Call this in the event loop.
 
-        "" is ignored: after a lost connection to the database nobody knows which clusters need one, and
-        what was missed waits for the period.
+        "" is ignored. It stands for a lost connection to the database, after which it is unknown
+        which clusters need a round. What was missed waits for the period.
         """
         if cluster:
             self._wakes.wake(cluster, self._clock.monotonic_s())
@@ -99,7 +103,7 @@ class PeriodicRounds:
         now_s = self._clock.monotonic_s()
         due = self._wakes.take_due(now_s)
         for place, cluster in enumerate(due):
-            if cluster in self._running:  # it may have read the cluster before the event
+            if cluster in self._running:  # it may have read the cluster earlier
                 self._wakes.wake(cluster, now_s + WAKE_GAP_S)
                 continue
             try:
@@ -114,8 +118,8 @@ class PeriodicRounds:
     async def tick(self) -> None:
         """Renew the leases and begin the rounds that are due. Raises what the store raises.
 
-        A cluster without a live job has no rounds and no lease, so empty clusters cost nothing. Its first job
-        has a round at the next tick.
+        A cluster without a live job has no rounds and no lease, so empty clusters cost nothing. Its
+        first job has a round at the next tick.
         """
         records = await self._calls.run(clusters_of, self._store)
         for deleted in self._last.keys() - {record.name for record in records}:
@@ -126,6 +130,7 @@ class PeriodicRounds:
             cluster, last_round = record.name, record.last_round
             now_s = self._clock.monotonic_s()
             seen, since_s = self._last.get(cluster, (last_round, -math.inf))
+            # A round that a call or another replica committed restarts the period.
             if seen != last_round:
                 since_s = now_s
             self._last[cluster] = (last_round, since_s)
@@ -134,7 +139,7 @@ class PeriodicRounds:
                 self._begin(cluster, last_round)
 
     async def _lease(self, cluster: str) -> bool:
-        """Take or renew the lease of ``cluster``; return whether this replica holds it."""
+        """Take or renew the lease of ``cluster``, and return whether this replica holds it."""
         lease_s = self._tick_s * TICKS_A_LEASE
         return await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s)
 
@@ -147,7 +152,7 @@ class PeriodicRounds:
         task.add_done_callback(partial(self._ended, cluster))
 
     def begun(self) -> list[asyncio.Task[None]]:
-        """Return the rounds that run now."""
+        """Return the tasks of the rounds that run now."""
         return list(self._running.values())
 
     async def _repeat(self) -> None:
@@ -167,7 +172,7 @@ class PeriodicRounds:
                 log.exception("no periodic rounds", extra={"action": "tick_failed"})
             next_s = min(next_tick_s, self._wakes.next_s())
             self._woken.clear()
-            with contextlib.suppress(TimeoutError):  # then something is due
+            with contextlib.suppress(TimeoutError):  # after the timeout something is due
                 async with asyncio.timeout(max(0.0, next_s - self._clock.monotonic_s())):
                     await self._woken.wait()
 
@@ -192,15 +197,15 @@ class PeriodicRounds:
             await self._wake_for_retries(cluster)
         except Conflict as error:
             log.info("%s", error, extra=facts)
-            if woken:  # the round that was committed meanwhile may not have seen the event
+            if woken:  # the round that was committed in the meantime may not have seen the event
                 self.wake(cluster)
         except TesseraError as error:
             log.warning("no round for %s: %s", cluster, error, extra=facts)
-        except Exception:  # likewise
+        except Exception:  # the outermost guard of one round
             log.exception("no round for %s", cluster, extra=facts)
 
     async def _wake_for_retries(self, cluster: str) -> None:
-        """Let ``cluster`` have a round when the next of its jobs may be tried again."""
+        """Schedule a round of ``cluster`` for when the next back-off of a job ends."""
         try:
             retry_in_s = await self._calls.run(self._store.retry_in_s, cluster)
         except TesseraError as error:

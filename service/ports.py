@@ -1,4 +1,4 @@
-"""What the service needs of the world, as protocols: a store and a clock."""
+"""The interfaces through which the service uses the outside world, as protocols."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from tessera.formulation.values import GpuType, Workload
 
 
 class Writer(Protocol):
-    """Changes inside one transaction of ``Store.write``. A version of None matches any."""
+    """A set of changes inside one transaction of ``Store.write``.
+
+    If a version is None, it matches any stored version.
+    """
 
     def upsert_cluster(
         self, name: str, gpu_types: Sequence[GpuType], version: int | None
@@ -47,7 +50,7 @@ class Writer(Protocol):
         ...
 
     def delete_cluster(self, name: str, version: int | None, *, force: bool) -> None:
-        """Delete a cluster: from the commit on nobody finds it, and its name is free.
+        """Delete a cluster. After the commit it cannot be found, and its name is free.
 
         Raises:
             NotFound, StaleEtag.
@@ -62,7 +65,8 @@ class Writer(Protocol):
 
         Raises:
             NotFound: the cluster, or a type unless ``allow_missing``. StaleEtag.
-            InUse: nodes, users' Cells, quotas or live jobs name one. InvalidInput: none would remain.
+            InUse: nodes, users' Cells, quotas or live jobs name one.
+            InvalidInput: none would remain.
         """
         ...
 
@@ -87,7 +91,8 @@ class Writer(Protocol):
     ) -> list[NodeRecord]:
         """Mark nodes as draining, or not. Raises NotFound.
 
-        A reason replaces that of a node that drains already; without one it stays.
+        A reason replaces the reason of a node that is already draining. If ``reason`` is "", the
+        old one stays.
         """
         ...
 
@@ -99,13 +104,15 @@ class Writer(Protocol):
         *,
         allow_missing: bool,
     ) -> None:
-        """Delete nodes, all or none; those in ``versions`` must be at that version.
+        """Delete nodes, all or none. Nodes in ``versions`` must be at that version.
 
-        An agent that runs on one of them is told, and does not register it again until it is restarted or a
-        user creates the node again. Jobs that avoid a node avoid it no longer.
+        An agent that runs on a deleted node is informed. It does not register the node again until
+        it is restarted or a user creates the node again. The node is removed from the lists of
+        nodes that jobs avoid.
 
         Raises:
-            NotFound: the cluster, or a node unless ``allow_missing``. StaleEtag. InUse: jobs hold GPUs there.
+            NotFound: the cluster, or a node unless ``allow_missing``. StaleEtag. InUse: jobs hold
+                GPUs there.
         """
         ...
 
@@ -114,15 +121,18 @@ class Writer(Protocol):
 
         Raises:
             NotFound: the cluster. AlreadyExists: a job.
-            InvalidInput: unknown GPU type or node; a deadline that has passed; a type pinned on which the
-                workload has no Cells, but has some elsewhere; or it has Cells and none fits the cluster.
+            InvalidInput: unknown GPU type or node; a deadline that has passed; a pinned GPU type on
+                which the workload has no Cells although it has some on others; or its Cells do not
+                fit the cluster.
         """
         ...
 
     def update_job(
         self, cluster: str, spec: JobSpec, fields: Sequence[str], version: int | None
     ) -> JobRecord:
-        """Change named fields (of JobSpec) of a job; what asks for more withdraws a promised deadline.
+        """Change the named fields (of JobSpec) of a job.
+
+        A change that asks for more withdraws a promised deadline.
 
         Raises:
             NotFound, StaleEtag, NotAllowed (ended), InvalidInput (as ``submit_jobs``).
@@ -137,22 +147,33 @@ class Writer(Protocol):
         """Create tenants or replace their settings, all or none.
 
         Raises:
-            NotFound: the cluster. InvalidInput: unknown GPU type; quotas that together exceed the cluster.
+            NotFound: the cluster.
+            InvalidInput: unknown GPU type; quotas that together exceed the cluster.
         """
         ...
 
     def delete_tenants(
         self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
     ) -> None:
-        """Forget the settings of tenants; their jobs stay. Raises NotFound, unless ``allow_missing``."""
+        """Delete the settings of tenants, but not their jobs.
+
+        Raises:
+            NotFound: the cluster, or a tenant unless ``allow_missing``.
+        """
         ...
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
-        """Create or replace estimates; return how many. Raises NotFound, InvalidInput (unknown GPU type)."""
+        """Create or replace estimates; return how many.
+
+        Raises:
+            NotFound: the cluster. InvalidInput: unknown GPU type.
+        """
         ...
 
     def delete_cells(self, cluster: str, cells: CellFilter) -> int:
-        """Delete all estimates that match, the service's own too; return how many. Measurements stay.
+        """Delete all matching estimates, including those of the service; return how many.
+
+        Measurements stay.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type. InUse: jobs run on one of them.
@@ -162,15 +183,16 @@ class Writer(Protocol):
     def delete_models(
         self, cluster: str, models: Collection[tuple[str, str]], *, allow_missing: bool
     ) -> None:
-        """Delete users' models, by (model, params), with the estimates that were computed from them.
+        """Delete users' models, by (model, params), and the estimates that were computed from them.
 
         Raises:
-            NotFound: the cluster, or a model unless ``allow_missing``. InUse: live jobs train one of them.
+            NotFound: the cluster, or a model unless ``allow_missing``. InUse: live jobs train one
+                of them.
         """
         ...
 
     def upsert_models(self, cluster: str, models: Sequence[ModelSpec]) -> int:
-        """Create or replace models of users, all or none; return how many. Raises NotFound."""
+        """Create or replace users' models, all or none; return how many. Raises NotFound."""
         ...
 
     def derive(
@@ -179,11 +201,12 @@ class Writer(Protocol):
         estimates: Sequence[EstimateRecord],
         derived_from: Mapping[Workload, str],
     ) -> int:
-        """Keep estimates that the service made; return how many were new or took another's place.
+        """Store estimates that the service made; return how many were new or replaced another.
 
-        No estimate of a user is changed, nothing computed is added beside one, and no measured one of the
-        service's own gives way to a computed one. ``derived_from`` has the digest of what a workload's
-        estimates were computed from; nothing is said of why it has none any more.
+        Estimates of users are not changed, and no computed estimate is added next to one of them. A
+        measured estimate of the service is not replaced by a computed one. ``derived_from`` maps
+        each workload to the digest of the inputs of its estimates. The reason why such a workload
+        has no estimates is deleted.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.
@@ -191,7 +214,7 @@ class Writer(Protocol):
         ...
 
     def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
-        """Keep measured layers; return how many were not there before. They are never changed.
+        """Store measured layers; return how many were new. Stored ones are never changed.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.
@@ -201,7 +224,7 @@ class Writer(Protocol):
     def set_topology(
         self, cluster: str, described: DescribedTopology, version: int | None
     ) -> TopologyRecord:
-        """Describe the cluster's network; a version of 0 means that there is none yet.
+        """Describe the cluster's network. If ``version`` is 0, there must be none yet.
 
         Raises:
             NotFound: the cluster. StaleEtag.
@@ -211,7 +234,7 @@ class Writer(Protocol):
     def drop_topology(
         self, cluster: str, version: int | None = None, *, allow_missing: bool = False
     ) -> None:
-        """Forget the network and its plans.
+        """Delete the network and its plans.
 
         Raises:
             NotFound: the cluster; or its network, unless ``allow_missing``. StaleEtag.
@@ -219,19 +242,23 @@ class Writer(Protocol):
         ...
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
-        """Say why workloads have no estimates; None: nothing. It shows with their queued jobs."""
+        """Record why workloads have no estimates. None deletes the reason.
+
+        The reason is shown with the workload's queued jobs.
+        """
         ...
 
 
 class Rounds(Protocol):
-    """What deciding a cluster's rounds needs of a store; every method is one transaction."""
+    """The part of a store that rounds need. Every method is one transaction."""
 
     def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
-        """Return what a round may look at, once nodes that fell silent have lost what they held.
+        """Return the snapshot of a new round, after nodes that fell silent have lost their jobs.
 
-        Silent is who was not heard for longer than lease plus margin, by the database's clock. Jobs go
-        through LOST; the dead node's GPUs need no report, those of the gang's members on live nodes do.
-        Where ``request`` committed a round before, nothing happens, and that round is returned.
+        A node is silent if it was not heard from for longer than lease plus margin, by the
+        database's clock. Its jobs go through LOST. The GPUs of the dead node need no report; those
+        of a gang's members on live nodes do. If ``request`` committed a round before, nothing
+        happens, and that round is returned.
 
         Raises:
             NotFound: the cluster. RequestIdReused.
@@ -239,16 +266,17 @@ class Rounds(Protocol):
         ...
 
     def snapshot(self, cluster: str) -> Snapshot:
-        """Read everything a round may look at in one REPEATABLE READ transaction. Raises NotFound."""
+        """Read the snapshot of a round in one REPEATABLE READ transaction. Raises NotFound."""
         ...
 
     def commit(
         self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
     ) -> RoundRecord:
-        """Commit a round, all or nothing; the first statement advances the epoch or gives up.
+        """Commit a round, all or nothing. The first statement advances the epoch or gives up.
 
-        Each decision is guarded by its job's and nodes' versions: what changed during the solve is left
-        alone and recorded as not applied. ``in_time`` is asked last: a round may wait for its turn.
+        Each decision is guarded by the versions of its job and nodes. If they changed during the
+        solve, they are left alone and the decision is recorded as not applied. ``in_time`` is
+        called last, because a round may wait for its turn.
 
         Raises:
             RoundSuperseded: the epoch moved on; nothing was written.
@@ -266,7 +294,10 @@ class Rounds(Protocol):
 
 
 class Store(Rounds, Protocol):
-    """Where everything is kept. Every method is one transaction, and safe to call from any thread."""
+    """The place where everything is kept.
+
+    Every method is one transaction, and safe to call from any thread.
+    """
 
     def write(
         self,
@@ -275,10 +306,10 @@ class Store(Rounds, Protocol):
         *,
         validate_only: bool = False,
     ) -> bytes:
-        """Run ``work`` in one transaction and return the bytes it returns.
+        """Run ``work`` in one transaction and return the bytes that it returns.
 
-        With a request id those bytes are kept: the same request again returns them without running
-        ``work``. With ``validate_only`` everything is checked and rolled back.
+        With a request id those bytes are stored: if the same request is repeated, they are returned
+        and ``work`` does not run. With ``validate_only`` everything is checked and rolled back.
 
         Raises:
             RequestIdReused: the id was used with another method or body.
@@ -308,8 +339,11 @@ class Store(Rounds, Protocol):
     def list_jobs(
         self, cluster: str, states: Sequence[JobState], after: int, limit: int
     ) -> tuple[list[JobRecord], int]:
-        """Return jobs in order of submission from the cursor ``after`` (0: the start), and the next
-        cursor (0: no more). Empty ``states``: all. Raises NotFound (the cluster)."""
+        """Return jobs in order of submission after the cursor ``after``, and the next cursor.
+
+        A cursor of 0 means the start as an argument, and no more jobs as a result. If ``states`` is
+        empty, all jobs are returned. Raises NotFound (the cluster).
+        """
         ...
 
     def list_tenants(self, cluster: str) -> list[TenantSpec]:
@@ -317,21 +351,24 @@ class Store(Rounds, Protocol):
         ...
 
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
-        """Return what happened to a job, oldest first. Raises NotFound."""
+        """Return the events of a job, oldest first. Raises NotFound."""
         ...
 
     def list_estimates(
         self, cluster: str, model: str, params: str, global_batch: int, after: int, limit: int
     ) -> tuple[list[EstimateRecord], int]:
-        """Return estimates (of one workload; empty model: of all) from a cursor, and the next cursor."""
+        """Return estimates from a cursor, and the next cursor.
+
+        They are those of one workload, or of all workloads if ``model`` is "".
+        """
         ...
 
     def list_models(self, cluster: str) -> list[ModelSpec]:
-        """Return the models of users, by name. Raises NotFound (the cluster)."""
+        """Return the users' models, by name. Raises NotFound (the cluster)."""
         ...
 
     def estimation(self, cluster: str) -> Estimation:
-        """Return all that the cluster's estimates are computed from. Raises NotFound."""
+        """Return everything that the cluster's estimates are computed from. Raises NotFound."""
         ...
 
     def has_topology(self, cluster: str) -> bool:
@@ -347,19 +384,22 @@ class Store(Rounds, Protocol):
         ...
 
     def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
-        """Put a plan made between rounds in force; None: it changes nothing.
+        """Put a network plan that was made between rounds in force.
 
-        Decisions for allocations that have gone meanwhile are left out.
+        Return None if it changes nothing. Decisions for allocations that have gone in the meantime
+        are left out.
 
         Raises:
-            RoundSuperseded: a round was committed since; its own plan stands.
-            StaleEtag: the topology is another one since.
+            RoundSuperseded: a round was committed since; its own plan stays in force.
+            StaleEtag: the topology has changed since.
             NotFound: the cluster, or its network.
         """
         ...
 
     def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
-        """Return the network plan in force, by rank; ``job``: of its decisions only that job's.
+        """Return the network plan in force, by rank.
+
+        If ``job`` is given, only its decisions are included.
 
         Raises:
             NotFound: the cluster, its network, or a plan.
@@ -367,7 +407,10 @@ class Store(Rounds, Protocol):
         ...
 
     def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:
-        """Return plans before ``before`` (0: all) without decisions, newest first. Raises NotFound."""
+        """Return plans with a number below ``before`` (0: all) without decisions, newest first.
+
+        Raises NotFound.
+        """
         ...
 
     def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
@@ -375,21 +418,25 @@ class Store(Rounds, Protocol):
         ...
 
     def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
-        """Take or renew the lease of the periodic round loop, by the database's clock."""
+        """Take or renew the lease of the periodic rounds, by the database's clock.
+
+        Return whether ``holder`` has it.
+        """
         ...
 
     def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
-        """Register an agent and its nodes; a newer incarnation takes the nodes over.
+        """Register an agent and its nodes. A newer incarnation takes the nodes over.
 
         Raises:
-            NotFound: the cluster. InvalidInput: unknown GPU type, or other GPUs than stored while held.
+            NotFound: the cluster. InvalidInput: unknown GPU type, or other GPUs than stored while
+                held.
         """
         ...
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> Collection[int]:
-        """Renew the leases of agents' nodes; return the places of those whose agent is known.
+        """Renew the leases of agents' nodes; return the positions of those whose agent is known.
 
-        ``require_agent`` tells why another one is not.
+        ``require_agent`` raises the reason why another one is not known.
         """
         ...
 
@@ -409,15 +456,16 @@ class Store(Rounds, Protocol):
         gangs: Sequence[ObservedGang],
         revision: int,
     ) -> bool:
-        """Take in what runs on the agent's nodes; return whether the desired state changed by it.
+        """Record what runs on the agent's nodes; return whether this changed the desired state.
 
-        A releasing GPU whose job and generation is absent from ``gangs`` is free, if ``revision`` is not
-        older than its release. Reports of an older generation change nothing. Raises NotAllowed.
+        A releasing GPU is free if its job and generation are absent from ``gangs`` and ``revision``
+        is not older than its release. Reports of an older generation change nothing. Raises
+        NotAllowed.
         """
         ...
 
     def desired(self, cluster: str, agent: str) -> Desired:
-        """Return the gangs of the agent's nodes whose every GPU, on every node, is held."""
+        """Return the gangs on the agent's nodes that hold all their GPUs, on every node."""
         ...
 
     def purge(self) -> bool:
@@ -425,16 +473,19 @@ class Store(Rounds, Protocol):
         ...
 
     def retry_in_s(self, cluster: str) -> float:
-        """Return the seconds until the next back-off of a job ends; inf: no job waits after a failure."""
+        """Return the seconds until the next back-off of a job ends.
+
+        It is inf if no job waits after a failure.
+        """
         ...
 
     def prune_batch(self, cluster: str, retention: Retention) -> dict[str, int]:
-        """Delete a bounded number of old rows of each kind; return how many went, by kind.
+        """Delete a bounded number of old rows of each kind; return the deleted numbers by kind.
 
-        Nothing is left to delete once all are 0. Raises NotFound.
+        Nothing is left to delete if all are 0. Raises NotFound.
         """
         ...
 
     def ready(self) -> None:
-        """Check connection and schema. Raises Unavailable, NotMigrated."""
+        """Check the connection and the schema. Raises Unavailable, NotMigrated."""
         ...

@@ -1,10 +1,12 @@
-"""The process of a profiling task: measures layers on the one GPU that it sees, and sends what it found.
+"""The process of a profiling task: it measures layers on one GPU and sends the records to a server.
 
-Run as ``python -m tessera.service.profiletask``, with a specification as JSON on standard input; an empty one
-means that the agent died before it had written down this process's id. It leaves the files that an agent
-looks for (``tessera.service.agent.replay_job``). Records go to the job's folder as they are measured, so a
-task that is cut off goes on where it was, and to a server at the end, all at once. No fence keeps an older
-generation from writing there: a record is true whoever measured it.
+It is run as ``python -m tessera.service.profiletask``, with a specification as JSON on standard
+input. Empty input means that the agent died before it had recorded this process's id. The process
+leaves the files that an agent looks for (``tessera.service.agent.replay_job``).
+
+Records are written to the job's folder as they are measured, so an interrupted task continues where
+it was. At the end all of them are sent to a server together. Nothing keeps an older generation from
+writing to the folder: a record is true whoever measured it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 
 RECORDS: Final = "records.jsonl"
 CALL_S, RETRY_S = 20.0, 2.0
-"""Deadline of a call, and how long a server that does not answer is left alone."""
+"""Deadline of a call, and pause after a server did not take the records."""
 
 AGAIN: Final = frozenset(
     {
@@ -47,13 +49,17 @@ AGAIN: Final = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
-"""What another server, or the same one later, may answer otherwise."""
+"""Status codes after which another server, or the same one later, may answer otherwise."""
 
 Spec = Mapping[str, Any]
 
 
 def require_jax(node: str) -> None:
-    """Check that JAX can be imported. Raises NotAllowed: what to install."""
+    """Check that JAX can be imported.
+
+    Raises:
+        NotAllowed: it cannot; the message says what to install.
+    """
     missing = [n for n in ("jax", "equinox") if importlib.util.find_spec(n) is None]
     if missing:
         raise NotAllowed(
@@ -63,12 +69,15 @@ def require_jax(node: str) -> None:
 
 
 def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
-    """Measure what is left to measure; return all of it as a request. A record is written under ``held``.
+    """Measure what is left to measure, and return all of it as a request.
+
+    Each record is written under ``held``.
 
     Raises:
         TesseraError: it cannot be measured; says why.
     """
-    resuming = importlib.import_module("tessera.estimator.profiling.resuming")  # JAX starts slowly
+    # These are imported here because JAX starts slowly.
+    resuming = importlib.import_module("tessera.estimator.profiling.resuming")
     stages = importlib.import_module("tessera.estimator.profiling.stages")
     records = importlib.import_module("tessera.estimator.profiling.records")
     task = json.loads(spec["task"])
@@ -85,7 +94,7 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
 
     show(spec, 0.0)
     announce()
-    os.dup2(2, 1)  # the agent listens no more: what a step prints goes to the log
+    os.dup2(2, 1)  # the agent has stopped listening: what a step prints goes to the log
     found = resuming.measured(
         stages.Source(target=task["step"], arguments=task["arguments"]),
         [tuple(size) for size in task["sizes"]],
@@ -137,7 +146,7 @@ def _digest(message: Message) -> str:
 
 
 def send(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
-    """Send the records to one server after the other until one has them, for as long as that takes.
+    """Send the records to one server after another until one accepts them, without a time limit.
 
     Raises:
         NotAllowed: a server refused them; says why.
@@ -158,13 +167,13 @@ def send(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
 
 
 def show(spec: Spec, sizes_done: float) -> None:
-    """Write the progress; there is no iteration whose time would mean anything."""
+    """Write the progress. Its iteration time is 0 because a task has no meaningful one."""
     path = os.path.join(spec["directory"], "progress.json")
     write_json(path, {"iterations": sizes_done, "iter_time_s": 0.0})
 
 
 def _stop_when_told(spec: dict[str, Any], held: threading.Lock) -> None:
-    """End this process at SIGTERM, between two records, whatever its main thread is at."""
+    """End this process at SIGTERM, between two records, whatever its main thread is doing."""
     signal.sigwait(STOP)
     with held:
         os._exit(end(spec, "stopped"))
@@ -185,7 +194,7 @@ def main() -> int:
         outcome, problem = "succeeded", ""
     except (TesseraError, OSError) as error:
         outcome, problem = "failed", str(error)
-    held.acquire()  # for good: from here on nobody else ends this process
+    held.acquire()  # never released: from here on no other thread ends this process
     return end(spec, outcome, problem)
 
 

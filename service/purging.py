@@ -1,4 +1,4 @@
-"""Removal of deleted clusters' rows in the background, batch by batch, by any replica."""
+"""The removal of deleted clusters' rows in the background, batch by batch, by any replica."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from tessera.service.rpc.calls import Calls
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 60.0
-"""Seconds between looks at the store when no notice comes, for example because one was lost."""
+"""Seconds between checks of the store when no notice arrives, for example because one was lost."""
 
 
 class ClusterPurger:
-    """Calls ``store.purge`` until nothing is left, whenever a cluster was deleted and once in a while."""
+    """A task that removes the rows of deleted clusters, at each deletion and periodically.
+
+    It calls ``store.purge`` until nothing is left.
+    """
 
     def __init__(self, store: Store, calls: Calls) -> None:
         self._store, self._calls = store, calls
@@ -36,7 +39,7 @@ class ClusterPurger:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def wake(self, _cluster: str) -> None:
-        """Take note that a cluster was deleted."""
+        """Note that a cluster was deleted."""
         self._notice.set()
 
     async def purge(self) -> None:

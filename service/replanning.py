@@ -1,5 +1,7 @@
-"""Networks planned anew between rounds: when a job has started or ended or its traffic was measured (or the
-time for that is over), or the topology is another.
+"""New network plans between rounds.
+
+A new plan is made when a job has started or ended, and when the topology has changed. A plan is
+also due when a job's traffic was measured, or when the time for that is over.
 """
 
 from __future__ import annotations
@@ -25,27 +27,28 @@ from tessera.solvers.rounds.network import plan_network
 log = logging.getLogger(__name__)
 
 LATE_S: Final = 0.1
-"""After its time, so that a measurement's time is over by the database's clock, too."""
+"""Delay after the end of a measurement, so that it is over by the database's clock, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What a network plan rests on beside who runs where."""
+    """The facts that a network plan was made from, apart from the allocations."""
 
-    document: str  # of the topology, which is large and not to be kept alive by this
-    measured: frozenset[tuple[str, int, str]]  # job, generation and node
-    unmeasured: frozenset[str]  # jobs that go first until they are
+    document: str  # of the topology, whose decoded form is large and must not be kept alive
+    measured: frozenset[tuple[str, int, str]]  # (job, generation, node) of each
+    unmeasured: frozenset[str]  # jobs that have precedence until they are measured
 
 
 class Replanning:
-    """Keeps network plans to the allocations, as Crux does at each start and end of a job. Blocks.
+    """A keeper of network plans, which follow each start and end of a job, as in Crux.
 
-    Rounds make plans of their own with what they start, so that there is nothing left to do after most.
+    Its methods block. Rounds make network plans for what they start, so after most rounds nothing
+    is left to do.
     """
 
     def __init__(self, store: Store, clock: Clock, policy: Policy) -> None:
         self._store, self._clock, self._policy = store, clock, policy
-        self._planned: dict[str, Basis] = {}  # cluster -> of the plan in force
+        self._planned: dict[str, Basis] = {}  # cluster -> basis of the plan in force
         self._again_s: dict[str, float] = {}  # cluster -> when the time of a measurement is over
 
     def keep(
@@ -54,7 +57,9 @@ class Replanning:
         cancelled: Callable[[], bool] = lambda: False,
         _woken: Callable[[], bool] = lambda: False,
     ) -> NetworkPlanRecord | None:
-        """Plan the cluster's network anew if its plan is not for what runs there now; None: it is.
+        """Plan the cluster's network again if its plan does not fit what runs now.
+
+        Return None if it does, or if no plan could be put in force.
 
         Raises:
             NotFound: the cluster.
@@ -63,7 +68,7 @@ class Replanning:
             self.forget(cluster)
             return None
         snapshot = self._store.snapshot(cluster)
-        if snapshot.topology is None:  # it was deleted meanwhile
+        if snapshot.topology is None:  # it was deleted in the meantime
             self.forget(cluster)
             return None
         running = running_now(snapshot)
@@ -76,20 +81,21 @@ class Replanning:
         try:
             return self.plan(snapshot, running, cause, cancelled)
         except DeadlineTooShort:
-            return None  # this replica ends
+            return None  # this replica is shutting down
         except (RoundSuperseded, StaleEtag) as late:
             log.info("no network plan: %s", late, extra={"action": "network_superseded"})
-            return None  # the round's, or the topology's, change wakes us again
+            return None  # the new round or topology wakes this task again
 
     def forget(self, cluster: str) -> None:
-        """Drop what is remembered of the cluster's plan."""
+        """Drop everything that is remembered about the cluster's plan."""
         self._planned.pop(cluster, None)
         self._again_s.pop(cluster, None)
 
     def again_in_s(self, cluster: str) -> float | None:
-        """Return how long after which ``keep`` has something to do even if nothing happens; None: nothing.
+        """Return the seconds after which ``keep`` has something to do even if nothing happens.
 
-        That is when the time is over in which a job's traffic should have been measured.
+        This is when the time ends in which a job's traffic should have been measured. The result is
+        None if there is no such job.
         """
         again_s = self._again_s.get(cluster, math.inf)
         if math.isinf(again_s):
@@ -103,11 +109,11 @@ class Replanning:
         cause: str,
         cancelled: Callable[[], bool] = never,
     ) -> NetworkPlanRecord | None:
-        """Plan, and put the plan in force; None: it changes nothing.
+        """Make a network plan and put it in force. Return None if it changes nothing.
 
         Raises:
-            RoundSuperseded, StaleEtag: the allocations or the topology are others by now.
-            InvalidInput: the options are beyond what the network has.
+            RoundSuperseded, StaleEtag: the allocations or the topology have changed since.
+            InvalidInput: the options exceed what the network has.
             NotAllowed: the checker refuses the plan; the one in force stays.
             DeadlineTooShort: ``cancelled`` has become true; nothing was put in force.
         """
@@ -138,16 +144,16 @@ class Replanning:
         return record
 
     def preview(self, snapshot: Snapshot, cancelled: Callable[[], bool] = never) -> NetworkOutcome:
-        """Return what would be planned now; nothing is put in force.
+        """Return the network plan that would be made now; nothing is put in force.
 
         Raises:
-            InvalidInput: the options are beyond what the network has.
+            InvalidInput: the options exceed what the network has.
             DeadlineTooShort: ``cancelled`` has become true.
         """
         return plan_network(snapshot, running_now(snapshot), self._policy, cancelled)
 
     def _cause(self, snapshot: Snapshot, running: list[Running], basis: Basis) -> str:
-        """Return why a plan is due; "": it is not."""
+        """Return why a new plan is due, or "" if none is."""
         standing = snapshot.standing
         planned = set(zip(standing.job.tolist(), standing.generation.tolist(), strict=True))
         now = {(r.job, r.generation) for r in running}

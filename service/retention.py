@@ -1,4 +1,7 @@
-"""Retention in the background: the replica that holds a cluster's lease deletes its old rows in batches."""
+"""Retention in the background.
+
+The replica that holds a cluster's lease deletes the cluster's old rows in batches.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ PERIOD_S: Final = 600.0
 """Seconds between two passes over all clusters."""
 
 PAUSE_S: Final = 0.05
-"""Seconds between two batches, in which rounds and users have the database to themselves."""
+"""Seconds between two batches, which leave the database to rounds and users."""
 
 MAX_BATCHES: Final = 1000
-"""Batches of one pass over a cluster; the next pass goes on."""
+"""Number of batches in one pass over a cluster. The next pass continues."""
 
 
 class Pruner:
-    """Deletes what retention does not keep, in batches small enough that nobody waits for one."""
+    """A pruner of rows that retention does not keep.
+
+    Its batches are small, so that no call waits long for one.
+    """
 
     def __init__(
         self, store: Store, retention: Retention, sleep: Callable[[float], None] = time.sleep
@@ -33,7 +39,7 @@ class Pruner:
     def prune(
         self, cluster: str, cancelled: Callable[[], bool], _woken: Callable[[], bool] | None = None
     ) -> dict[str, int]:
-        """Delete the cluster's old rows; return how many went, by kind. Blocks."""
+        """Delete the cluster's old rows; return the deleted numbers by kind. Blocks."""
         total: dict[str, int] = {}
         for _ in range(MAX_BATCHES):
             if cancelled():

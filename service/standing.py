@@ -10,7 +10,10 @@ from tessera.solvers.rounds.options import RoundOptions
 
 
 def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
-    """Return what rounds under the ``standing`` policy do not look at of a job, each with what to do."""
+    """Return one message for each wish of a job that rounds under the ``standing`` policy ignore.
+
+    Each message says what to do.
+    """
     if not math.isfinite(job.spec.deadline_s):
         return []
     if standing.scheduler:
@@ -18,7 +21,7 @@ def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
     elif standing.deadline_mode not in PROMISES_NONE:
         return []
     elif job.admitted and standing.deadline_mode != "ignore":
-        return []  # it was promised before, and is kept
+        return []  # it was promised before, and the promise is kept
     else:
         why = f"the standing policy (deadlines: {standing.deadline_mode}) promises no new deadline"
     return [

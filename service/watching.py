@@ -1,4 +1,7 @@
-"""What is done for a cluster when it is woken and in each period, by the replica that holds its lease."""
+"""A background task for each cluster, periodically and when the cluster is woken.
+
+The replica that holds the cluster's lease runs it.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,24 @@ log = logging.getLogger(__name__)
 
 
 class Attend(Protocol):
-    """Does what is due for a cluster. Blocks."""
+    """A function that does what is due for a cluster. Blocks."""
 
     def __call__(
         self, cluster: str, cancelled: Callable[[], bool], woken: Callable[[], bool], /
     ) -> object:
-        """Do it. ``cancelled``: this replica ends; ``woken``: it was woken again since last asked."""
+        """Do what is due for the cluster.
+
+        ``cancelled`` returns whether this replica is shutting down. ``woken`` returns whether the
+        cluster was woken again since the last call.
+        """
         ...
 
 
 class Watching:
-    """Attends to clusters, one after another. The lease is that of periodic rounds; so must ``holder`` be.
+    """A task that runs ``attend`` for one cluster after another.
 
-    ``fails`` says what is not done where an error comes of it, e.g. "nothing is estimated".
+    It uses the lease of periodic rounds, so ``holder`` must be the same as theirs. ``fails`` is the
+    log message after an error, for example "nothing is estimated".
     """
 
     def __init__(
@@ -51,12 +59,15 @@ class Watching:
         forget: Callable[[str], None] = lambda cluster: None,
         idle_too: bool = False,
     ) -> None:
-        """``attend`` runs in the threads of ``work``; ``action`` names its errors in the log.
+        """Remember the settings.
 
-        ``forget`` drops what ``attend`` remembers of a cluster: another replica has it, or it was deleted.
-        ``idle_too``: clusters without a live job are visited in each period, too.
+        ``attend`` runs in the threads of ``work``. ``action`` names its errors in the log.
+        ``forget`` drops what ``attend`` remembers of a cluster that was deleted or that another
+        replica has taken over. If ``idle_too`` is set, clusters without a live job are also visited
+        in each period.
 
-        ``again_in_s`` is asked for each cluster that was attended to: when to look at it again, too.
+        ``again_in_s`` is called after each visit of a cluster. It returns the seconds until the
+        next extra visit, or None if none is needed.
         """
         self._store, self._clock, self._attend = store, clock, attend
         self._calls, self._work = calls, work
@@ -74,7 +85,7 @@ class Watching:
         self._task = asyncio.create_task(self._repeat())
 
     async def stop(self) -> None:
-        """End; what is being done is cancelled."""
+        """Stop, and cancel what is being done."""
         self._over.set()
         for timer in self._timers.values():
             timer.cancel()
@@ -83,12 +94,12 @@ class Watching:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def wake(self, cluster: str) -> None:
-        """Look at ``cluster`` at once; "": at all of them."""
+        """Visit ``cluster`` immediately, or all clusters if it is ""."""
         self._woken.add(cluster)
         self._wake.set()
 
     def wake_in(self, cluster: str, seconds: float) -> None:
-        """Look at ``cluster`` then, too, instead of when this was last called for it."""
+        """Visit ``cluster`` after ``seconds``, too. This replaces an earlier call for it."""
         if (timer := self._timers.pop(cluster, None)) is not None:
             timer.cancel()
         if not self._over.is_set():
@@ -106,12 +117,12 @@ class Watching:
             await self.look(None if every else woken)
             left_s = max(0.0, next_s - self._clock.monotonic_s())
             with contextlib.suppress(TimeoutError):
-                # asyncio.wait_for may lose a cancellation beside a wake-up
+                # asyncio.wait_for may lose a cancellation that coincides with a wake-up
                 async with asyncio.timeout(left_s):
                     await self._wake.wait()
 
     async def look(self, woken: set[str] | None) -> None:
-        """Look at the clusters that were woken; None: at all."""
+        """Visit the clusters that were woken, or all if ``woken`` is None."""
         try:
             chosen = sorted(woken) if woken is not None else await self._every_cluster()
         except TesseraError as error:
@@ -143,9 +154,9 @@ class Watching:
                 timer.cancel()
 
     def _take(self, cluster: str) -> bool:
-        """Return whether the cluster was woken since it was last looked at. In any thread."""
+        """Return whether the cluster was woken since its last visit. Safe in any thread."""
         try:
-            self._woken.remove(cluster)  # in one step: a wake-up that comes now is not lost
+            self._woken.remove(cluster)  # atomic: a simultaneous wake-up is not lost
         except KeyError:
             return False
         return True

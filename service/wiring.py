@@ -1,4 +1,7 @@
-"""Puts the running system together: the only place that names the store, the clock and the database."""
+"""The assembly of the running system.
+
+This is the only place that names the store, the clock and the database.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ from tessera.service.watching import Watching
 from tessera.service.worker import Workers
 
 NETWORK_PERIOD_S: Final = 60.0
-"""A network plan is looked after so often, beside when allocations change."""
+"""Seconds between checks of network plans. They are also checked when allocations change."""
 
 
 def open_database(config: Config) -> Database:
-    """Return the database of the settings; the embedded one is started if need be.
+    """Return the database of the settings. The embedded one is started if necessary.
 
-    It has a connection for each thread that may want one.
+    It has a connection for each thread that may need one.
     """
     directory = Path(config.database_directory) if config.database_directory else None
     size = config.connections()
@@ -51,7 +54,7 @@ def open_database(config: Config) -> Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server that runs, and what must be closed even where its threads do not end."""
+    """A running server, and the functions that close its parts even if its threads do not end."""
 
     port: int
     server: Server
@@ -60,21 +63,22 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(config: Config) -> AsyncIterator[int]:
-    """Run a server for the length of the block; yield its port. Raises what ``assembled`` raises."""
+    """Run a server inside the block; yield its port. Raises what ``assembled`` raises."""
     async with assembled(config) as parts:
         yield parts.port
 
 
 @contextlib.asynccontextmanager
 async def assembled(config: Config) -> AsyncIterator[Running]:
-    """Run a server for the length of the block; yield it.
+    """Run a server inside the block; yield it.
 
     Raises:
-        InvalidInput: the address cannot be bound, or the database's URL is none.
-        Unavailable: the embedded database does not start. A database that does not answer is no error:
-            the server says NOT_SERVING until it does.
+        InvalidInput: the address cannot be bound, or the database's URL is invalid.
+        Unavailable: the embedded database does not start. A database that does not answer is not an
+            error: the server reports NOT_SERVING until it does.
     """
     async with contextlib.AsyncExitStack() as stack:
+        # The parts that all others need: the database, the store and the round loop.
         database = await asyncio.to_thread(open_database, config)
         stack.callback(database.engine.dispose)
         clock = SystemClock()
@@ -95,6 +99,7 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
             new_id=lambda: f"job-{uuid.uuid4().hex[:16]}",
             wall_s=clock.wall_s,
         )
+        # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         deriving = Deriving(
             store,
@@ -140,6 +145,7 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
             action="prune_failed",
             idle_too=True,
         )
+        # Notices from the database wake streams and tasks.
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, networks.wake))
@@ -161,6 +167,7 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
                 options=config.round_options(),
             )
             listener.subscribe(_in_loop(loop, periodic.wake), ROUNDS_CHANNEL)
+        # Start everything. The stack stops it in the reverse order.
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)
         port = await server.start()
@@ -179,6 +186,7 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
             stack.push_async_callback(periodic.stop)
         trimming = asyncio.create_task(give_back_repeatedly(server.is_busy))
         stack.callback(trimming.cancel)
+        # What must be closed even if threads do not end.
         closings = [rounds.close, *([workers.close] if workers else [])]
         if not config.database_url:
             directory = Path(config.database_directory) if config.database_directory else None
@@ -187,7 +195,7 @@ async def assembled(config: Config) -> AsyncIterator[Running]:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what makes the call in the loop's thread, from any other."""
+    """Return a function that any thread may call and that makes the call in the loop's thread."""
 
     def hand_over(cluster: str) -> None:
         loop.call_soon_threadsafe(call, cluster)
@@ -196,9 +204,9 @@ def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Ca
 
 
 async def serve(config: Config, started: Callable[[int], None]) -> None:
-    """Run a server until SIGINT or SIGTERM; ``started`` is called with its port once it listens.
+    """Run a server until SIGINT or SIGTERM. ``started`` is called with its port once it listens.
 
-    The process ends within a second after the grace, whatever the server's threads do.
+    The process ends within a second after the grace period, whatever the server's threads do.
     """
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

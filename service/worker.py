@@ -1,7 +1,8 @@
-"""Rounds decided in processes of their own, so that a long solve takes no time from other calls.
+"""Rounds that are decided in separate processes, so that a long solve does not delay other calls.
 
-A solver holds the interpreter's lock while it builds its arrays and models; with 100,000 jobs that is felt by
-every stream of the same process. Which rounds go to a process is a setting (``solve_process_from_jobs``).
+A solver holds the interpreter's lock while it builds its arrays and models. With 100,000 jobs,
+every stream of the same process notices that. A setting (``solve_process_from_jobs``) says which
+rounds go to a process.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from tessera.solvers.schedulers.registry import scheduler_of
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
-"""How often a waiting call asks whether it was cancelled or its deadline is over."""
+"""Seconds between checks of a waiting call whether it was cancelled or its deadline is over."""
 
 IDLE_S: Final = 5.0
-"""Seconds for which a process that was started on demand is kept after its round: it holds 280 MiB."""
+"""Seconds for which a process started on demand is kept after its round. It holds 280 MiB."""
 
 _CLOCK: Final = SystemClock()
 
@@ -43,7 +44,10 @@ _SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """A round to decide. ``end_s`` is by the machine's monotonic clock, which all its processes share."""
+    """A round to decide.
+
+    ``end_s`` is a time of the machine's monotonic clock, which all its processes share.
+    """
 
     snapshot: Snapshot
     options: RoundOptions
@@ -52,7 +56,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decided:
-    """The outcome, and the seconds of each phase in order."""
+    """The outcome of a round, and the seconds of each phase in order."""
 
     outcome: Outcome
     seconds: tuple[tuple[str, float], ...]
@@ -60,7 +64,7 @@ class _Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Raised:
-    """An error in parts: pickling errors themselves would call them with other arguments."""
+    """An error in parts. Unpickling an error itself would call its class with other arguments."""
 
     kind: type[Exception]
     args: tuple[Any, ...]
@@ -68,7 +72,7 @@ class _Raised:
     where: str
 
     def error(self) -> Exception:
-        """Return the error as it was raised, with the place as a note."""
+        """Return the error as it was raised, with a note that says where."""
         found = self.kind.__new__(self.kind)
         found.args = self.args
         found.__dict__.update(self.facts)
@@ -77,11 +81,17 @@ class _Raised:
 
 
 class Workers:
-    """As many processes as rounds are decided at once; each is kept, with its compiled loops loaded."""
+    """A pool of processes, one for each round that is decided at the same time.
+
+    Processes are kept, with their compiled loops loaded.
+    """
 
     def __init__(self, *, on_demand: bool = False, idle_s: float = IDLE_S) -> None:
-        """With ``on_demand`` a process is started only when a round needs one. One at most is kept, and
-        not for longer than ``idle_s``."""
+        """Start the first process, unless ``on_demand`` is set.
+
+        If it is set, a process is started only when a round needs one. At most one is then kept,
+        for at most ``idle_s``.
+        """
         self._lock = threading.Lock()
         self._free: list[_Worker] = []
         self._all: set[_Worker] = set()
@@ -99,10 +109,11 @@ class Workers:
         mark: Callable[[str, float], None],
         remaining_s: Callable[[], float],
     ) -> Outcome:
-        """Return what ``plan_round`` returns, from a process. Blocks.
+        """Return the result of ``plan_round``, which runs in a process. Blocks.
 
-        ``mark`` is told each phase with its seconds; ``remaining_s`` is what the caller's deadline leaves.
-        ``budget`` must be that of the options; its time and cancellation hold.
+        ``mark`` is called with each phase and its seconds. ``remaining_s`` returns what is left of
+        the caller's deadline. ``budget`` must be that of the options. Its time and cancellation
+        apply.
 
         Raises:
             DeadlineTooShort: the call was cancelled or its deadline ended; the process was ended.
@@ -138,7 +149,7 @@ class Workers:
         return outcome
 
     def close(self) -> None:
-        """End every process; rounds that run fail."""
+        """End every process. Rounds that are running fail."""
         with self._lock:
             self._closed = True
             workers = list(self._all)
@@ -148,7 +159,7 @@ class Workers:
             worker.kill()
 
     def pids(self) -> list[int]:
-        """Return the processes' ids."""
+        """Return the ids of the processes."""
         with self._lock:
             return [worker.pid for worker in self._all]
 
@@ -181,7 +192,7 @@ class Workers:
             timer.start()
 
     def _end_idle(self, worker: _Worker, rounds: int) -> None:
-        """End a process that has had no round since it had had ``rounds``."""
+        """End an idle process that has had no further round since its count was ``rounds``."""
         with self._lock:
             if worker not in self._free or worker.rounds != rounds:
                 return
@@ -190,7 +201,10 @@ class Workers:
         worker.kill()
 
     def _end(self, worker: _Worker) -> None:
-        """End a process whose state is not known, and begin another for the next round unless on demand."""
+        """End a process whose state is unknown.
+
+        Unless on demand, start another one for the next round.
+        """
         worker.kill()
         with self._lock:
             self._all.discard(worker)
@@ -204,7 +218,7 @@ class Workers:
 
 
 class _Worker:
-    """One process and the pipe to it."""
+    """A process and the pipe to it."""
 
     def __init__(self) -> None:
         self._pipe, theirs = _SPAWN.Pipe()
@@ -215,7 +229,7 @@ class _Worker:
         theirs.close()  # so that the pipe ends with the process
         self._ready = False
         self.rounds = 0
-        """Rounds that were sent to it."""
+        """Number of rounds that were sent to the process."""
 
     @property
     def pid(self) -> int:
@@ -233,7 +247,11 @@ class _Worker:
             self._ready = True
 
     def send(self, order: _Order) -> None:
-        """Send a round to decide. Raises Unavailable: the process has ended."""
+        """Send a round to decide.
+
+        Raises:
+            Unavailable: the process has ended.
+        """
         self.rounds += 1
         try:
             self._pipe.send(order)
@@ -241,7 +259,7 @@ class _Worker:
             raise self._died() from None
 
     def receive(self, check: Callable[[], None]) -> Any:
-        """Return what the process sends next; ``check`` may end the wait by raising.
+        """Return the next message of the process. ``check`` may end the wait by raising.
 
         Raises:
             Unavailable: the process has ended.
@@ -270,7 +288,10 @@ class _Worker:
 
 
 def _serve(pipe: Connection) -> None:
-    """Decide the rounds that come through ``pipe`` until it ends. Runs in the process."""
+    """Decide the rounds that arrive through ``pipe`` until it is closed.
+
+    Runs in the separate process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
     make_solver()
     warm()
