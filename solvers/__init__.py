@@ -1,1 +1,1 @@
-"""Answers to a statement: exact, greedy, second opinions, and placement."""
+"""Solvers for a round's problem: exact, greedy and second-opinion solvers, and placement."""

@@ -1,4 +1,7 @@
-"""What all solvers share: measuring a choice, and making a Solution whose status follows from its bound."""
+"""Helpers that all solvers share.
+
+They measure a choice and make a Solution whose status follows from its bound.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ def objective_of(problem: Problem, choice: Ints) -> int:
 
 
 def is_answer(problem: Problem, choice: Ints) -> bool:
-    """Return whether ``choice`` has an own column or -1 a job, fits every row, and runs what must."""
+    """Return whether ``choice`` is a feasible choice of ``problem``.
+
+    Each job has one of its own columns or -1, every row has room, and every must-run job runs.
+    """
     if len(choice) != len(problem.jobs):
         return False
     runs = choice >= 0
@@ -29,14 +35,20 @@ def is_answer(problem: Problem, choice: Ints) -> bool:
 
 
 def usable_hint(problem: Problem, hint: Solution | None) -> Ints | None:
-    """Return the hint's choice if it answers this problem; a hint is never trusted unseen."""
+    """Return the hint's choice if it is feasible for this problem, else None.
+
+    A hint is never trusted without this check.
+    """
     if hint is None or not hint.has_answer or not is_answer(problem, hint.choice):
         return None
     return hint.choice
 
 
 def trivial_bound(problem: Problem) -> float:
-    """Return the value of every job on its best column, whatever fits: a true bound, always known."""
+    """Return the sum over jobs of the value of their best column, capacity ignored.
+
+    It is a true upper bound that is always known.
+    """
     best = jobwise(np.maximum, problem.value.astype(np.float64), problem.job_start)
     return float(np.where(problem.must_run, best, np.maximum(best, 0.0)).sum())
 
@@ -44,13 +56,13 @@ def trivial_bound(problem: Problem) -> float:
 def proves_nothing(problem: Problem, found: Solution, gap: float) -> bool:
     """Return whether the bound of ``found`` is the trivial one, and its gap larger than ``gap``.
 
-    A trivial bound that the answer comes close to is a proof like any other.
+    If the answer comes close enough to a trivial bound, that is a proof like any other.
     """
     return found.gap > gap and found.bound >= math.floor(trivial_bound(problem))
 
 
 def usage_matrix(problem: Problem) -> sparse.csc_array:
-    """Return how much of each row each column uses, int64[rows, columns]."""
+    """Return the amount of each row that each column uses, int64[rows, columns]."""
     return sparse.csc_array(
         (problem.amount.copy(), problem.row.copy(), problem.usage_start.copy()),
         shape=(len(problem.rows), len(problem.cell)),
@@ -58,14 +70,17 @@ def usage_matrix(problem: Problem) -> sparse.csc_array:
 
 
 def lonely_fit(problem: Problem) -> Bools:
-    """Return, bool[columns], which columns fit into the empty cluster."""
+    """Return which columns fit into the empty cluster, bool[columns]."""
     fits = np.ones(len(problem.cell), dtype=np.bool_)
     fits[problem.usage_column[problem.amount > problem.capacity[problem.row]]] = False
     return fits
 
 
 def cannot_run(problem: Problem) -> Ints:
-    """Return the jobs that must run and have no column that fits even alone: proof of infeasibility."""
+    """Return the must-run jobs that have no column that fits, not even alone.
+
+    If there are any, the problem is infeasible.
+    """
     if not problem.must_run.any():
         return np.zeros(0, np.int64)
     possible = np.zeros(len(problem.jobs), dtype=np.bool_)
@@ -83,9 +98,9 @@ def answer(
     seed: int = 0,
     work: tuple[tuple[str, float], ...] = (),
 ) -> Solution:
-    """Return the solution of ``choice``: OPTIMAL where no integer lies between it and the bound."""
+    """Return the solution with this choice: OPTIMAL if no integer lies between it and the bound."""
     objective = objective_of(problem, choice)
-    whole = math.floor(bound)  # values are integers, so the optimum is one
+    whole = math.floor(bound)  # values are integers, and so is the optimum
     return Solution(
         status=SolveStatus.OPTIMAL if whole <= objective else SolveStatus.FEASIBLE,
         choice=choice,
@@ -108,7 +123,10 @@ def without_answer(
     seed: int = 0,
     work: tuple[tuple[str, float], ...] = (),
 ) -> Solution:
-    """Return the solution that says why there is none; its bound is the trivial one unless given."""
+    """Return a solution without a choice; ``status`` gives the reason.
+
+    If ``bound`` is None, the bound is the trivial one.
+    """
     return Solution(
         status=status,
         choice=np.full(len(problem.jobs), -1),
@@ -130,9 +148,10 @@ def after_one_run(
     solver: str,
     seed: int,
 ) -> Solution:
-    """Return what a library's one run on the whole problem came to; ``choice`` None: no answer.
+    """Return the result of a single library call on the whole problem as a Solution.
 
-    Work is 1, or 0 where the time ended first: such a run cannot be repeated.
+    If ``choice`` is None, the library found no answer. The recorded work is 1, or 0 if the time
+    ended first, since such a run cannot be repeated.
     """
     bound = min(bound, trivial_bound(problem))
     work = ((solver, float(status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE))),)

@@ -1,4 +1,4 @@
-"""What every solver is: ``(Problem, Budget, hint) -> Solution``."""
+"""The interface of a solver: ``(Problem, Budget, hint) -> Solution``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tessera.formulation.solution import Solution
 
 
 class SolverFailed(TesseraError):
-    """A solver library said something that has no meaning here; report it with the problem attached."""
+    """A result of a solver library that has no meaning here.
+
+    Report it with the problem attached.
+    """
 
     reason = "SOLVER_FAILED"
 
@@ -24,17 +27,17 @@ class SolverFailed(TesseraError):
         self.detail = detail
 
     def metadata(self) -> dict[str, str]:
-        """Name the solver."""
+        """Return the name of the solver."""
         return {"solver": self.solver}
 
 
 def endless() -> float:
-    """Return infinity: nothing limits the time."""
+    """Return infinity, for a budget without a time limit."""
     return math.inf
 
 
 def require_wanted(cancelled: Callable[[], bool]) -> None:
-    """Raise DeadlineTooShort where nobody waits for the answer any more."""
+    """Raise DeadlineTooShort if nobody waits for the answer any more."""
     if cancelled():
         raise DeadlineTooShort(
             "the call was cancelled or its deadline ended while the round was decided; no round was"
@@ -44,12 +47,15 @@ def require_wanted(cancelled: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long a solver may work. A value; a solver reads no clock and no configuration of its own.
+    """The time and work that a solver may spend, as a value.
 
-    ``remaining_s`` returns the wall seconds left, by the caller's clock; it is asked, never stored.
-    ``work`` limits solvers by name in their own deterministic unit (cp-sat: deterministic seconds;
-    lp: rounds of column generation; others: 1), and 0 makes the portfolio skip the solver, so that
-    a recorded round can be repeated bit for bit: with it, ``remaining_s`` should be infinite.
+    A solver reads no clock and no configuration itself. ``remaining_s`` returns the wall seconds
+    left by the caller's clock; call it each time and do not store its result.
+
+    ``work`` limits solvers by name, each in its own deterministic unit: deterministic seconds for
+    cp-sat, rounds of column generation for lp, and 1 for the others. A limit of 0 makes the
+    portfolio skip the solver. With recorded ``work`` a round can be repeated bit for bit, if
+    ``remaining_s`` is infinite.
     """
 
     remaining_s: Callable[[], float]
@@ -57,13 +63,15 @@ class Budget:
     gap: float = 1e-4
     """Stop once (bound - objective) / |bound| is at most this."""
     workers: int = 1
-    """More than one is faster but not repeatable."""
+    """More than one worker is faster, but the run cannot be repeated."""
     work: dict[str, float] = field(default_factory=dict)
     cancelled: Callable[[], bool] = never
-    """Whether the answer is of no use to anybody any more; once true, it stays true."""
+    """Return whether nobody needs the answer any more; once true, it stays true."""
     left_s: Callable[[], float] = endless
-    """Wall seconds until ``cancelled`` becomes true by itself. It only ends library calls that cannot be
-    interrupted: no answer that is used depends on it, so a repeated round may have one."""
+    """Return the wall seconds until ``cancelled`` becomes true automatically.
+
+    It only ends library calls that cannot be interrupted. No answer that is used depends on it, so
+    a repeated round may have such a limit."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -73,17 +81,17 @@ class Budget:
             raise InvalidInput("workers", "must be at least 1")
 
     def share(self, fraction: float) -> Budget:
-        """Return a budget of this fraction of the time that is left now."""
+        """Return a budget with this fraction of the time that is left now."""
         left_s = self.remaining_s()
         kept_s = (1.0 - fraction) * left_s if math.isfinite(left_s) else 0.0
         return replace(self, remaining_s=lambda: self.remaining_s() - kept_s)
 
     def time_limit_s(self) -> float:
-        """Return the wall seconds that a library call may take at most."""
+        """Return the maximum number of wall seconds that a library call may take."""
         return min(self.remaining_s(), self.left_s())
 
     def check(self) -> None:
-        """Raise DeadlineTooShort where nobody waits for the answer any more. For loops that take long."""
+        """Raise DeadlineTooShort if nobody waits for the answer any more; long loops call this."""
         require_wanted(self.cancelled)
 
     def expired(self) -> bool:
@@ -91,12 +99,12 @@ class Budget:
         return self.cancelled() or self.remaining_s() <= 0
 
     def skips(self, solver: str) -> bool:
-        """Return whether the recorded run did without ``solver``."""
+        """Return whether the recorded run skipped ``solver``."""
         return self.work.get(solver) == 0
 
 
 class Solver(Protocol):
-    """Anything that answers a problem."""
+    """An object that solves a problem."""
 
     @property
     def name(self) -> str:
@@ -104,5 +112,5 @@ class Solver(Protocol):
         ...
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem`` inside ``budget``; ``hint`` is an earlier answer to the same problem."""
+        """Solve ``problem`` within ``budget``; ``hint`` is an earlier solution of this problem."""
         ...

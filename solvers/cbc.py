@@ -1,4 +1,7 @@
-"""CBC through PuLP: a second opinion, independent of prices and cores, for small and middling rounds."""
+"""CBC, called through PuLP, for small and medium rounds.
+
+It is a second opinion that is independent of shadow prices and of cores.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,24 @@ STATUS: Final = {  # by PuLP's (status, sol_status)
     (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,
     (pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible): SolveStatus.FEASIBLE,
     (pulp.LpStatusInfeasible, pulp.LpSolutionInfeasible): SolveStatus.INFEASIBLE,
-    # CBC's "Integer infeasible": the LP has an answer, whole numbers have none
+    # CBC's "Integer infeasible": the LP has a solution, but no integer solution exists
     (pulp.LpStatusInfeasible, pulp.LpSolutionNoSolutionFound): SolveStatus.INFEASIBLE,
     (pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound): SolveStatus.UNKNOWN,
 }
 
 
 class Cbc:
-    """Solves to the end or to the time limit: CBC tells PuLP no bound, so a gap would be worthless.
+    """A solver that runs CBC until it ends or the time limit is reached.
 
-    The hint is not used, on purpose. Work is 1, or 0 where the time ended first.
+    CBC reports no bound to PuLP, so a gap would be worthless. The hint is not used, on purpose. The
+    recorded work is 1, or 0 if the time ended first.
     """
 
     name = "cbc"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem``; without a proof the bound is the trivial one.
+        """Solve ``problem``; without a proof the bound is the trivial one.
 
         Raises:
             SolverFailed: CBC could not run, or its answer breaks a rule.
@@ -83,7 +87,7 @@ class Cbc:
 
 
 def _model(problem: Problem) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
-    """Return the statement (1) to (4) in PuLP's words, and x by column."""
+    """Return the program (1) to (4) as a PuLP model, and x by column."""
     model = pulp.LpProblem("round", pulp.LpMaximize)
     x = [pulp.LpVariable(f"x{c}", cat=pulp.LpBinary) for c in range(len(problem.cell))]
     none = pulp.LpVariable("none", 0, 0)  # CBC refuses a model without any variable

@@ -1,4 +1,4 @@
-"""HiGHS's branch and bound through CVXPY and SciPy: a second opinion stated in matrices."""
+"""HiGHS's branch and bound, called through CVXPY and SciPy: a second opinion stated in matrices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tessera.solvers.waiting import spells_out_waiting
 
 
 def _cvxpy() -> Any:
-    """Import CVXPY without its log lines about a newer OR-Tools, which it is not used with here."""
+    """Import CVXPY without its log lines about a newer OR-Tools, which we do not use through it."""
     log = logging.getLogger("__cvxpy__")
     log.addFilter(_about_no_other_solver)
     try:
@@ -42,23 +42,23 @@ cp: Final = _cvxpy()
 
 STATUS: Final = {
     cp.OPTIMAL: SolveStatus.OPTIMAL,
-    cp.OPTIMAL_INACCURATE: SolveStatus.FEASIBLE,  # the time ended with an answer at hand
+    cp.OPTIMAL_INACCURATE: SolveStatus.FEASIBLE,  # the time ended, and an answer had been found
     cp.INFEASIBLE: SolveStatus.INFEASIBLE,
 }
 _LARGEST: Final = 1e4
 
 
 class Convex:
-    """Solves (1) to (4) within the gap asked for; the hint is not used, on purpose.
+    """A solver of (1) to (4) to within the requested gap; the hint is not used, on purpose.
 
-    Work is 1, or 0 where the time ended first.
+    The recorded work is 1, or 0 if the time ended first.
     """
 
     name = "cvxpy"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem`` with HiGHS's own bound.
+        """Solve ``problem``, with HiGHS's own bound.
 
         Raises:
             SolverFailed: a status without a meaning here, or an answer that breaks a rule.
@@ -85,7 +85,7 @@ class Convex:
         choice[problem.column_job[picked]] = picked
         if not is_answer(problem, choice):
             raise SolverFailed(self.name, "its answer breaks a rule of the problem")
-        # it minimises minus the value, in units of `unit`
+        # HiGHS minimises the negative value, in units of `unit`
         dual = float(model.solver_stats.extra_stats["mip_dual_bound"])
         return status, choice, float(round(-dual * unit)) if math.isfinite(dual) else math.inf
 
@@ -115,12 +115,13 @@ def _run(model: Any, budget: Budget) -> SolveStatus:
         options["time_limit"] = max(remaining_s, 0.0)
     try:
         with warnings.catch_warnings():
-            # "Solution may be inaccurate": said below by the status
+            # "Solution may be inaccurate": the status below expresses this
             warnings.simplefilter("ignore", UserWarning)
             model.solve(solver=cp.SCIPY, scipy_options=options)
     except cp.SolverError as error:
         if budget.expired() or math.isfinite(remaining_s):
-            return SolveStatus.UNKNOWN  # CVXPY's word for "out of time without an answer"
+            # CVXPY raises SolverError when the time ends without an answer
+            return SolveStatus.UNKNOWN
         raise SolverFailed(Convex.name, str(error)) from error
     status = STATUS.get(model.status)
     if status is None:

@@ -1,15 +1,15 @@
-"""Reduced-cost fixing: the small core of a problem that prices leave undecided.
+"""Reduced-cost fixing: the small core of a problem that shadow prices leave undecided.
 
-Let p >= 0 be prices, ``total`` their Lagrangian bound, and ``loss[c] = best[job of c] - margin[c] >= 0``;
-a job's loss of idling is ``best[j]``. Any answer is worth at most ``total`` less the losses of
-what it chooses: its value is the sum of its margins plus p . usage, and p . usage <= p . capacity. So
-an answer with a choice of loss above ``reach`` is worth less than ``total - reach``. Leave those
-choices out, and
+Let p >= 0 be shadow prices, ``total`` their Lagrangian bound, and ``loss[c] = best[job of c] -
+margin[c] >= 0``. If job j waits, its loss is ``best[j]``. Any feasible choice is worth at most
+``total`` less the losses of what it chooses. The reason is that its value is the sum of its margins
+plus p . usage, and p . usage <= p . capacity. So a choice that contains a loss above ``reach`` is
+worth less than ``total - reach``. If these options are left out, then
 
     optimum <= max(optimum of the rest, total - reach)
 
-holds for every ``reach``. With ``reach = total - (value of a known answer)`` nothing better than the
-known answer is left out, and the rest decides the problem exactly.
+holds for every ``reach``. With ``reach = total - (value of a known answer)``, nothing better than
+the known answer is left out, and the rest decides the problem exactly.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from tessera.solvers.prices import Priced
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Core:
-    """What is left to decide. The known answer's choices are always part of it.
+    """The undecided part of a problem; it always contains the columns of the known answer.
 
-    ``problem`` holds the undecided jobs; ``jobs`` and ``columns`` say which of the whole problem they are.
-    ``fixed`` is int64[jobs of the whole]: the decided choices, -1 elsewhere; ``offset`` their value.
-    ``outside`` bounds every answer with a choice that was left out; -inf: none was.
+    ``problem`` holds the undecided jobs. ``jobs`` and ``columns`` map its jobs and columns to those
+    of the whole problem. ``fixed`` is int64[jobs of the whole problem]: the columns that are
+    decided, and -1 elsewhere. ``offset`` is the value of the decided columns. ``outside`` is an
+    upper bound on every answer that uses something that was left out; it is -inf if nothing was.
     """
 
     problem: Problem
@@ -41,25 +42,28 @@ class Core:
     outside: float
 
     def lift(self, choice: Ints) -> Ints:
-        """Return the whole problem's choice for ``choice`` of the core."""
+        """Return the choice of the whole problem that corresponds to ``choice`` of the core."""
         whole = self.fixed.copy()
         runs = choice >= 0
         whole[self.jobs[runs]] = self.columns[choice[runs]]
         return whole
 
     def lower(self, choice: Ints) -> Ints:
-        """Return the core's choice for ``choice`` of the whole, which must be made of its columns."""
+        """Return the core's choice for ``choice`` of the whole problem.
+
+        ``choice`` must use columns of the core only.
+        """
         mine = choice[self.jobs]
         return np.where(mine >= 0, np.searchsorted(self.columns, mine), -1)
 
 
 def losses(problem: Problem, priced: Priced) -> Floats:
-    """Return what each column falls short of its job's best choice, float64[columns], >= 0."""
+    """Return each column's loss against its job's best choice, float64[columns], >= 0."""
     return priced.best[problem.column_job] - priced.margin
 
 
 def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core:
-    """Return the core of choices whose loss is at most ``reach``, and of those of ``known``."""
+    """Return the core of all columns whose loss is at most ``reach``, and of those of ``known``."""
     keep = losses(problem, priced) <= reach
     keep[known[known >= 0]] = True
     may_idle = ((priced.best <= reach) | (known < 0)) & ~problem.must_run
@@ -83,8 +87,8 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
 def _room_beside(problem: Problem, fixed: Ints, undecided: Ints) -> Ints:
     """Return what the decided jobs leave of each row, int64[rows].
 
-    A job without a column in ``fixed`` waits, and uses what it uses by waiting, unless it is one of
-    ``undecided``: that it waits is not settled.
+    A job without a column in ``fixed`` waits, and uses what its waiting uses. The jobs in
+    ``undecided`` are an exception, since it is not yet settled whether they wait.
     """
     room = problem.capacity - problem.used(fixed)
     open_job = np.zeros(len(problem.jobs), dtype=np.bool_)

@@ -1,4 +1,7 @@
-"""Greedy: again and again the step that gains most per unit of what it takes. The loops are compiled."""
+"""Greedy multiple-choice knapsack; its loops are compiled.
+
+It repeatedly takes the step with the highest gain in value per unit of capacity.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,24 @@ _UNWATCHED: Final = (
 
 
 class Greedy:
-    """Starts, upgrades and retypes by marginal gain per share of the cluster's capacity.
+    """A solver that starts, upgrades and retypes jobs by marginal gain per share of the capacity.
 
-    A column's size is the sum over rows of amount / capacity. Each step takes the largest
-    (gain in value) / (gain in size) among all steps that fit, over starting a waiting job and
-    changing a placed one to a better column: the greedy of the multiple-choice knapsack, whose steps
-    climb each job's efficient frontier. Of equal steps that of the lower job, then of the lower column, is
-    taken. It is run from the must-run jobs alone, from what runs now, and from the hint; the best answer
-    is kept, of equals the first. The budget does not bind it: it always ends.
+    The size of a column is the sum over rows of amount / capacity. Each step starts a waiting job
+    or moves a placed job to a better column. Of all steps that fit, the one with the largest (gain
+    in value) / (gain in size) is taken. This is the greedy algorithm of the multiple-choice
+    knapsack, whose steps climb the efficient frontier of each job. Ties go to the lower job, then
+    to the lower column.
+
+    The algorithm runs from three starts: the must-run jobs alone, what runs now, and the hint. The
+    best answer is kept; of equal answers, the first. The budget does not limit it: it always
+    terminates.
     """
 
     name = "greedy"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem``; INFEASIBLE only where a must-run job fits nowhere even alone."""
+        """Solve ``problem``; INFEASIBLE means that a must-run job fits nowhere even alone."""
         work = ((self.name, 1.0),)
         if problem.must_run.any() and len(cannot_run(problem)):
             return without_answer(
@@ -77,12 +83,13 @@ class Greedy:
 def outdoing(
     problem: Problem, known: Ints, shown: Shown, hint: Solution | None = None
 ) -> Ints | None:
-    """Return greedy's choice for ``problem`` if it is worth more than the answer ``known``, else None.
+    """Return greedy's choice if it is worth more than the answer ``known``, else None.
 
-    Greedy never stops a job nor takes a column of less value for it. So once it has taken a column, the
-    job ends on that one or on one of more value, and what the best of these falls short of the job's best
-    margin at prices is lost to greedy for good. Whatever it ends with is worth at most their bound less
-    what all jobs have lost (``tessera.solvers.fixing``): it is given up as soon as that is less than
+    Greedy never stops a job and never moves it to a column of less value. So once a job has a
+    column, it ends on that column or on one of more value. If the best margin of these columns is
+    below the job's best margin at the shadow prices, greedy has lost the difference for good. Its
+    final answer is worth at most the Lagrangian bound less what all jobs have lost
+    (``tessera.solvers.fixing``). The run is given up as soon as that is less than the value of
     ``known``.
     """
     columns = _columns(problem, shares(problem))
@@ -103,26 +110,27 @@ def outdoing(
 
 
 def shares(problem: Problem) -> Floats:
-    """Return the share of its row that one unit is, float64[rows]; 0 where the row has no capacity."""
+    """Return the share of its row that one unit is, float64[rows]; 0 if the row has no capacity."""
     capacity = problem.capacity.astype(np.float64)
     return np.divide(1.0, capacity, out=np.zeros_like(capacity), where=capacity > 0)
 
 
 def improve(problem: Problem, start: Ints, weight: Floats) -> Ints:
-    """Return ``start`` after every step that gains, best gain per size first, int64[jobs].
+    """Return ``start`` after every step that gains, the best gain per size first, int64[jobs].
 
-    ``start`` must be an answer; ``weight`` (float64[rows]) is what a unit of a row counts: its share of
-    the capacity, or its price. No step lowers the objective, and no job stops.
+    ``start`` must be feasible. ``weight`` (float64[rows]) is the size of a unit of each row: its
+    share of the capacity, or its shadow price. No step lowers the objective, and no job stops.
     """
     _require_own(problem, start)
     return _climbed(problem, start, _columns(problem, weight))
 
 
 def pack_must_run(problem: Problem, weight: Floats, *, stay: bool = False) -> Ints | None:
-    """Return a choice that runs just the must-run jobs, largest first; None if this finds none.
+    """Return a choice that runs just the must-run jobs, largest first, or None if none is found.
 
-    Each takes its current column if ``stay`` and it fits, else its smallest column that fits. Where
-    that fails, each takes the column that uses the smallest share of what is still free.
+    With ``stay``, each job takes its current column if that fits. Otherwise it takes its smallest
+    column that fits. If this fails, each job takes the column that uses the smallest share of what
+    is still free.
     """
     return _packed(problem, _columns(problem, weight), stay=stay)
 
@@ -130,16 +138,20 @@ def pack_must_run(problem: Problem, weight: Floats, *, stay: bool = False) -> In
 def repaired(
     problem: Problem, choice: Ints, prices: Floats, among: Ints | None = None
 ) -> Ints | None:
-    """Return an answer near ``choice``, int64[jobs]; None: no room was found for the must-run jobs.
+    """Return a feasible choice near ``choice``, int64[jobs], or None if must-run jobs find no room.
 
-    ``choice`` (a column of its own or -1 for each job) may overfill rows, as the best columns at ``prices``
-    (float64[rows]; negative and non-finite ones count as 0) do. A must-run job without a column takes
-    its best one at the prices. As long as a row is overfull, the job moves or stops that loses least
-    (value less cost at the prices) per share of the overfull rows that it gives up; must-run jobs only
-    move, and make room among themselves first. Then every step that gains is taken, by gain per cost.
-    Waiting must use nothing (``tessera.solvers.waiting`` sees to that). It always ends. With ``among``
-    (rising jobs) only these move or step in the end; None then also means that they could not make enough
-    room.
+    ``choice`` has a column of its own or -1 for each job, and may overfill rows, for example with
+    the best columns at ``prices``. ``prices`` is float64[rows]; negative and non-finite ones count
+    as 0. A must-run job without a column takes its best one at the prices.
+
+    As long as a row is overfull, one job moves or stops: the one that loses least (value less cost
+    at the prices) per share of the overfull rows that it gives up. Must-run jobs are never stopped,
+    and make room among themselves first. Then every step that gains is taken, by gain per cost. The
+    function always terminates.
+
+    Waiting must use no row; ``tessera.solvers.waiting`` ensures that. If ``among`` (rising jobs) is
+    given, only these jobs move or step at the end. None is then also returned if they could not
+    make enough room.
     """
     _require_own(problem, choice)
     prices = np.clip(np.where(np.isfinite(prices), prices, 0.0), 0.0, MAX_TOTAL)
@@ -162,7 +174,7 @@ def repaired(
 
 
 def _must_run_repaired(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints | None:
-    """Return a column for each must-run job such that they fit by themselves; None: found none."""
+    """Return a column for each must-run job such that all fit, or None if none are found."""
     must = fixed(problem.must_run)
     loops.start_missing(columns, must, choice)
     if np.any(must & (choice < 0)):
@@ -174,12 +186,12 @@ def _must_run_repaired(problem: Problem, choice: Ints, columns: loops.Columns) -
 
 
 def _shares_or_units(problem: Problem) -> Floats:
-    """Return the share of its row that a unit is, or 1 where the row has no capacity: never 0."""
+    """Return the share of its row that a unit is, or 1 if the row has no capacity: never 0."""
     return fixed(1.0 / np.maximum(problem.capacity, 1))
 
 
 def _require_own(problem: Problem, choice: Ints) -> None:
-    """Refuse what would make compiled loops, which check no index, read and write outside their arrays."""
+    """Refuse indices with which the compiled loops, which check none, would leave their arrays."""
     if len(choice) != len(problem.jobs):
         raise InvalidInput("choice", f"has {len(choice)} entries, not {len(problem.jobs)}")
     own = (choice >= problem.job_start[:-1]) & (choice < problem.job_start[1:])
@@ -188,9 +200,9 @@ def _require_own(problem: Problem, choice: Ints) -> None:
 
 
 def _columns(problem: Problem, weight: Floats, among: Ints | None = None) -> loops.Columns:
-    """Return the columns of ``problem`` as the loops read them, their sizes by ``weight``.
+    """Return the columns of ``problem`` as the loops read them, with sizes by ``weight``.
 
-    With ``among`` only the columns of these jobs have a size.
+    If ``among`` is given, only the columns of these jobs have a size.
     """
     if len(weight) != len(problem.rows):
         raise InvalidInput("weight", f"has {len(weight)} entries, not {len(problem.rows)}")
@@ -205,7 +217,7 @@ def _columns(problem: Problem, weight: Floats, among: Ints | None = None) -> loo
 
 
 def _free(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints:
-    """Return what ``choice`` leaves of each row, int64[rows]; negative where it is overfull."""
+    """Return what ``choice`` leaves of each row, int64[rows]; negative if the row is overfull."""
     free = problem.capacity
     loops.occupy(columns, choice, free)
     waits = (choice < 0)[problem.idle_job] if len(problem.idle_row) else np.zeros(0, np.bool_)
@@ -225,7 +237,7 @@ def _all_jobs(problem: Problem) -> Ints:
 
 
 def _starts(problem: Problem, hint: Solution | None, columns: loops.Columns) -> list[Ints]:
-    """Return the answers to improve on: must-run jobs alone, what runs now, the hint; none twice."""
+    """Return the distinct starts: the must-run jobs alone, what runs now, and the hint."""
     packed = _packed(problem, columns, stay=False)
     staying = _packed(problem, columns, stay=True)
     found = [packed, _kept(problem, staying, columns), usable_hint(problem, hint)]

@@ -1,4 +1,7 @@
-"""Cheap to exact: greedy, then prices, then CP-SAT on the core; the best verified answer wins."""
+"""A portfolio from cheap to exact: greedy, then shadow prices, then CP-SAT on the core.
+
+The best verified answer wins.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,20 @@ from tessera.solvers.waiting import spells_out_waiting
 _LOG = logging.getLogger(__name__)
 
 _RESERVE = {Pricing.name: 0.5, Relaxation.name: 0.5, CpSat.name: 0.1}
-"""Share of the time left that a stage must leave to those after it, and to verification."""
+"""Share of the remaining time that a stage must leave to later stages and to verification."""
 
 
 MANY_ROWS: Final = 32
-"""Rows above which the LP is quicker than cutting planes, which grow with them in number and length."""
+"""Number of rows above which the LP is faster than cutting planes.
+
+Cutting planes grow in number and in length with the rows."""
 FEW_COLUMNS: Final = 100_000
-"""With more columns than this, prices are still quicker up to twice as many rows."""
+"""With more columns than this, pricing is still faster up to twice as many rows."""
 
 
 @dataclass(slots=True)
 class _Best:
-    """The best of all stages so far; every part of it holds by itself."""
+    """The best result of all stages so far; each of its parts is valid without the others."""
 
     bound: float
     choice: Ints | None = None
@@ -53,17 +58,18 @@ class _Best:
 
 
 class Portfolio:
-    """Runs its stages in order, each hinting the next, until the gap is met or the time is over.
+    """A solver that runs stages in order until the gap is met or the time is over.
 
-    The first stage always runs and always ends, so there is an answer however short the budget is.
-    With a hint that has prices, prices come first (``_from_prices``). Every answer is checked by
-    ``tessera.formulation.check`` before it counts; one that breaks a rule is dropped with its bound, and
-    logged.
+    Each stage's answer is a hint for the next. The first stage always runs and always terminates,
+    so there is an answer however short the budget is. If the hint has shadow prices, pricing comes
+    first (``_from_prices``). Every answer is checked by ``tessera.formulation.check`` before it
+    counts. An answer that breaks a rule is dropped with its bound, and logged.
 
-    ``work`` holds every stage's work. A stage that did not run, failed, or was cut short by the wall
-    clock has work 0 and its answer does not count, so ``Budget(remaining_s=lambda: math.inf,
-    work=dict(solution.work))`` with the same seed and gap repeats the run bit for bit. That holds
-    for one worker; with more the answer of a stage cut short counts too.
+    ``work`` holds the work of every stage. A stage has work 0 if it did not run, failed, or was cut
+    short by the wall clock, and then its answer does not count. So the run can be repeated bit for
+    bit with ``Budget(remaining_s=lambda: math.inf, work=dict(solution.work))`` and the same seed
+    and gap. This holds for one worker. With more workers, the answer of a stage that was cut short
+    counts, too.
     """
 
     name = "portfolio"
@@ -73,7 +79,7 @@ class Portfolio:
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem``, never worse than greedy; INFEASIBLE only where a stage proved it."""
+        """Solve ``problem``, never worse than greedy; INFEASIBLE means that a stage proved it."""
         stages = self._stages or stages_for(problem)
         best, work = _Best(bound=math.inf), dict.fromkeys((stage.name for stage in stages), 0.0)
         done = _from_prices(problem, stages, budget, hint, best, work)
@@ -103,10 +109,11 @@ def _from_prices(
     best: _Best,
     work: dict[str, float],
 ) -> frozenset[str]:
-    """Begin with the hint's prices, if it has any; return the stages that are done with.
+    """Begin with the hint's shadow prices, if it has any; return the stages that are finished.
 
-    Then greedy, which is most of the time of such a round, goes only as far as it takes to prove that it
-    ends with less. A hint that is greedy's own answer is no reason to: greedy has run.
+    Greedy, which takes most of the time of such a round, then runs only until it is proven that its
+    answer is worth less. A hint that is greedy's own answer does not start this, since greedy has
+    run.
     """
     greedy, pricing = stages[0], stages[1] if len(stages) > 1 else None
     if (
@@ -135,7 +142,10 @@ def _from_prices(
 def _told(
     problem: Problem, best: _Best, budget: Budget, work: dict[str, float], hint: Solution | None
 ) -> Solution | None:
-    """Return the next stage's hint: the best so far, with the hint's prices while there are no others."""
+    """Return the next stage's hint: the best answer so far.
+
+    It has the hint's shadow prices as long as there are no others.
+    """
     if best.choice is None:
         return hint
     found = _solution(problem, best, budget, work)
@@ -144,22 +154,23 @@ def _told(
 
 
 def stages_for(problem: Problem) -> tuple[Solver, ...]:
-    """Return greedy, what finds prices, and CP-SAT on the core; the rule depends on the problem alone.
+    """Return greedy, a stage that finds shadow prices, and CP-SAT on the core.
 
-    Measured (``solvers/README.md``): prices by the dual, but by the LP where there are many rows.
+    The rule depends on the problem alone. It was measured (``solvers/README.md``): shadow prices
+    come from the dual, but from the LP if there are many rows.
     """
     most = MANY_ROWS if len(problem.cell) < FEW_COLUMNS else 2 * MANY_ROWS
     return Greedy(), Pricing() if len(problem.rows) <= most else Relaxation(), CpSat()
 
 
 def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None) -> Solution | None:
-    """Return the stage's solution if it breaks no rule, else log why not and return None.
+    """Return the stage's solution if it breaks no rule, else log why and return None.
 
-    A hint that the stage itself made is its solution: it is not asked twice.
+    If the stage itself made the hint, the hint is its solution, and the stage does not run again.
     """
     own = hint is not None and hint.solver == stage.name and hint.has_answer
     if hint is not None and own and not violations(problem, hint):
-        return replace(hint, prices=np.zeros(0))  # those it brings are an earlier round's
+        return replace(hint, prices=np.zeros(0))  # its shadow prices are those of an earlier round
     try:
         found = stage.solve(problem, budget, hint)
     except SolverFailed as error:
@@ -171,7 +182,7 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
 
 
 def _verified(name: str, problem: Problem, found: Solution) -> bool:
-    """Return whether the answer breaks no rule; log those that it does."""
+    """Return whether the answer breaks no rule; log the rules that it breaks."""
     broken = violations(problem, found)
     if broken:
         _LOG.error(

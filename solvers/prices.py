@@ -1,4 +1,4 @@
-"""What prices on the coupling rows prove: the Lagrangian bound, whatever computed the prices."""
+"""The Lagrangian bound that shadow prices prove, whatever computed the prices."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tessera.solvers.kernels.pricing import margins
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Priced:
-    """A problem seen at prices p >= 0.
+    """A problem evaluated at shadow prices p >= 0.
 
-    ``margin[c] = value[c] - p . usage[c]``, float64[columns]; ``best[j]`` the largest margin of job j,
-    at least 0 unless j must run, float64[jobs]; ``lead[j]`` by how much that beats the job's next best
-    choice, float64[jobs]; ``choice[j]`` that column, -1: waiting, int64[jobs].
-    ``total = sum of best + p . capacity`` bounds every answer, because (3) multiplied by p only adds
-    what is not negative (weak duality), so any non-negative prices will do.
-    ``slack`` covers the rounding of the floating-point sums.
+    ``margin[c] = value[c] - p . usage[c]``, float64[columns]. ``best[j]`` is the largest margin of
+    job j, float64[jobs]; it is at least 0 unless the job must run. ``choice[j]`` is the column with
+    that margin, int64[jobs]; -1 means that the job waits. ``lead[j]`` is by how much it beats the
+    job's next best choice, float64[jobs].
+
+    ``total = sum of best + p . capacity`` bounds every answer. The reason is that (3) multiplied by
+    p only adds something non-negative (weak duality), so any non-negative prices will do. ``slack``
+    covers the rounding of the floating-point sums.
     """
 
     prices: Floats
@@ -35,17 +37,20 @@ class Priced:
 
     @property
     def bound(self) -> float:
-        """Return the bound, rounded down to an integer since every answer is worth one."""
+        """Return the bound, rounded down to an integer since values are integers."""
         return float(math.floor(self.total + self.slack))
 
     def shown(self) -> Shown:
-        """Return the part of it that is left where margins are not needed."""
+        """Return the part that is enough if margins are not needed."""
         return Shown(prices=self.prices, bound=self.bound, choice=self.choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shown:
-    """What prices, float64[rows], show: the bound, and each job's best choice, int64[jobs], -1: to wait."""
+    """The result of shadow prices, float64[rows].
+
+    It has the bound and each job's best choice, int64[jobs]; -1 means that the job waits.
+    """
 
     prices: Floats
     bound: float
@@ -53,9 +58,10 @@ class Shown:
 
 
 def known_prices(problem: Problem, prices: Prices) -> Floats:
-    """Return what is known of the rows' prices, float64[rows] in the problem's integers; 0: nothing.
+    """Return the known shadow prices of the rows, float64[rows] in the problem's integers.
 
-    Prices of another objective are of another size: they prove less, and that is all.
+    A row has 0 if nothing is known. Prices from another objective have another magnitude: they
+    prove less, and do no other harm.
     """
     by_row = dict(zip(prices.name, prices.price.tolist(), strict=True))
     return np.array([by_row.get(row.name, 0.0) for row in problem.rows]) * problem.scale
@@ -68,10 +74,11 @@ def price(problem: Problem, prices: Floats) -> Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open:
-    """What prices no further than ``drift`` (float64[rows]) from some leave open.
+    """The part of a problem that stays open at all prices within ``drift`` of given ones.
 
-    ``columns`` are those that may be best, int64, rising; ``count`` is how many each job has of them,
-    int64[jobs]; ``must_take`` where waiting cannot be best, bool[jobs].
+    ``drift`` is float64[rows]. ``columns`` are those that may be best, int64, rising. ``count`` is
+    the number of these that each job has, int64[jobs]. ``must_take`` is true where waiting cannot
+    be best, bool[jobs].
     """
 
     drift: Floats
@@ -81,7 +88,10 @@ class Open:
 
 
 def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced, Open]:
-    """Return ``problem`` at ``prices``, and what is open within ``drift`` of them (empty: not asked)."""
+    """Return ``problem`` at ``prices``, and what stays open within ``drift`` of them.
+
+    If ``drift`` is empty, the open part is not computed.
+    """
     p = np.where(np.isfinite(prices) & (prices > 0), prices, 0.0)
     jobs = len(problem.jobs)
     margin, best, lead = np.empty(len(problem.cell)), np.empty(jobs), np.empty(jobs)
@@ -119,6 +129,6 @@ def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced,
 
 
 def rounding(size: float, problem: Problem) -> float:
-    """Return more than what a sum over all jobs is rounded by, where the terms come to ``size``."""
-    terms = len(problem.jobs) + 64 + 2 * len(problem.rows)  # a column names each row once at most
+    """Return an upper bound on the rounding of a sum over jobs whose terms add up to ``size``."""
+    terms = len(problem.jobs) + 64 + 2 * len(problem.rows)  # a column uses each row at most once
     return size * float(np.finfo(np.float64).eps) * terms

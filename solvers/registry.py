@@ -1,4 +1,4 @@
-"""Solvers by the name that policies, the command line and benchmarks use."""
+"""Solvers by the name that rounds, the command line and benchmarks use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.solvers.waiting import SpelledOut
 
 DEFAULT: Final = "portfolio"
 
-_CLASSES: Final = {  # imported when asked for: CVXPY alone takes a second
+_CLASSES: Final = {  # imported on demand: CVXPY alone takes a second
     "portfolio": ("tessera.solvers.portfolio", "Portfolio"),
     "greedy": ("tessera.solvers.greedy", "Greedy"),
     "pricing": ("tessera.solvers.pricing", "Pricing"),
@@ -21,7 +21,7 @@ _CLASSES: Final = {  # imported when asked for: CVXPY alone takes a second
     "cvxpy": ("tessera.solvers.convex", "Convex"),
 }
 
-_BASELINES: Final = {  # to compare with: no round is committed as they decide
+_BASELINES: Final = {  # for comparison only: no round is committed with their decisions
     "stock-cp-sat": ("tessera.solvers.baselines.stock", "StockCpSat"),
     "highs": ("tessera.solvers.baselines.highs", "Highs"),
     "pop-8": ("tessera.solvers.baselines.pop", "Pop"),
@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
 
 
 def baselines() -> tuple[str, ...]:
-    """Return the names of solvers that are there to compare with; policies cannot name them."""
+    """Return the names of the solvers for comparison, which no committed round may use."""
     return tuple(_BASELINES)
 
 
@@ -49,7 +49,7 @@ def is_interruptible(name: str) -> bool:
 
 
 def require_product(name: str) -> None:
-    """Refuse baselines, which decide no round that is committed.
+    """Refuse baselines, since no committed round may be decided by one.
 
     Raises:
         InvalidInput: the solver is a baseline, or no solver has that name.
@@ -69,7 +69,7 @@ def solver(name: str = DEFAULT) -> Solver:
     """Return a new solver of that name.
 
     Raises:
-        InvalidInput: no solver has that name; the message lists those that there are.
+        InvalidInput: no solver has that name; the message lists the known ones.
     """
     known = _CLASSES | _BASELINES
     if name not in known:

@@ -1,4 +1,4 @@
-"""The linear relaxation by column generation: a true bound, prices, and a rounded answer."""
+"""The linear relaxation by column generation: a true bound, shadow prices, and a rounded answer."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ from tessera.solvers.prices import Priced, price
 from tessera.solvers.waiting import spells_out_waiting
 
 _LARGEST = 1e4
-"""The LP sees values of at most this size, where HiGHS's absolute tolerances mean something."""
+"""Largest value that the LP sees, so that HiGHS's absolute tolerances mean something."""
 _TOLERANCE = 1e-6
-"""Margins closer than this, in the LP's units, are equal (HiGHS works to 1e-7)."""
+"""Margins that differ by less than this, in the LP's units, are equal (HiGHS works to 1e-7)."""
 _MOST_ENTERING = 1000
-"""Jobs that may enter a column in a round, but for ties: the first prices are too low for most."""
+"""Maximum number of jobs that may enter a column in one round, ties excepted.
+
+The first prices are too low for most jobs."""
 _MOST_MUST_RUN = 5000
-"""Columns of must-run jobs that are all present from the first round, though an answer is known."""
+"""Above this number, columns of must-run jobs enter on demand if an answer is known.
+
+Up to it, all of them are present from the first round on."""
 _CLOSE = 0.01
-"""Stop generating columns once the bound is this share of the wanted gap above the LP's optimum."""
+"""Column generation stops once the bound is this share of the wanted gap above the LP's optimum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxed:
-    """What the LP says. ``x`` is float64[columns], 0 for those that never entered."""
+    """The result of the LP; ``x`` is float64[columns], 0 for columns that never entered."""
 
     status: SolveStatus  # OPTIMAL: solved; INFEASIBLE; UNKNOWN: no round was finished
     rounds: int
@@ -50,24 +54,26 @@ class Relaxed:
 
     @property
     def prices(self) -> Floats:
-        """Return the prices of the best bound, float64[rows]; empty: none."""
+        """Return the shadow prices of the best bound, float64[rows]; empty if there is no bound."""
         return np.zeros(0) if self.best is None else self.best.prices
 
 
 class Relaxation:
-    """Solves (1) to (3) with 0 <= x <= 1 and rounds the answer.
+    """A solver that solves (1) to (3) with 0 <= x <= 1 and rounds the result.
 
-    The bound is recomputed from the duals (``tessera.solvers.prices``), never taken from the LP's
-    floating-point optimum. Its work counts finished rounds of column generation.
+    The bound is recomputed from the duals (``tessera.solvers.prices``), and never taken from the
+    LP's floating-point optimum. The recorded work is the number of finished rounds of column
+    generation.
     """
 
     name = "lp"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem`` with prices; without a usable hint it starts from greedy's answer.
+        """Solve ``problem``, with shadow prices; without a usable hint, start from greedy's answer.
 
-        Out of time before the first round, the answer is the hint's, with the trivial bound and work 0.
+        If the time is over before the first round, the answer is the hint's, with the trivial bound
+        and work 0.
         """
         start = usable_hint(problem, hint)
         if start is None:
@@ -103,11 +109,12 @@ class Relaxation:
 
 
 def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
-    """Solve the LP over a growing set of columns until no column's margin asks to enter.
+    """Solve the LP over a growing set of columns until no column's margin justifies its entry.
 
-    Each round solves the LP over the columns so far, prices all columns with its duals, and adds each
-    job's best column where it beats what the job has. The Lagrangian bound holds after any round, so
-    that being cut short costs tightness, not truth; a round cut short itself counts for nothing.
+    Each round solves the LP over the columns so far and prices all columns with its duals. It then
+    adds each job's best column if that beats what the job has. The Lagrangian bound is valid after
+    any round, so if the loop is cut short, the bound is looser but still true. A round that is
+    itself cut short does not count.
     """
     chosen = _first_columns(problem, start)
     unit = max(float(np.abs(problem.value).max(initial=0)), 1.0) / _LARGEST
@@ -139,11 +146,14 @@ def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
 
 
 def _first_columns(problem: Problem, start: Ints | None) -> Bools:
-    """Return the start's columns, all of must-run jobs, and the densest that fill the cluster twice.
+    """Return the columns of the first round, bool[columns].
 
-    Density is value per share of capacity, one column a job. With all columns of the must-run jobs
-    present, an infeasible LP proves that they do not fit; where ``start`` shows that they do, those of
-    very many (rows that count who waits make almost every job one) come in as they are asked for.
+    These are the start's columns, all columns of must-run jobs, and the densest columns that fill
+    the cluster twice. Density is value per share of capacity, with one column for each job.
+
+    With all columns of the must-run jobs present, an infeasible LP proves that these jobs do not
+    fit. If ``start`` shows that they do and there are very many such columns, they enter on demand.
+    (Rows that count waiting jobs make almost every job a must-run job.)
     """
     possible = lonely_fit(problem)
     chosen = problem.must_run[problem.column_job] & possible
@@ -163,7 +173,7 @@ def _first_columns(problem: Problem, start: Ints | None) -> Bools:
 def _solve_over(
     problem: Problem, usage: sparse.csc_array, columns: Ints, unit: float, time_s: float
 ) -> tuple[Floats, Floats] | SolveStatus:
-    """Return x over ``columns`` and the prices of all rows, or why there is none."""
+    """Return x over ``columns`` and the shadow prices of all rows, or a status without them."""
     jobs, position = np.unique(problem.column_job[columns], return_inverse=True)
     some = np.arange(len(columns))
     member = sparse.csr_array(
@@ -171,7 +181,7 @@ def _solve_over(
     )
     must = problem.must_run[jobs]
     if problem.must_run.sum() > must.sum():
-        return SolveStatus.INFEASIBLE  # a must-run job without a column that fits
+        return SolveStatus.INFEASIBLE  # a must-run job has no column that fits
     if not len(columns):
         return np.zeros(0), np.zeros(len(problem.rows))
     rows: Any = sparse.vstack([usage[:, columns].astype(np.float64), member[~must]], format="csr")
@@ -195,7 +205,7 @@ def _solve_over(
 
 
 def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float) -> Bools:
-    """Return, bool[columns], the best column of the jobs that gain most by one not chosen so far."""
+    """Return the best columns of the jobs that gain most by a new column, bool[columns]."""
     margin = np.where(chosen, priced.margin, -np.inf)
     has = jobwise(np.maximum, margin, problem.job_start)
     has = np.where(problem.must_run, has, np.maximum(has, 0.0))
@@ -206,11 +216,11 @@ def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float)
 
 
 def rounded(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | None:
-    """Return the better of ``start`` and the LP's answer made whole; None: neither is an answer.
+    """Return the better of ``start`` and the rounded LP solution, or None if neither is feasible.
 
-    A job takes the column whose x exceeds one half; few jobs have none, since an LP vertex has at
-    most as many fractional jobs as coupling rows. What that overfills is given up where it loses least,
-    and the rest is steps of best gain per price.
+    A job takes the column whose x exceeds one half. Few jobs have none, since an LP vertex has at
+    most as many fractional jobs as coupling rows. Where this overfills rows, columns are given up
+    where that loses least. The rest is filled by steps, the best gain per price first.
     """
     choice = np.full(len(problem.jobs), -1, dtype=np.int64)
     likely = np.flatnonzero(relaxed.x > 0.5)

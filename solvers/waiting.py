@@ -1,8 +1,8 @@
-"""Rows that count waiting jobs, for solvers that know only columns.
+"""Support for rows that count waiting jobs, for solvers that know only columns.
 
-Where waiting uses a row (``Problem.idle_row``), waiting is spelled out as one more column of the job, of
-value 0, and the job must take one of its columns. Nothing else about the problem changes, so that
-every solver, bound and proof stays as it is.
+Where waiting uses a row (``Problem.idle_row``), waiting is spelled out as one more column of the
+job, with value 0, and the job must take one of its columns. Nothing else about the problem changes,
+so every solver, bound and proof remains valid.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Solve = TypeVar("Solve", bound=Callable[..., Solution])
 
 
 def spells_out_waiting(solve: Solve) -> Solve:
-    """Let the method ``solve`` of a solver that knows only columns answer every problem.
+    """Return ``solve``, a method of a solver that knows only columns, extended to every problem.
 
-    Without it such a solver takes waiting to be free: it offers choices that break a row, and what it
-    fixes may seem to use more of a row than there is.
+    Without this wrapper such a solver assumes that waiting uses nothing. It then returns choices
+    that break a row, and the part that it fixes may seem to use more of a row than there is.
     """
 
     @wraps(solve)
@@ -40,7 +40,7 @@ def spells_out_waiting(solve: Solve) -> Solve:
 
 
 class SpelledOut:
-    """Another solver, which is given problems with waiting spelled out as columns."""
+    """A solver that spells out waiting as columns and calls another solver."""
 
     def __init__(self, inner: Solver) -> None:
         self._inner = inner
@@ -51,7 +51,7 @@ class SpelledOut:
         return self._inner.name
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem`` by the inner solver; its bound, prices and work hold as they are."""
+        """Solve ``problem`` by the inner solver; its bound, shadow prices and work remain valid."""
         return _solve_spelled_out(self._inner.solve, problem, budget, hint)
 
 
@@ -67,7 +67,7 @@ def _solve_spelled_out(
     told = None
     if hint is not None and hint.has_answer and is_answer(problem, hint.choice):
         told = replace(hint, choice=_spelled(problem, origin, hint.choice))
-    elif hint is not None and len(hint.prices):  # they may help all the same
+    elif hint is not None and len(hint.prices):  # the shadow prices may still help
         told = replace(
             hint, status=SolveStatus.UNKNOWN, choice=np.full_like(hint.choice, -1), objective=0
         )
@@ -76,10 +76,11 @@ def _solve_spelled_out(
 
 
 def spell_out(problem: Problem) -> tuple[Problem, Ints]:
-    """Return the problem with waiting as the last column of each job that uses a row by waiting.
+    """Return the problem with waiting as a column, and the origin of each of its columns.
 
-    Beside it, int64[its columns]: the column of ``problem`` that each is, -1: waiting. The Cell of a
-    waiting column means nothing.
+    Each job that uses a row by waiting gets waiting as its last column. The origin, int64[columns],
+    is the column of ``problem`` that each column is; -1 means waiting. The Cell of a waiting column
+    has no meaning.
     """
     jobs = len(problem.jobs)
     waits = (np.diff(problem.idle_start) > 0) & ~problem.must_run
@@ -121,7 +122,7 @@ def spell_out(problem: Problem) -> tuple[Problem, Ints]:
 
 
 def read_back(origin: Ints, choice: Ints) -> Ints:
-    """Return the choice of the problem that was spelled out."""
+    """Return a choice of the original problem for ``choice`` of the spelled-out one."""
     return np.where(choice >= 0, origin[choice], -1) if len(origin) else choice
 
 
