@@ -1,1 +1,4 @@
-"""The loops that run once a column, compiled. ``warm`` loads them before the first round needs them."""
+"""The compiled loops that run once for each column.
+
+``warm`` loads them before the first round needs them.
+"""

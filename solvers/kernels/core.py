@@ -1,4 +1,7 @@
-"""The loops that try all changes of small loss: enumerated in two halves, and joined where they fit."""
+"""The loops that try all changes of small loss.
+
+The changes are enumerated in two halves, and the halves are joined where they fit.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,20 @@ def changes(
     alive: Ints,
     table: Ints,
 ) -> tuple[int, int]:
-    """Enumerate the ways to change at most one column a group whose losses add up to ``allowed`` at most.
+    """Enumerate the ways to change at most one column per group at a loss up to ``allowed``.
 
-    ``loss`` (float64[columns]) and ``more`` (int64[columns, rows]) are what each costs and uses beyond the
-    column that it takes the place of. Way s is way ``parent[s]`` and ``column[s]`` (-1: none); it loses
-    ``total[s]`` and uses ``used[s]`` more. Of ways that use the same only the one of least loss is gone on
-    with: ``alive`` are these. ``table`` (a power of two long, at least twice as many as ways; all -1) finds
-    them by ``factor``. Return how many ways were made and how many of them are alive; -1: more than there is
-    room for.
+    ``loss`` (float64[columns]) and ``more`` (int64[columns, rows]) are what each column costs and
+    uses beyond the column that it replaces. Way s extends way ``parent[s]`` by ``column[s]``; both
+    are -1 for the way that changes nothing. Way s loses ``total[s]`` and uses ``used[s]`` more.
+
+    Of the ways with the same usage, only the one of least loss is extended; these are listed in
+    ``alive``. The hash table ``table`` finds them by ``factor``. Its length is a power of two, at
+    least twice the number of ways, and it is all -1 at the start. Return the number of ways, and
+    the number of them that are alive; both are -1 if there are more ways than there is room for.
     """
     total[0], used[0, :], parent[0], column[0] = 0.0, 0, -1, -1
     count, living, mask, rows = 1, 1, len(table) - 1, more.shape[1]
-    alive[0], table[0] = 0, 0  # whose factors add up to 0
+    alive[0], table[0] = 0, 0  # the way that changes nothing has hash 0
     sums = np.empty(rows, np.int64)
     for g in range(len(group_start) - 1):
         before = alive[:living].copy()
@@ -47,6 +52,7 @@ def changes(
                     sums[r] = used[s, r] + more[c, r]
                     key += factor[r] * sums[r]
                 slot, place = (key ^ (key >> 32)) & mask, -1
+                # Look up the way with the same usage by linear probing.
                 while table[slot] >= 0:
                     same, place = alive[table[slot]], table[slot]
                     for r in range(rows):
@@ -58,6 +64,7 @@ def changes(
                     slot = (slot + 1) & mask
                 if place >= 0 and total[alive[place]] <= new:
                     continue
+                # Record the new way, in place of a costlier one with the same usage.
                 if count == len(total):
                     return -1, -1
                 total[count], parent[count], column[count] = new, s, c
@@ -72,7 +79,10 @@ def changes(
 
 @jitted
 def keys(used: Ints, factor: Ints) -> Ints:
-    """Return sum over rows of ``factor * used`` of each way, int64[ways]; it may wrap around."""
+    """Return the sum over rows of ``factor * used`` for each way, int64[ways].
+
+    It may wrap around.
+    """
     out = np.zeros(len(used), np.int64)
     for s in range(len(used)):
         for r in range(len(factor)):
@@ -90,11 +100,12 @@ def joined(
     allowed: float,
     most: int,
 ) -> tuple[float, int, int]:
-    """Return the least loss of a way of each half that fit into ``free`` together, and the two ways.
+    """Return the least loss of two ways, one of each half, that fit together, and the two ways.
 
-    What is left of a row costs its price. A half is (key, total, used) of its ways, the other one's by rising
-    key and then total; only ways whose keys add up to ``wanted`` are joined. Ways -1: none loses ``allowed``
-    or less; -2: more than ``most`` pairs would have to be looked at.
+    They must fit into ``free``. Each unit that is left of a row costs its shadow price. A half is
+    (key, total, used) of its ways; the ways of ``other`` are sorted by key and then by total. Only
+    ways whose keys add up to ``wanted`` are joined. The ways are -1 if no pair loses ``allowed`` or
+    less, and -2 if more than ``most`` pairs would have to be examined.
     """
     best, first, second, looked = allowed, -1, -1, 0
     key, total, used = other

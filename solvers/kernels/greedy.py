@@ -1,9 +1,10 @@
-"""Greedy's loops: steps that gain, must-run jobs packed, overfull rows relieved.
+"""Greedy's loops: take steps that gain, pack must-run jobs, and relieve overfull rows.
 
-All work on ``choice`` (int64[jobs], column or -1) and ``free`` (int64[rows], capacity less what the
-choice uses) in place. While the columns of a job are judged, what it holds is given back to ``free``.
-The heap holds a job at most once, the largest key first and of equal keys the lower job, so that every
-order is decided; memory is O(jobs + rows) beside the problem.
+All of them change ``choice`` and ``free`` in place. ``choice`` is int64[jobs], a column or -1;
+``free`` is int64[rows], the capacity less what the choice uses. While the columns of a job are
+judged, the resources that it holds are returned to ``free``. The heap holds a job at most once; the
+largest key comes first, and of equal keys the lower job, so the order is fully determined. Memory
+is O(jobs + rows) in addition to the problem.
 """
 
 from __future__ import annotations
@@ -16,32 +17,37 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import jitted
 
 FREE_STEP = 1e-9
-"""A step that takes no more than this (of the cluster, where sizes are shares) counts as taking this."""
+"""A step that takes less than this counts as taking this.
+
+The unit is the cluster, if sizes are shares."""
 
 REFRESHES = 8
-"""After so many times that all jobs were judged anew it takes twice as many misses to do so again."""
+"""After this many evaluations of all jobs, the misses needed for the next evaluation double."""
 
 Columns: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Floats]
-"""A Problem's job_start, value, usage_start, row and amount, and the size of each column (float64[columns]).
+"""A Problem's job_start, value, usage_start, row and amount, and each column's size.
 
-A plain tuple: the files that keep machine code name no class of ours, which a later release might not have.
-"""
+Sizes are float64[columns]. It is a plain tuple because the files that keep machine code must name
+no class of ours, which a later release might not have."""
 
 Watch: TypeAlias = tuple[Floats, Bools, Ints, float]
-"""Prices, float64[rows]; which jobs must run, bool[jobs]; each job's best choice at the prices, int64[jobs],
--1: to wait; the loss at which to give up. No prices: never."""
+"""The data with which ``climb`` decides to give up early.
+
+These are shadow prices, float64[rows]; which jobs must run, bool[jobs]; each job's best choice at
+the prices, int64[jobs], with -1 for waiting; and the loss at which to give up. If there are no
+prices, it never gives up."""
 
 ROUNDING = 1e-9
-"""More than what losses are rounded by, as a share of the values and costs that they are made of."""
+"""An upper bound on the rounding of losses, as a share of the values and costs in them."""
 
 
 @jitted
 def sizes(
     job_start: Ints, usage_start: Ints, row: Ints, amount: Ints, weight: Floats, among: Ints
 ) -> Floats:
-    """Return sum over rows of ``weight[row] * amount`` of each column, float64[columns].
+    """Return the sum over rows of ``weight[row] * amount`` of each column, float64[columns].
 
-    Only columns of the jobs ``among`` have one; the others are left as they come.
+    Only columns of the jobs ``among`` get a size; the others are not initialised.
     """
     out = np.empty(len(usage_start) - 1)
     for j in among:
@@ -55,7 +61,7 @@ def sizes(
 
 @jitted
 def smallest(job_start: Ints, size: Floats) -> Floats:
-    """Return the least size of a column of each job, float64[jobs]; 0 where it has none."""
+    """Return the least size of a column of each job, float64[jobs]; 0 if the job has no column."""
     out = np.zeros(len(job_start) - 1)
     for j in range(len(out)):
         first = job_start[j]
@@ -67,7 +73,7 @@ def smallest(job_start: Ints, size: Floats) -> Floats:
 
 @jitted
 def give_back(columns: Columns, column: int, free: Ints) -> None:
-    """Return to ``free`` what ``column`` (-1: nothing) uses."""
+    """Return to ``free`` what ``column`` uses; -1 uses nothing."""
     _, _, usage_start, row, amount, _ = columns
     if column >= 0:
         for k in range(usage_start[column], usage_start[column + 1]):
@@ -76,7 +82,7 @@ def give_back(columns: Columns, column: int, free: Ints) -> None:
 
 @jitted
 def take(columns: Columns, column: int, free: Ints) -> None:
-    """Take from ``free`` what ``column`` (-1: nothing) uses."""
+    """Take from ``free`` what ``column`` uses; -1 uses nothing."""
     _, _, usage_start, row, amount, _ = columns
     if column >= 0:
         for k in range(usage_start[column], usage_start[column + 1]):
@@ -102,7 +108,7 @@ def fits(columns: Columns, column: int, free: Ints) -> bool:
 
 @jitted
 def sink(heap: Ints, length: int, key: Floats, at: int) -> None:
-    """Move the job at place ``at`` down until no job below it comes first."""
+    """Move the job at place ``at`` down the heap until no job below it comes first."""
     job = heap[at]
     while True:
         child = 2 * at + 1
@@ -125,9 +131,10 @@ def comes_first(key: Floats, one: int, other: int) -> bool:
 
 @jitted
 def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, int]:
-    """Return the largest gain per size of a step of ``job`` from column ``now`` (-1: from waiting).
+    """Return the largest gain per size of a step of ``job``, and the column that the step leads to.
 
-    And the column that it leads to, the lowest of equals; -1: no step gains and fits.
+    The step starts from column ``now``, or from waiting if that is -1. Ties go to the lower column.
+    The column is -1 if no step gains and fits.
     """
     job_start, value, _, _, _, size = columns
     worth, takes = 0, 0.0
@@ -144,9 +151,10 @@ def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, 
 
 @jitted
 def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
-    """Return what ``job``, once it is on column ``now``, falls short of its best margin at least.
+    """Return a lower bound on the loss of ``job``, once on column ``now``, to its best margin.
 
-    Its value never falls, so it ends on that column or on one that is worth more. Rounded down.
+    The job's value never falls, so it ends on that column or on one that is worth more. The result
+    is rounded down.
     """
     job_start, value, usage_start, row, amount, _ = columns
     prices, must_run, wish, _ = watch
@@ -169,17 +177,20 @@ def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
 
 @jitted
 def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch) -> bool:
-    """Take the step of largest gain per size again and again, until none gains and fits.
+    """Take the step with the largest gain per size repeatedly, until no step gains and fits.
 
-    Only jobs of ``among`` (rising) take steps. A step that no longer fits when its turn comes (a miss) is
-    replaced by the job's best that does. What a retyped job gives up may make room for others: then all are
-    judged anew, at the latest when the heap is empty, sooner after some misses. To wait for few is better
-    (64 to 10,000 jobs: up to 0.2 % on average) and slower, so their number grows with the jobs and with the
-    times that all were judged. A job's value rises with each of its steps, so there are at most as many
-    steps as columns.
+    Only jobs of ``among`` (rising) take steps. A step that no longer fits when its turn comes (a
+    miss) is replaced by the job's best step that does. When a retyped job releases resources, there
+    may be room for other jobs, and then all jobs are evaluated again. That happens when the heap is
+    empty at the latest, and earlier after some misses.
 
-    Return False as soon as what the steps have added to the jobs' ``least_loss`` is more than ``watch``
-    allows; ``choice`` is then one on the way.
+    If fewer misses suffice, the result is better (by up to 0.2 % on average with 64 to 10,000 jobs)
+    but slower to reach. So the number of misses grows with the jobs and with the number of
+    evaluations of all jobs. A job's value rises with each of its steps, so there are at most as
+    many steps as columns.
+
+    Return False as soon as the steps have added more to the jobs' ``least_loss`` than ``watch``
+    allows; ``choice`` is then an intermediate state.
     """
     _, _, usage_start, row, _, _ = columns
     jobs = len(choice)
@@ -191,6 +202,7 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
         freed, length, misses = False, 0, 0
         patience = (1 + len(among) // 1024) << min(rounds // REFRESHES, 40)
         rounds += 1
+        # Evaluate all jobs, and build the heap.
         for j in among:
             give_back(columns, choice[j], free)
             key[j], step[j] = best_step(columns, j, choice[j], free)
@@ -200,6 +212,7 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
                 length += 1
         for at in range(length // 2 - 1, -1, -1):
             sink(heap, length, key, at)
+        # Take the best steps. A miss only replaces the job's step.
         while length > 0 and (misses < patience or not freed):
             j = heap[0]
             old = choice[j]
@@ -217,6 +230,7 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
                         return False
             else:
                 misses += 1
+            # Find the job's next step, and note whether this one released anything.
             key[j], step[j] = best_step(columns, j, choice[j], free)
             take(columns, choice[j], free)
             if old >= 0:
@@ -236,8 +250,9 @@ def pack(
 ) -> bool:
     """Give each job of ``order`` a column; return whether all have one.
 
-    Its ``current`` one (-1: none) where that fits; else the smallest that fits, or with ``balance`` the one
-    whose largest share of what is free in a row is least; of equals the one worth most, then the lowest.
+    A job gets its ``current`` column (-1: none) if that fits. Otherwise it gets the smallest column
+    that fits. With ``balance``, it gets the one whose largest share of what is free in a row is
+    least. Ties go to the column of most value, then to the lowest.
     """
     job_start, value, usage_start, row, amount, size = columns
     for j in order:
@@ -268,7 +283,7 @@ def pack(
 
 @jitted
 def keep(columns: Columns, order: Ints, current: Ints, choice: Ints, free: Ints) -> None:
-    """Leave each waiting job of ``order`` on its ``current`` column if that fits."""
+    """Give each waiting job of ``order`` its ``current`` column if that fits."""
     for j in order:
         if fits(columns, current[j], free):
             choice[j] = current[j]
@@ -279,7 +294,7 @@ def keep(columns: Columns, order: Ints, current: Ints, choice: Ints, free: Ints)
 def relief(columns: Columns, share: Floats, now: int, free: Ints, given: Ints) -> float:
     """Return the sum over overfull rows of column ``now`` of ``share`` times the units given up.
 
-    ``given`` is int64[rows]; what a row has too many is the most that counts of it.
+    ``given`` is int64[rows]. For each row, no more counts than the units by which it is overfull.
     """
     _, _, usage_start, row, _, _ = columns
     total = 0.0
@@ -294,19 +309,22 @@ def relief(columns: Columns, share: Floats, now: int, free: Ints, given: Ints) -
 def best_relief(
     columns: Columns, share: Floats, job: int, now: int, must: bool, free: Ints, given: Ints
 ) -> tuple[float, int]:
-    """Return the key of the step of ``job`` away from ``now`` that costs least per unit of overfull rows.
+    """Return the key of the cheapest step of ``job`` away from ``now``, and the column it leads to.
 
-    The key is minus the loss of value less size, divided by the step's ``relief``. A step may take room
-    that is free, but nothing more of an overfull row. And the column that it leads to, the lowest of equals;
-    -1 to wait, if not ``must``; -2: there is no step. ``given`` (int64[rows]) is zero before and after.
+    The key is minus the loss of value less size, divided by the step's ``relief``. A step may take
+    resources that are free, but nothing more of an overfull row. Ties go to the lowest column. The
+    column is -1 for waiting, which is possible unless ``must``, and -2 if there is no step.
+    ``given`` (int64[rows]) is zero before and after the call.
     """
     job_start, value, usage_start, row, amount, size = columns
+    # Count all that the job holds as given up.
     for k in range(usage_start[now], usage_start[now + 1]):
         given[row[k]] += amount[k]
     margin = value[now] - size[now]
     best, found = -np.inf, -2
     whole = relief(columns, share, now, free, given)
     if whole > 0:
+        # Try each column: what it uses is not given up.
         for c in range(job_start[job], job_start[job + 1]):
             allowed = True
             for k in range(usage_start[c], usage_start[c + 1]):
@@ -322,6 +340,7 @@ def best_relief(
                         best, found = key, c
             for k in range(usage_start[c], usage_start[c + 1]):
                 given[row[k]] += amount[k]
+        # Try waiting, which gives up everything.
         if not must and -margin / whole > best:
             best, found = -margin / whole, -1
     for k in range(usage_start[now], usage_start[now + 1]):
@@ -333,11 +352,12 @@ def best_relief(
 def relieve(
     columns: Columns, share: Floats, must: Bools, choice: Ints, free: Ints, among: Ints
 ) -> bool:
-    """Take the step that costs least per unit of overfull rows until no row is; return whether none is.
+    """Take the step that costs least per unit of overfull rows until no row is overfull.
 
-    Only jobs of ``among`` (rising) take steps; those in ``must`` (bool[jobs]) are moved, never stopped.
-    Overfull is a row whose ``free`` is negative. No step takes more of an overfull row or makes a new one,
-    so no job returns to a column that it has left.
+    Only jobs of ``among`` (rising) take steps. Those in ``must`` (bool[jobs]) are moved, never
+    stopped. A row is overfull if its ``free`` is negative. No step takes more of an overfull row or
+    makes another row overfull, so no job returns to a column that it has left. Return whether no
+    row is overfull at the end.
     """
     jobs = len(choice)
     heap, key, step = np.empty(len(among), np.int64), np.empty(jobs), np.empty(jobs, np.int64)
@@ -357,7 +377,8 @@ def relieve(
             j = heap[0]
             was, expected = key[j], step[j]
             key[j], step[j] = best_relief(columns, share, j, choice[j], must[j], free, given)
-            if key[j] == was and step[j] == expected:  # else its turn may come later
+            # Otherwise the key is out of date, and the job's turn may come later.
+            if key[j] == was and step[j] == expected:
                 give_back(columns, choice[j], free)
                 choice[j] = step[j]
                 take(columns, choice[j], free)
@@ -387,7 +408,7 @@ def is_short(free: Ints) -> bool:
 
 @jitted
 def start_missing(columns: Columns, must: Bools, choice: Ints) -> None:
-    """Give each job of ``must`` that waits its column of most value less size, the lowest of equals."""
+    """Give each waiting job of ``must`` its column of most value less size, ties to the lowest."""
     job_start, value, _, _, _, size = columns
     for j in range(len(choice)):
         if must[j] and choice[j] < 0:

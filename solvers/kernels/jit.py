@@ -1,4 +1,4 @@
-"""The one way in which loops are compiled: without the interpreter lock, kept on disk where that can be."""
+"""The compilation of loops: without the interpreter lock, and kept on disk if possible."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class LoopCache(_CacheLocator):
-    """The place of a compiled function: a folder of the user's cache for each content of its source file.
+    """The place of a compiled function on disk.
 
-    A second clone, or a copy that is installed later, finds what the first has compiled. Numba's own
-    places go by the path and the age of the file.
+    It is a folder of the user's cache for each content of the function's source file. A second
+    clone, or a copy that is installed later, finds the machine code that the first compiled.
+    Numba's own places depend on the path and the age of the file.
     """
 
     def __init__(self, source: Path) -> None:
@@ -37,7 +38,7 @@ class LoopCache(_CacheLocator):
 
     @classmethod
     def from_function(cls, py_func: Callable[..., object], py_file: str) -> Self | None:
-        """Return the place of a function of ours; None where it is another's or cannot be written."""
+        """Return the place of one of our functions; None for others, or if it cannot be written."""
         if not (py_func.__module__ or "").startswith("tessera."):
             return None
         try:
@@ -52,11 +53,11 @@ class LoopCache(_CacheLocator):
         return str(self._folder)
 
     def get_source_stamp(self) -> str:
-        """Return what changes with the source."""
+        """Return a value that changes with the source."""
         return self._digest
 
     def get_disambiguator(self) -> str:
-        """Return nothing: a function's name and line tell it from others of its file."""
+        """Return an empty string: name and line distinguish a function from others of its file."""
         return ""
 
 
@@ -66,31 +67,31 @@ def _digest(source: Path) -> str:
 
 
 _PLACES: Final = f"{__name__}.{LoopCache.__name__},InTreeCacheLocator,UserWideCacheLocator"
-"""Where Numba looks for a place, in order."""
+"""The locators that Numba tries, in order."""
 
 if not (os.environ.get("NUMBA_CACHE_DIR") or getattr(config, "CACHE_LOCATOR_CLASSES", "")):
     config.CACHE_LOCATOR_CLASSES = _PLACES  # type: ignore[attr-defined] # made when it is imported
 
 
 def jitted(function: Function) -> Function:
-    """Return ``function`` compiled when first called; threads run it side by side.
+    """Return ``function``, which is compiled at its first call and can run in parallel threads.
 
-    The machine code is kept in the user's cache (``LoopCache``), or in ``NUMBA_CACHE_DIR``. It is found by
-    the file that a function stands in, so a function calls none that is compiled from another file. Where
-    nothing can be written each process compiles again.
+    The machine code is kept in the user's cache (``LoopCache``), or in ``NUMBA_CACHE_DIR``. It is
+    found by the file that contains the function. So a function must not call one that is compiled
+    from another file. If nothing can be written, each process compiles again.
     """
     try:
         compiled = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no place to keep it
+    except RuntimeError:  # there is no place to keep it
         compiled = numba.njit(nogil=True)(function)
     return cast(Function, compiled)
 
 
 def fixed(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-    """Return a read-only, contiguous view (a copy where it must be) of ``array``.
+    """Return a read-only, contiguous view (a copy if necessary) of ``array``.
 
-    A function is compiled anew for each combination of layouts and writability that it meets: arguments
-    that it only reads all come through here, so that there is just one.
+    Numba compiles a function again for each combination of array layouts and writability. All
+    arguments that a function only reads go through here, so that there is only one combination.
     """
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False

@@ -1,4 +1,7 @@
-"""The lowest point of the highest of some planes, inside a box: a dense simplex for a handful of unknowns."""
+"""The minimum of the upper envelope of some planes inside a box.
+
+It is found by a dense simplex method, for a handful of unknowns.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ _TINY = 1e-11
 def lowest_point(height: Floats, slopes: Floats, low: Floats, high: Floats, point: Floats) -> float:
     """Fill ``point`` with the z in [low, high] that minimises max_k height[k] + slopes[k] . z.
 
-    Return the minimum; NaN where too many pivots did not end it. Shapes: planes; (planes, unknowns);
-    unknowns. It is the simplex method on the dual,
+    Return the minimum, or NaN if it was not reached within ``MOST_PIVOTS`` pivots. The shapes are:
+    ``height`` (planes,), ``slopes`` (planes, unknowns), and (unknowns,) for the others. It is the
+    simplex method on the dual,
 
         max  sum_k l_k height_k + sum_r (m_r low_r - n_r high_r)
         with sum_k l_k slopes_kr - m_r + n_r = 0 for each r,  sum_k l_k = 1,  l, m, n >= 0,
 
-    whose basis has as many columns as there are unknowns, and one more; it begins at the first plane.
+    whose basis has one column more than there are unknowns. It begins at the first plane.
     """
     planes, unknowns = slopes.shape
     size = unknowns + 1
@@ -29,7 +33,7 @@ def lowest_point(height: Floats, slopes: Floats, low: Floats, high: Floats, poin
         size, dtype=np.int64
     )  # column k: plane; planes + r: m_r; planes + unknowns + r: n_r
     inverse = np.zeros((size, size))
-    level = np.empty(size)  # of each basic column
+    level = np.empty(size)  # the value of each basic column
     for r in range(unknowns):
         slope = slopes[0, r]
         sign = -1.0 if slope >= 0.0 else 1.0
@@ -46,13 +50,16 @@ def lowest_point(height: Floats, slopes: Floats, low: Floats, high: Floats, poin
     for k in range(planes):
         largest = max(largest, abs(height[k]))
     for pivot in range(MOST_PIVOTS):
+        # Compute the multipliers of the present basis.
         for i in range(size):
             total = 0.0
             for j in range(size):
                 total += _profit(basis[j], height, low, high, planes, unknowns) * inverse[j, i]
             multiplier[i] = total
         entering, gain = -1, _TINY * (1.0 + largest)
-        bland = pivot > MOST_PIVOTS // 2  # degenerate: the first that gains ends every cycle
+        # After that many pivots, taking the first column that gains (Bland) ends every cycle.
+        bland = pivot > MOST_PIVOTS // 2
+        # Find the column that enters: the one with the largest reduced profit.
         for k in range(planes + 2 * unknowns):
             reduced = _profit(k, height, low, high, planes, unknowns)
             if k < planes:
@@ -68,10 +75,12 @@ def lowest_point(height: Floats, slopes: Floats, low: Floats, high: Floats, poin
                 if bland:
                     break
         if entering < 0:
+            # No column gains, so the multipliers are the minimum.
             for r in range(unknowns):
                 point[r] = min(max(-multiplier[r], low[r]), high[r])
             return float(multiplier[unknowns])
         _solve(inverse, entering, slopes, planes, unknowns, column)
+        # Find the column that leaves, by the ratio test.
         leaving, step = -1, np.inf
         for i in range(size):
             if column[i] > _TINY:
@@ -114,7 +123,7 @@ def _solve(
 
 @jitted
 def _pivot(inverse: Floats, level: Floats, column: Floats, leaving: int) -> None:
-    """Bring the basis, its inverse and its levels up to date."""
+    """Update the basis inverse and the values of the basic columns after a pivot."""
     size = level.size
     scale = 1.0 / column[leaving]
     for j in range(size):

@@ -1,4 +1,4 @@
-"""The loops that price every column: compiled, without allocations, a job after another."""
+"""The compiled loops that price every column, job by job and without allocations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import jitted
 
 ROUNDING = 1e-12
-"""More than what the sums of one column are rounded by, as a share of its |value| and its cost."""
+"""An upper bound on the rounding of one column's sums, as a share of its |value| plus its cost."""
 
 
 @jitted
@@ -22,10 +22,11 @@ def demand(
     prices: Floats,
     usage: Floats,
 ) -> float:
-    """Return the sum over jobs of the best margin, value less cost; at least 0 where a job may wait.
+    """Return the sum over jobs of the best margin, which is value less cost.
 
-    ``usage`` is filled with what the columns that give it use of each row (of equals the first). A job
-    that must run and has no column makes the sum -inf.
+    The margin is at least 0 if the job may wait. ``usage`` is filled with what the best columns use
+    of each row; of equal columns, the first counts. A job that must run and has no column makes the
+    sum -inf.
     """
     usage[:] = 0.0
     total = 0.0
@@ -64,15 +65,17 @@ def margins(
     open_columns: Ints,
     must_take: Bools,
 ) -> tuple[float, float, int]:
-    """Fill each column's margin; each job's best one, its lead over the next best choice, and its column.
+    """Fill the margin of each column, and each job's best margin, its lead and its column.
 
-    Return the sum of the best, and the sum over jobs of their largest |value| + cost, by which rounding
-    is bounded. Waiting is a choice of margin 0 for jobs that need not run.
+    The lead is by how much the best choice beats the next best one. Return the sum of the best
+    margins, and the sum over jobs of their largest |value| + cost, which bounds the rounding.
+    Waiting is a choice of margin 0 for jobs that need not run.
 
-    Unless ``drift`` is empty, fill ``open_columns`` with those that may be best where no price is further
-    than ``drift`` (float64[rows]) from here, and return how many they are; ``count`` is how many each job is
-    left. A column's margin moves by at most the drift of what it uses (and ``ROUNDING``), so one that cannot
-    catch up with another is left out; where waiting cannot, ``must_take`` is set.
+    Unless ``drift`` (float64[rows]) is empty, also fill ``open_columns`` and return how many there
+    are. These columns may be best at some prices no further than ``drift`` from these. ``count`` is
+    the number of them that each job has. A column's margin moves by at most the drift of what it
+    uses (plus ``ROUNDING``), so a column that cannot catch up with another is left out.
+    ``must_take`` is set where waiting cannot catch up.
     """
     total, size, opened = 0.0, 0.0, 0
     nearby = drift.size > 0
@@ -82,6 +85,7 @@ def margins(
             first = -np.inf
         least, widest, next_widest = first, -np.inf, -np.inf
         largest, column = 0.0, -1
+        # Price the columns, and find the best and the second best.
         for c in range(job_start[job], job_start[job + 1]):
             cost, moves = 0.0, 0.0
             for k in range(usage_start[c], usage_start[c + 1]):
@@ -106,10 +110,11 @@ def margins(
         choice[job] = column
         total += first
         size += largest
+        # List the columns that may become best within the drift.
         if nearby:
             least -= ROUNDING * largest
             before = opened
-            if next_widest < least and column >= 0:  # no other column
+            if next_widest < least and column >= 0:  # no other column can become best
                 open_columns[opened] = column
                 opened += 1
             elif widest >= least:
@@ -137,9 +142,9 @@ def inserted(
     free: Ints,
     choice: Ints,
 ) -> bool:
-    """Give each job of ``order`` its column of greatest margin that fits what is ``free``, or let it wait.
+    """Give each job of ``order`` its fitting column of greatest margin, or let it wait.
 
-    ``free`` is brought up to date. Return whether every job that must run has a column.
+    ``free`` is updated. Return whether every job that must run has a column.
     """
     complete = True
     for job in order:

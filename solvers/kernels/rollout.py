@@ -10,35 +10,38 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import jitted
 
 ROUNDING = 1e-12
-"""More than what a moment is rounded by, as a share of it."""
+"""An upper bound on the rounding of a time, as a share of it."""
 OPEN, MET, LOST = 0, 1, 2
-"""What became of a job."""
+"""The fates of a job."""
 DRAWS = 6
-"""Random numbers that a change of a list uses."""
+"""The number of random numbers that one change of a list uses."""
 
 
 class World(NamedTuple):
-    """Jobs with deadlines, what they could run on, and what is free. All times are seconds from now."""
+    """Jobs with deadlines, their options, and the free resources.
+
+    All times are seconds from now.
+    """
 
     option_start: Ints  # int64[jobs + 1]
-    lists: Ints  # int64[tastes, options], each job's options in an order of its own
+    lists: Ints  # int64[tastes, options], each job's options in the order of each taste
     use: Ints  # int64[options, resources]
     rate: Floats  # float64[options], samples/s, above 0
-    stays: Bools  # bool[options], what its job runs on now
-    now: Bools  # bool[options], False: not at the first moment
-    lag_s: Floats  # float64[options], what is left of the last restart where it stays
-    work: Floats  # float64[jobs], samples left
+    stays: Bools  # bool[options], whether its job runs on it now
+    now: Bools  # bool[options]; False: not possible at the first moment
+    lag_s: Floats  # float64[options], what is left of the last restart if the job stays
+    work: Floats  # float64[jobs], remaining samples
     deadline_s: Floats
     restart_s: Floats
     weight: Floats
-    step_s: Floats  # float64[steps], from when what is free changes; the first is 0
+    step_s: Floats  # float64[steps], when the free resources change; the first is 0
     free: Ints  # int64[steps, resources]
-    round_s: float  # moments are at least so far apart
-    most: int  # moments, after which nobody is moved any more
+    round_s: float  # the least time between two moments
+    most: int  # number of moments after which no job is moved any more
 
 
 class Log(NamedTuple):
-    """What jobs ran on, as far as there is room for it."""
+    """A log of what jobs ran on, as far as it has room."""
 
     job: Ints
     option: Ints
@@ -47,12 +50,14 @@ class Log(NamedTuple):
 
 @jitted
 def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int:
-    """Follow the jobs from moment to moment, and return how many legs that took.
+    """Follow the jobs from moment to moment, and return the number of legs.
 
-    At each moment, jobs in ``order`` go on as they are where they end in time and have room; else they take
-    the first of their options, as ``lists[tastes[job]]`` has them, that does, restart included; else they
-    wait, and have lost once none would do even alone. The next moment is when the first ends, or when what
-    is free changes. ``fate`` (int64[jobs]) and ``log`` are filled.
+    At each moment the jobs are served in ``order``. A job continues as it is if it then ends in
+    time and has room. Otherwise it takes the first of its options in ``lists[tastes[job]]`` that
+    does, restart included. Otherwise it waits; it has lost once no option would do even alone.
+
+    The next moment is when the first job ends, or when the free resources change. ``fate``
+    (int64[jobs]) and ``log`` are filled.
     """
     option_start, lists, use, rate = world.option_start, world.lists, world.use, world.rate
     stays, now, lag_s, work = world.stays, world.now, world.lag_s, world.work
@@ -72,6 +77,7 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
                 on[j], ready_s[j] = o, lag_s[o]
     at_s, legs, step = 0.0, 0, 0
     for moment in range(world.most):
+        # Find what is free at this moment.
         while step + 1 < len(step_s) and step_s[step + 1] <= at_s * (1 + ROUNDING):
             step += 1
         room[:] = free[step]
@@ -79,7 +85,8 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
         for j in order:
             if fate[j] != OPEN:
                 continue
-            # Not a function of its own: one that takes the world at each visit made this 2.5 times slower.
+            # This is not a separate function, which would take the world at each visit and made
+            # this loop 2.5 times slower.
             pick, end_s, could = -1, 0.0, False
             for q in range(option_start[j] - 1, option_start[j + 1]):
                 goes_on = q < option_start[j]
@@ -96,6 +103,7 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
                 if fits:
                     pick = o
                     break
+            # Switch the job, and log the leg that ends here.
             if pick != on[j]:
                 if on[j] >= 0 and at_s > began_s[j]:
                     legs = logged(log, legs, j, on[j], began_s[j], at_s)
@@ -105,11 +113,13 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
                 first_s = min(first_s, end_s)
             elif not could:
                 fate[j] = LOST
+        # Find the next moment.
         next_s = max(first_s, at_s + world.round_s)
         if step + 1 < len(step_s):
             next_s = min(next_s, step_s[step + 1])
         if next_s == np.inf:
             break
+        # Let the running jobs train until then, and finish those that end.
         last = moment == world.most - 1
         for j in range(jobs):
             if fate[j] != OPEN or on[j] < 0:
@@ -127,7 +137,7 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
 
 @jitted
 def logged(log: Log, legs: int, job: int, option: int, began_s: float, end_s: float) -> int:
-    """Note a leg, if there is room for it, and return how many legs there are."""
+    """Record a leg, if there is room for it, and return the number of legs."""
     if legs == len(log.job):
         return legs
     log.job[legs], log.option[legs] = job, option
@@ -137,9 +147,9 @@ def logged(log: Log, legs: int, job: int, option: int, began_s: float, end_s: fl
 
 @jitted
 def changed(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int) -> None:
-    """Change a list in place as ``draws`` (float64[DRAWS], in 0 to 1) say.
+    """Change a list in place as ``draws`` (float64[DRAWS], in 0 to 1) determine.
 
-    A lost job comes forward, any job goes back, or a job has another of ``kinds`` tastes.
+    A lost job moves forward, any job moves back, or a job gets another of ``kinds`` tastes.
     """
     jobs = len(order)
     if draws[0] < 0.4:
@@ -167,10 +177,11 @@ def changed(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int) ->
 def improved(
     world: World, order: Ints, tastes: Ints, draws: Floats, none: Log
 ) -> tuple[float, Ints, Ints]:
-    """Return the most weight that a list was found to meet, with that list; at first ``order``.
+    """Return the greatest weight of met jobs that was found, and its list.
 
-    A row of ``draws`` (float64[tries, 1 + 2 * DRAWS]) is a try: one change or two of the last list that was
-    no worse than the one before it. ``none`` is a log without room.
+    The search starts at ``order``. Each row of ``draws`` (float64[tries, 1 + 2 * DRAWS]) is a try.
+    It makes one or two changes to the last list that was no worse than its predecessor. ``none`` is
+    a log without room.
     """
     jobs, kinds = len(order), len(world.lists)
     fate, tried = np.zeros(jobs, np.int64), np.zeros(jobs, np.int64)

@@ -1,6 +1,7 @@
-"""Load what is compiled before the first round, which has a deadline, needs it.
+"""Loading of the compiled loops before the first round, which has a deadline, needs them.
 
-``python -m tessera.solvers.kernels.warm`` compiles it where it was not; `make setup` does.
+``python -m tessera.solvers.kernels.warm`` compiles those that are not compiled yet; `make setup`
+runs it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ _LOCK = threading.Lock()
 
 
 def warm(tell: Callable[[str], None] | None = None) -> None:
-    """Run every compiled loop once: from disk about 0.5 s, or about 40 s of a core where it is compiled.
+    """Run every compiled loop once.
 
-    Later calls do nothing, and a call during the first one waits for it. ``tell`` gets the name of each
-    step before it runs.
+    That takes about 0.5 s if the machine code is on disk, and about 40 s of a core if it must be
+    compiled. Later calls do nothing, and a call during the first one waits for it. ``tell`` is
+    called with the name of each step before it runs.
     """
     with _LOCK:
         _run_all(tell or _ignore)
@@ -71,7 +73,10 @@ def _run_all(tell: Callable[[str], None]) -> None:
 
 
 def _crowded() -> Problem:
-    """Return two running jobs, of which one must run, on two GPUs: too few, so that no loop is left out."""
+    """Return a problem that uses every loop: two running jobs, one of which must run.
+
+    Two GPUs are too few for both.
+    """
     zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
     cells = Cells(
         workload=zero,
@@ -112,7 +117,7 @@ def _crowded() -> Problem:
 
 
 def _roll() -> None:
-    """Follow two jobs with deadlines of which one GPU can serve one: a list is changed, too."""
+    """Follow two jobs with deadlines on one GPU that can serve only one, and change a list, too."""
     zero, many = fixed(np.zeros(2)), fixed(np.ones(2))
     world = World(
         option_start=fixed(np.arange(3)),
@@ -138,7 +143,7 @@ def _roll() -> None:
 
 
 def _compress() -> None:
-    """Bring four jobs, of which three meet the next, down to two levels."""
+    """Compress four jobs on three links to two priority levels."""
     ones = np.ones(4)
     demand = Demand(
         work_flop=ones,
@@ -154,7 +159,10 @@ def _compress() -> None:
 
 
 def _replan() -> None:
-    """Plan two jobs that meet on a fixed link and may choose between two others; nobody shall starve."""
+    """Plan the network for two jobs that share a fixed link and choose between two other links.
+
+    A fairness floor is requested.
+    """
     one, two = np.ones(2), np.arange(3)
     contention = Contention(
         jobs=("a", "b"),
@@ -181,7 +189,7 @@ def _replan() -> None:
 
 
 def _meet() -> None:
-    """Play two jobs on one link."""
+    """Simulate two jobs on one link."""
     one, level = np.ones(2), np.zeros(2, np.int64)
     demand = Demand(
         work_flop=one,
