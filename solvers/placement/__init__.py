@@ -1,4 +1,4 @@
-"""Placement: a solution brought down to nodes and GPU indices."""
+"""Placement: the assignment of a solution to nodes and GPU indices."""
 
 from tessera.solvers.placement.assign import place
 from tessera.solvers.placement.defragment import defragment

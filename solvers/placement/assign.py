@@ -1,4 +1,7 @@
-"""Placement of a solution: big gangs first, each where it fits best, and what to do where blocks lack."""
+"""Placement of a solution: big gangs first, each where it fits best.
+
+It also decides what to do where no blocks are left.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tessera.solvers.placement.promises import displace, fall_back
 from tessera.solvers.placement.search import Effort, best_change
 
 MAX_TRIALS: Final = 500
-"""Sets of moves tried in a round: a tenth of a second. The periodic pass has more."""
+"""Sets of moves tried in a round: a tenth of a second. The periodic pass may try more."""
 
 
 def place(
@@ -29,12 +32,12 @@ def place(
     now: Mapping[int, Gang] | None = None,
     chosen_only: bool = False,
 ) -> Placed:
-    """Give each chosen job its GPUs; a job whose Cell finds none gets the next best, or waits.
+    """Give each chosen job its GPUs.
 
-    ``now`` is ``current_gangs``, if that is known already. ``chosen_only``: no job gets another Cell.
-
-    Once ``deadline_expired`` no more moves are looked for; all jobs are still placed. A must-run job is
-    left without GPUs only where there is no way known; the checker then refuses the round.
+    If its Cell finds no place, a job gets its next best Cell or waits. ``now`` is the result of
+    ``current_gangs``, if that is known already. With ``chosen_only``, no job gets another Cell.
+    Once ``deadline_expired``, no more moves are searched, but all jobs are still placed. A must-run
+    job is left without GPUs only if no way is found; the checker then refuses the round.
     """
     if not solution.has_answer:
         return Placed(solution=solution, placement=Placement())
@@ -56,7 +59,8 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
     failed = []
     for job in sorted(pending, key=order):
         column = wanted[job]
-        stays = board.pinned(job, column)  # but where it is it lacks something now
+        # the job may not move, but its present nodes lack something now
+        stays = board.pinned(job, column)
         spots = None if stays else board.find(job, column, board.nodes[column])
         if spots is None:
             failed.append(job)
@@ -68,10 +72,11 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
 def _settle(
     board: Board, failed: list[int], wanted: dict[int, int], effort: Effort
 ) -> dict[int, str]:
-    """Give each job that did not fit its most valuable way; return why its Cell did not fit.
+    """Give each job that did not fit its most valuable alternative; return why it did not fit.
 
-    Must-run jobs first, then by value; none takes what those after it were chosen to have, unless it must
-    run. Jobs that lose their GPUs to a must-run job queue up again.
+    Must-run jobs come first, then the others by value. A job takes nothing that later jobs were
+    chosen to have, unless it must run. Jobs that lose their GPUs to a must-run job return to the
+    queue.
     """
 
     def order(job: int) -> tuple[bool, int, int]:

@@ -1,4 +1,4 @@
-"""Buddy blocks: which GPUs of one node a share takes, as bit masks (bit i is GPU i)."""
+"""Buddy blocks: the GPUs of one node that a share takes, as bit masks (bit i is GPU i)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def indices_of(mask: int) -> tuple[int, ...]:
 def blocks(mask: int) -> tuple[tuple[int, int], ...]:
     """Return the maximal aligned blocks in ``mask`` as (size, first GPU), largest first.
 
-    A block of size 2^k starts at a multiple of 2^k; the blocks are disjoint and make up ``mask``.
+    A block of size 2^k starts at a multiple of 2^k. The blocks are disjoint and make up ``mask``.
     """
     found = []
     size = 1 << max(0, mask.bit_length() - 1).bit_length()
@@ -40,17 +40,17 @@ def blocks(mask: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=1 << 16)
 def signature(mask: int) -> tuple[int, ...]:
-    """Return the sizes of the maximal blocks, largest first: all that decides what fits."""
+    """Return the sizes of the maximal blocks, largest first; they alone decide what fits."""
     return tuple(size for size, _ in blocks(mask))
 
 
 @lru_cache(maxsize=1 << 16)
 def carve(mask: int, gpus: int, aligned: bool = True) -> int:
-    """Return the GPUs of ``mask`` that a share of ``gpus`` takes; 0: it does not fit.
+    """Return the GPUs of ``mask`` that a share of ``gpus`` takes; 0 if it does not fit.
 
-    The share is split into its binary blocks (6 = 4 + 2); each, largest first, takes the tightest free
-    block. Because sizes divide one another this finds room wherever there is room. Not ``aligned``:
-    any GPUs, lowest first.
+    The share is split into its binary blocks (6 = 4 + 2). Each, largest first, takes the tightest
+    free block. Because block sizes divide one another, this finds room wherever there is room. If
+    not ``aligned``, the share takes any GPUs, lowest first.
     """
     if gpus > mask.bit_count():
         return 0
@@ -70,8 +70,9 @@ def carve(mask: int, gpus: int, aligned: bool = True) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def waste(mask: int, taken: int) -> int:
-    """Return how much large-block room taking ``taken`` from ``mask`` destroys (best fit: least).
+    """Return how much room for large blocks is destroyed by taking ``taken`` from ``mask``.
 
-    Room is the sum of squared block sizes: an exact fit of 2 costs 4, splitting a block of 4 costs 12.
+    The best fit destroys least. Room is the sum of squared block sizes: an exact fit of 2 costs 4,
+    and splitting a block of 4 costs 12.
     """
     return sum(s * s for s in signature(mask)) - sum(s * s for s in signature(mask & ~taken))

@@ -1,4 +1,4 @@
-"""The board: which job runs which column on which GPUs, what that is worth, and how to change it."""
+"""The board: the column and GPUs of each job, their value, and the ways to change them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gang_of(spots: Spots) -> Gang:
 
 
 class Board:
-    """A placement under construction. ``seats`` holds the jobs that have GPUs; ``used`` the rows."""
+    """A placement under construction; ``seats`` holds the column and GPUs of the seated jobs."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class Board:
         gangs: Mapping[int, Gang] | None = None,
         only: Mapping[int, int] | None = None,
     ) -> None:
-        """``gangs`` is ``current_gangs``, if that is known already.
+        """Set up a board without seats.
 
-        ``only``: each job has at most this column; None: any of its own.
+        ``gangs`` is the result of ``current_gangs``, if that is known already. If ``only`` is
+        given, each job has at most this column; if it is None, a job may have any of its own.
         """
         self.snapshot, self.problem, self._only = snapshot, problem, only
         self.free = FreeGpus(snapshot)
@@ -52,7 +53,7 @@ class Board:
         self.now = {job: spots_of(gang) for job, gang in self.gangs.items()}
         self._on: defaultdict[int, set[int]] | None = None
         cells, cell = problem.cells, problem.cell
-        # Views, for there may be millions of columns and few are looked at.
+        # These are views, since there may be millions of columns and only few are read.
         self._cell: Sequence[int] = cell.data
         self._demands = cells.demand if self.free.counts_more else None
         self.gpus: Sequence[int] = cells.gpus[cell].data  # these four: of each column
@@ -82,7 +83,7 @@ class Board:
         self._worth: dict[tuple[int, int], float] = {}
 
     def demand(self, column: int) -> Demand | None:
-        """Return what ``column`` needs of nodes in all; None: no node states more than its GPUs."""
+        """Return the total demand of ``column``; None if no node states more than its GPUs."""
         return None if self._demands is None else self._demands.of(self._cell[column])
 
     def usage(self, column: int) -> Iterable[tuple[int, int]]:
@@ -112,7 +113,7 @@ class Board:
             self._spare[self._changes] -= 1
 
     def lift(self, job: int) -> Seat | None:
-        """Take ``job`` off its GPUs; return the seat it had."""
+        """Take ``job`` off its GPUs; return the seat that it had."""
         seat = self.seats.pop(job, None)
         if seat is not None:
             column, spots = seat
@@ -133,7 +134,10 @@ class Board:
         return column == self.current[job] and whole and spots != now
 
     def jobs_on(self, node: int) -> set[int]:
-        """Return the jobs that have GPUs of ``node``; only searches ask, so the index is made on demand."""
+        """Return the jobs that have GPUs of ``node``.
+
+        Only searches need this, so the index is made on demand.
+        """
         if self._on is None:
             self._on = defaultdict(set)
             for job, (_, spots) in self.seats.items():
@@ -157,14 +161,15 @@ class Board:
         return self._avoids.get(job, frozenset())
 
     def overdraft(self) -> list[int]:
-        """Return by how much each row that counts who waits or moves is overdrawn; empty: there is none.
+        """Return by how much each row that counts waiting jobs or moves is overdrawn.
 
-        A change of the board is within the limits where it raises none of these.
+        The list is empty if there is no such row. A change of the board is within the limits if it
+        raises none of these numbers.
         """
         return [max(0, -self._spare[row]) for row in self._watched]
 
     def reseat(self, seats: dict[int, Seat | None]) -> None:
-        """Give these jobs these seats (None: it waits), whatever they have now."""
+        """Give these jobs these seats, whatever they have now; a job whose seat is None waits."""
         for job in seats:
             self.lift(job)
         for job, seat in seats.items():
@@ -172,14 +177,20 @@ class Board:
                 self.put(job, *seat)
 
     def keep_back(self, columns: Iterable[int]) -> None:
-        """From now on let nobody have what these columns, which wait for a seat, will use."""
+        """Reserve what these columns, which wait for a seat, will use.
+
+        Earlier reservations end.
+        """
         self._kept_back = [0] * len(self._spare)
         for column in columns:
             for row, amount in self.usage(column):
                 self._kept_back[row] += amount
 
     def affords(self, column: int) -> bool:
-        """Return whether every coupling row has room for ``column``; giving back always has."""
+        """Return whether every coupling row has room for ``column``.
+
+        A row of which the column only releases units always has room.
+        """
         return all(
             self._spare[row] - self._kept_back[row] >= amount
             for row, amount in self.usage(column)
@@ -187,9 +198,9 @@ class Board:
         )
 
     def keep_all(self, wanted: dict[int, int]) -> list[int]:
-        """Seat the jobs that keep their columns where they are, in order; return those that cannot stay.
+        """Seat the jobs that keep their columns and GPUs, in order; return those that cannot stay.
 
-        The board has no seats yet.
+        The board must have no seats yet.
         """
         rest = []
         take, now, current = self.free.take_if_free, self.now, self.current
@@ -206,14 +217,17 @@ class Board:
         return rest
 
     def keep(self, job: int, column: int) -> bool:
-        """Seat ``job`` where it is, if its GPUs are all there and free, with all else; return whether."""
+        """Seat ``job`` where it is, if all that it needs is free; return whether it was seated."""
         if not self._stays(job, column):
             return False
         self.put(job, column, self.now[job])
         return True
 
     def _stays(self, job: int, column: int) -> bool:
-        """Return whether the GPUs of ``job`` are all there, free with all else, and what ``column`` needs."""
+        """Return whether ``job`` can stay where it is with ``column``.
+
+        Its GPUs must all exist and be free, match the column, and have all other resources free.
+        """
         spots = self.now.get(job, ())
         free, kind, count = self.free, self.gpu_type[column], 0
         for node, mask in spots:
@@ -228,7 +242,8 @@ class Board:
     def find(self, job: int, column: int, max_nodes: int, *, aligned: bool = True) -> Spots | None:
         """Return the best free GPUs for ``job`` on at most ``max_nodes`` nodes, fewest nodes first.
 
-        Shapes on which the Cell is known not to run are passed over.
+        Shapes on which the Cell is known not to run are skipped. Return None if there are no such
+        GPUs.
         """
         kind, gpus = self.gpu_type[column], self.gpus[column]
         if self.free.total[kind] < gpus:
@@ -243,14 +258,14 @@ class Board:
         return None
 
     def runs_on(self, column: int, nodes: int) -> bool:
-        """Return whether the Cell of ``column`` runs over ``nodes`` nodes, as fast as it must."""
+        """Return whether the Cell of ``column`` runs on ``nodes`` nodes, and as fast as it must."""
         if nodes <= self.nodes[column]:
             return True
         rate = self.problem.cells.rate_on(int(self.problem.cell[column]), nodes)
         return rate > 0 and rate >= self._least_rate[self.job_of(column)]
 
     def worth_on(self, column: int, nodes: int) -> float:
-        """Return the value of ``column`` over ``nodes`` nodes (problem's integers)."""
+        """Return the value of ``column`` on ``nodes`` nodes, in the problem's integers."""
         key = (column, nodes)
         if key not in self._worth:
             self._worth[key] = placed_value(self.problem, column, nodes)
@@ -274,7 +289,10 @@ class Board:
         return seat is not None and seat[0] == self.current[job] and seat[1] == self.now.get(job)
 
     def worth(self, job: int) -> float:
-        """Return what ``job`` is worth where it is: 0 waiting, less the restart price if moved."""
+        """Return the value of ``job`` in its seat, less the restart cost if it is moved.
+
+        It is 0 if the job waits.
+        """
         seat = self.seats.get(job)
         if seat is None:
             return 0.0
@@ -283,19 +301,22 @@ class Board:
         return self.worth_on(column, len(spots)) - price
 
     def degraded(self) -> frozenset[int]:
-        """Return the jobs on more nodes than their Cell's shape has."""
+        """Return the jobs that are on more nodes than their Cell's shape has."""
         return frozenset(
             job for job, (column, spots) in self.seats.items() if len(spots) > self.nodes[column]
         )
 
     def choice(self) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs]; -1 if it waits."""
         choice = np.full(len(self.problem.jobs), -1, dtype=np.int64)
         choice[list(self.seats)] = [column for column, _ in self.seats.values()]
         return choice
 
     def placement(self) -> Placement:
-        """Return who has which GPUs, by rising job; a job that stays has the gang that it had."""
+        """Return the gang of each seated job, by rising job.
+
+        A job that stays keeps its Gang object.
+        """
         now, current = self.now, self.current
         gangs: dict[int, Gang] = {}
         migrated = []

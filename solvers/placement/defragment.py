@@ -1,4 +1,4 @@
-"""The periodic pass: moves within Cells that gain more than the restarts they cost."""
+"""The periodic pass: moves within Cells that gain more than the restarts that they cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_TRIALS: Final = 5000
 """Sets of moves tried in a pass, about a second."""
 
 MAX_SWEEPS: Final = 3
-"""Times that the jobs are gone through: a move may make room for another."""
+"""Sweeps over the jobs in a pass: a move may make room for another."""
 
 
 def _never() -> bool:
@@ -32,12 +32,12 @@ def defragment(
     now: Mapping[int, Gang] | None = None,
     chosen_only: bool = False,
 ) -> Placed:
-    """Mend what fragmentation cost: jobs on worse shapes, and jobs whose Cell could not be placed.
+    """Repair what fragmentation cost: jobs on worse shapes, and jobs whose Cell found no place.
 
-    Each is given a better seat, directly or by moving others within their Cells, where that gains more
-    than the migration prices of all that move. The score never falls. Pinned jobs stay.
-    ``now`` is ``current_gangs``, if that is known already. ``chosen_only``: no job gets a Cell that was
-    not chosen for it.
+    Each of these jobs gets a better seat, directly or by moving others within their Cells. This
+    happens only if it gains more than the migration costs of all jobs that move. The score never
+    falls. Pinned jobs stay. ``now`` is the result of ``current_gangs``, if that is known already.
+    With ``chosen_only``, no job gets a Cell that was not chosen for it.
     """
     if not placed.wanted and not placed.degraded:
         return placed  # nothing was lost
@@ -54,7 +54,10 @@ def defragment(
 
 
 def _sweep(board: Board, wanted: dict[int, int], effort: Effort) -> bool:
-    """Look once at each job that lost to fragmentation, greatest loss first; return whether one gained."""
+    """Try once to improve each job that lost to fragmentation, the greatest loss first.
+
+    Return whether a job gained.
+    """
 
     def loss(job: int) -> float:
         return board.value[wanted[job]] - board.worth(job)

@@ -1,7 +1,7 @@
-"""The free GPUs of a cluster, and where in them a gang of a given layout fits best.
+"""The free GPUs of a cluster, and the best place in them for a gang of a given layout.
 
-Where nodes state CPU cores or host memory, these are counted beside the GPUs. Callers then say what a job
-needs in all (``demand``); None: nothing but GPUs is counted.
+If nodes state CPU cores or host memory, these are counted in addition to the GPUs. Callers then
+give a job's total demand (``demand``). If it is None, only GPUs are counted.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ Spots = tuple[tuple[int, int], ...]
 """The GPUs of a gang as (node, mask), by rising node."""
 
 _BREAKS_A_WHOLE_NODE = 1 << 40
-"""Added to the cost of a share that takes part of a wholly free node: more than any waste."""
+"""Added to the cost of a share that takes part of a wholly free node; more than any waste."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A shape: ``count`` nodes with ``each`` GPUs, and ``rest`` GPUs on one node more (0: none).
+    """A shape: ``count`` nodes with ``each`` GPUs, and ``rest`` GPUs on one more node (0: none).
 
-    ``whole``: the ``count`` nodes have exactly ``each`` GPUs and are taken whole. ``mixed``: whole nodes
-    of any sizes, largest first, then what is left on one node; ``rest`` is then the total.
+    If ``whole``, the ``count`` nodes have exactly ``each`` GPUs and are taken whole. If ``mixed``,
+    the gang takes whole nodes of any sizes, largest first, and then what is left on one node;
+    ``rest`` is then the total.
     """
 
     count: int
@@ -40,15 +41,15 @@ class Layout:
 
     @property
     def nodes(self) -> int:
-        """Return the number of nodes (of ``mixed``: at least)."""
+        """Return the number of nodes; if ``mixed``, the least number."""
         return self.count + (self.rest > 0)
 
 
 def layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
-    """Return the layouts of ``gpus`` GPUs on nodes of these sizes (largest first), fewest nodes first.
+    """Return the layouts of ``gpus`` GPUs on nodes of these sizes, fewest nodes first.
 
-    One share; whole nodes of one size and a remainder; whole nodes of mixed sizes; equal
-    power-of-two shares, larger first.
+    ``sizes`` is given largest first. The layouts are: one share; whole nodes of one size and a
+    remainder; whole nodes of mixed sizes; and equal power-of-two shares, larger first.
     """
     if not sizes:
         return []
@@ -70,14 +71,14 @@ def layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
 
 
 Buckets = dict[tuple[int, tuple[int, ...]], list[int]]
-"""(node size, sizes of its free blocks) -> the nodes that have just these, rising."""
+"""A map from (node size, sizes of its free blocks) to the nodes that have these, rising."""
 
 
 class FreeGpus:
-    """Free GPUs of the schedulable nodes: a mask a node, nodes of one type bucketed by block sizes.
+    """The free GPUs of the schedulable nodes, as one mask per node.
 
-    Jobs that keep their GPUs are seated first, and need no buckets: those of a type are made when first
-    asked for.
+    The nodes of one type are bucketed by block sizes. Jobs that keep their GPUs are seated first
+    and need no buckets, so the buckets of a type are made when they are first needed.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -102,7 +103,7 @@ class FreeGpus:
 
     @cached_property
     def rack(self) -> list[int]:
-        """Return the rack of each node, by the order of racks' names."""
+        """Return the rack of each node, numbered by the order of the racks' names."""
         racks = {name: code for code, name in enumerate(sorted(set(self._rack_name)))}
         return [racks[name] for name in self._rack_name]
 
@@ -120,20 +121,26 @@ class FreeGpus:
         return bool(self._left)
 
     def left(self, node: int) -> Capacity | None:
-        """Return what is left on ``node`` of all that it states; None: it states no more than its GPUs."""
+        """Return what is left on ``node`` of all that it states.
+
+        None if it states only its GPUs.
+        """
         return self._left.get(node)
 
     def fits(self, node: int, share: Demand) -> bool:
         """Return whether ``node`` has enough of everything left for ``share``.
 
-        GPUs are compared by number: which of them a share takes, and whether they lie in blocks, is
-        ``carve``'s to say.
+        GPUs are compared by number only. ``carve`` decides which of them a share takes, and whether
+        they form blocks.
         """
         left = self._left.get(node)
         return share.gpus <= self.mask[node].bit_count() if left is None else left.fits(share)
 
     def hold(self, spots: Spots, demand: Demand) -> bool:
-        """Return whether the nodes of ``spots``, which are free, have enough for shares of ``demand``."""
+        """Return whether the nodes of ``spots`` have enough left for shares of ``demand``.
+
+        The GPUs of ``spots`` must be free.
+        """
         return all(self.fits(node, demand.on_node(mask.bit_count())) for node, mask in spots)
 
     def _charge(self, spots: Spots, demand: Demand) -> None:
@@ -145,7 +152,10 @@ class FreeGpus:
                 self._left[node] = left.minus(share)
 
     def _buckets(self, gpu_type: int) -> Buckets:
-        """Return the nodes of a type by what is free on them; nodes without any are in no bucket."""
+        """Return the nodes of a type by what is free on them.
+
+        Nodes without free GPUs are in no bucket.
+        """
         made = self._made[gpu_type]
         if made is None:
             made = self._made[gpu_type] = {}
@@ -171,14 +181,14 @@ class FreeGpus:
         self.total[kind] += mask.bit_count() - before.bit_count()
 
     def take(self, spots: Spots, demand: Demand | None = None) -> None:
-        """Take these GPUs, which must be free, and what shares of ``demand`` need beside them."""
+        """Take these GPUs, which must be free, and what else shares of ``demand`` need."""
         if demand is not None:
             self._charge(spots, demand)
         for node, mask in spots:
             before, kind = self.mask[node], self.gpu_type[node]
             if mask & ~before:
                 raise AssertionError(f"GPUs of node {node} are given out twice")
-            if self._made[kind] is None:  # no bucket to mend
+            if self._made[kind] is None:  # there are no buckets to update
                 self.mask[node] = before ^ mask
                 self.total[kind] -= mask.bit_count()
             else:
@@ -187,7 +197,10 @@ class FreeGpus:
     def take_if_free(
         self, spots: Spots, gpu_type: int, gpus: int, demand: Demand | None = None
     ) -> bool:
-        """Take these GPUs if all are free, and so many of this type, with all else; return whether."""
+        """Take these GPUs if all are free, with all else; return whether they were taken.
+
+        They must be ``gpus`` GPUs of this type.
+        """
         masks, kinds, count = self.mask, self.gpu_type, 0
         for node, mask in spots:
             if masks[node] & mask != mask or kinds[node] != gpu_type:
@@ -199,7 +212,7 @@ class FreeGpus:
             if not self.hold(spots, demand):
                 return False
             self._charge(spots, demand)
-        if self._made[gpu_type] is None:  # no bucket to mend
+        if self._made[gpu_type] is None:  # there are no buckets to update
             for node, mask in spots:
                 masks[node] ^= mask
             self.total[gpu_type] -= gpus
@@ -208,7 +221,7 @@ class FreeGpus:
         return True
 
     def give(self, spots: Spots, demand: Demand | None = None) -> None:
-        """Give these GPUs back, and what was taken beside them."""
+        """Give these GPUs back, and what was taken in addition to them."""
         for node, mask in spots:
             self._set(node, self.mask[node] | mask)
         if demand is not None:
@@ -218,7 +231,7 @@ class FreeGpus:
                     self._left[node] = left.plus(demand.on_node(mask.bit_count()))
 
     def are_free(self, spots: Spots, demand: Demand | None = None) -> bool:
-        """Return whether all these GPUs are free, with all else, and their nodes schedulable."""
+        """Return whether these GPUs and the rest of ``demand`` are free on schedulable nodes."""
         return all(self.mask[node] & mask == mask for node, mask in spots) and (
             demand is None or self.hold(spots, demand)
         )
@@ -242,8 +255,9 @@ class FreeGpus:
     ) -> Spots | None:
         """Return the best free GPUs of this layout: one rack first, then the tightest fit.
 
-        ``near`` maps nodes on which the job is already to its GPUs there: these are preferred. No node of
-        ``avoid`` is used, and none that has not enough left for its share of ``demand``.
+        ``near`` maps the nodes on which the job already runs to its GPUs there; these are
+        preferred. Nodes in ``avoid`` are not used, nor are nodes that do not have enough left for
+        their share of ``demand``. Return None if the layout does not fit.
         """
         if layout.nodes > len(self.of_type[gpu_type]):
             return None
@@ -295,7 +309,7 @@ class FreeGpus:
         avoid: frozenset[int],
         demand: Demand | None,
     ) -> Spots | None:
-        """Take whole free nodes, largest first, then what is left on one node more."""
+        """Take whole free nodes, largest first, and then what is left on one more node."""
         nodes: list[int] = []
         for size in self.sizes[gpu_type]:
             bucket = self._buckets(gpu_type).get((size, signature((1 << size) - 1)), [])
@@ -317,20 +331,23 @@ class FreeGpus:
     def _with_room(
         self, bucket: list[int], gpus: int, avoid: frozenset[int], demand: Demand | None
     ) -> list[int]:
-        """Return the nodes of ``bucket`` outside ``avoid`` with all that a share of ``gpus`` needs beside."""
+        """Return the nodes of ``bucket`` outside ``avoid`` with all that ``gpus`` GPUs need."""
         if demand is None:
             return bucket if not avoid else [node for node in bucket if node not in avoid]
         share = demand.on_node(gpus)
         return [node for node in bucket if node not in avoid and self.fits(node, share)]
 
     def _cost(self, node: int, gpus: int, taken: int) -> int:
-        """Return what a share of ``gpus`` destroys on ``node`` (and on its whole bucket)."""
+        """Return what a share of ``gpus`` destroys on ``node``.
+
+        It is the same on its whole bucket.
+        """
         mask = self.mask[node]
         breaks = gpus < self.size[node] == mask.bit_count()
         return waste(mask, taken) + (_BREAKS_A_WHOLE_NODE if breaks else 0)
 
     def _take_on(self, node: int, gpus: int, near: Mapping[int, int], aligned: bool) -> int:
-        """Return the mask of a share on ``node``, of the job's own GPUs there if they suffice."""
+        """Return the mask of a share on ``node``: the job's own GPUs there if they suffice."""
         mask = self.mask[node]
         own = carve(mask & near[node], gpus, aligned) if node in near else 0
         return own or carve(mask, gpus, aligned)
@@ -346,7 +363,10 @@ class FreeGpus:
         racks: frozenset[int] | None = None,
         demand: Demand | None = None,
     ) -> tuple[int, int] | None:
-        """Return the (node, mask) that a share of ``gpus`` fits tightest, an own node before others."""
+        """Return the (node, mask) where a share of ``gpus`` fits tightest, or None.
+
+        On equal terms, a node that the job already uses is preferred.
+        """
         share = None if demand is None else demand.on_node(gpus)
 
         def allowed(node: int) -> bool:
@@ -412,11 +432,13 @@ class FreeGpus:
             own = sum(not other for other, _, _ in head)
             return (-own, sum(cost for _, cost, _ in head), len(offers), head[0][2])
 
+        # try one rack at a time, the best fit first
         for offers in sorted((o for o in racks.values() if len(o) >= want), key=fit):
             yield [node for _, _, node in offers[:want]]
         chosen: list[int] = []
         left = sorted(racks.values(), key=lambda o: (-len(o), fit(o)))
-        while len(chosen) < want:  # the fullest racks, then the tightest that holds the last ones
+        # take the fullest racks, then the tightest rack that holds the rest
+        while len(chosen) < want:
             missing = want - len(chosen)
             offers = min((o for o in left if len(o) >= missing), key=len, default=left[0])
             left.remove(offers)

@@ -1,4 +1,4 @@
-"""The outcome of placement, and how a board becomes one."""
+"""The outcome of placement, and its construction from a board."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from tessera.solvers.placement.free import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A solution that has been brought down to GPUs, changed where its Cells found no place."""
+    """A solution with its placement, changed where its Cells found no place."""
 
     solution: Solution
     placement: Placement
     unplaced: dict[int, str] = field(default_factory=dict)
-    """Job -> why the Cell that was chosen for it could not be placed; it runs another, or waits."""
+    """A map from a job to why its chosen Cell could not be placed.
+
+    The job runs another Cell, or waits."""
     degraded: frozenset[int] = frozenset()
     """Jobs on a worse shape (more nodes) than their Cell's."""
     wanted: dict[int, int] = field(default_factory=dict)
-    """Job -> the column that was chosen for it, where that differs from the solution's now."""
+    """A map from a job to the column that was chosen for it, where the solution's now differs."""
 
 
 def outcome(
     board: Board, solution: Solution, wanted: dict[int, int], reasons: dict[int, str]
 ) -> Placed:
-    """Return what ``board`` holds; ``wanted`` is the solver's choice, ``reasons`` why it failed."""
+    """Return the outcome that ``board`` holds.
+
+    ``wanted`` is the solver's choice. ``reasons`` gives, for each job, why that choice failed.
+    """
     choice = board.choice()
     objective = int(board.problem.value[choice[choice >= 0]].sum())
     status = solution.status
@@ -74,7 +79,7 @@ def shortage(board: Board, column: int) -> str:
 
 
 def _short_beside_gpus(board: Board, column: int, layout: Layout) -> str:
-    """Return what nodes that have the GPUs free lack beside them; empty: there are no such nodes."""
+    """Return what else nodes lack that have the GPUs free; empty if there are no such nodes."""
     free, demand = board.free, board.demand(column)
     if demand is None:
         return ""

@@ -1,4 +1,7 @@
-"""Room for jobs that must run: others lose their GPUs, least value first, before a promise is broken."""
+"""Room for jobs that must run.
+
+Others lose their GPUs, those of least value first, before a promise is broken.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from tessera.solvers.placement.search import (
 def displace(board: Board, job: int) -> Change | None:
     """Return the change that seats the must-run ``job`` at the least loss of other jobs' value.
 
-    Jobs that are not promised may be left waiting. The sets of victims that are tried are the cheap ones
-    of each column and, if none of these will do, all such jobs at once.
+    Jobs without a promise may be left waiting. The search tries the cheap sets of victims of each
+    column. If none of these works, it tries all such jobs together. Return None if that fails, too.
     """
     best: Change | None = None
     for column in sorted(board.columns_of(job), key=lambda c: (-board.value[c], c)):
@@ -56,12 +59,13 @@ def _takings(board: Board, job: int, column: int) -> Iterator[tuple[Aim, tuple[i
 
 
 def fall_back(board: Board, job: int, wanted: dict[int, int]) -> Change | None:
-    """Return the change in which all promised jobs run, seated anew before any other job; or None.
+    """Return the change in which all promised jobs run and are seated first, or None.
 
-    The last resort. First each promised job that can stays as it is: they own disjoint GPUs, so only
-    those that lost theirs need room. Then only pinned ones stay; and then the same on the smallest
-    Cells that each has. All other jobs are seated in what is left, or wait. Where all promised jobs do
-    not fit, a launched one is still seated before those that only start.
+    This is the last resort. First, each promised job that can stays as it is. Such jobs own
+    disjoint GPUs, so only those that lost theirs need room. If that fails, only pinned jobs stay.
+    If that fails, too, the same is tried with the smallest Cells of each job. All other jobs are
+    seated in what is left, or wait. If not all promised jobs fit, launched jobs are still seated
+    before those that only start.
     """
     promised = [other for other in sorted(wanted) if board.must_run[other]]
     launched = [other for other in promised if other in board.now]

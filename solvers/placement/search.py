@@ -1,4 +1,7 @@
-"""Changes of a board that mend fragmentation: each is tried, valued by what it truly gains, and undone."""
+"""Changes of a board that repair fragmentation.
+
+Each change is tried, valued by its true gain, and undone.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,25 @@ from tessera.solvers.placement.board import Board, Seat
 from tessera.solvers.placement.free import Layout, Spots
 
 MAX_VICTIM_SETS = 8
-"""Sets of jobs to move that are tried for one column: the cheapest are found first."""
+"""Sets of jobs to move that are tried for one column; the cheapest are found first."""
 
 MAX_NODES_LOOKED_AT = 32
-"""Nodes, beside those a layout needs, whose clearing is priced: those with most GPUs free."""
+"""Nodes whose clearing is priced in addition to those that a layout needs.
+
+These are the nodes with most GPUs free."""
 
 Clearing = tuple[float, int, tuple[int, ...]]
-"""(cost, node, jobs to take off it)."""
+"""The cost, the node, and the jobs to take off it."""
 
 Cost = Callable[[int], float | None]
-"""Job -> least cost of taking it off its GPUs (problem's integers); None: it must stay."""
+"""A map from a job to the least cost of taking it off its GPUs, in the problem's integers.
+
+If the cost is None, the job must stay."""
 
 
 @dataclass(slots=True)
 class Effort:
-    """How much searching is left; stops for good once time is up."""
+    """The amount of searching that is left; it ends for good once time is up."""
 
     expired: Callable[[], bool]
     trials: int
@@ -42,7 +49,10 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New seats of some jobs (None: it waits) and what they gain (problem's integers)."""
+    """New seats of some jobs, and their gain in the problem's integers.
+
+    A job whose seat is None waits.
+    """
 
     gain: float
     seats: dict[int, Seat | None]
@@ -50,21 +60,21 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a trial wants: ``job`` on ``column``, on at most ``max_nodes`` nodes."""
+    """The goal of a trial: ``job`` on ``column``, on at most ``max_nodes`` nodes."""
 
     job: int
     column: int
     max_nodes: int
     aligned: bool = True
     displacing: bool = False  # jobs taken off that find no other place may be left waiting
-    in_place: bool = False  # on the GPUs it has now, and no others
+    in_place: bool = False  # on the GPUs that it has now, and no others
 
 
 def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | None:
-    """Return the change that takes ``victims`` off, seats ``aim.job``, and seats the victims anew.
+    """Return the change that takes ``victims`` off, seats ``aim.job``, and seats the victims again.
 
-    The board is left as it was. A victim keeps its column and gets no worse shape; one that may be
-    displaced waits if it finds no place. None: it cannot be done.
+    The board is left as it was. A victim keeps its column and gets no worse shape. A victim that
+    may be displaced waits if it finds no place. Return None if the change is impossible.
     """
     touched = [aim.job, *(job for job in victims if job != aim.job)]
     before = {job: board.seats.get(job) for job in touched}
@@ -88,7 +98,7 @@ def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | Non
 
 
 def within(board: Board, limits: list[int]) -> bool:
-    """Return whether no row that counts who waits or moves is overdrawn by more than ``limits``."""
+    """Return whether no row that counts waiting or moving jobs is overdrawn beyond ``limits``."""
     return all(now <= before for now, before in zip(board.overdraft(), limits, strict=True))
 
 
@@ -106,12 +116,15 @@ def seat(board: Board, aim: Aim) -> bool:
 
 
 def victim_order(board: Board, job: int, seat: Seat | None) -> tuple[bool, int, int]:
-    """Promised jobs before others, big ones before small ones."""
+    """Return a sort key: promised jobs before others, big ones before small ones."""
     return (not board.must_run[job], -board.gpus[seat[0]] if seat else 0, job)
 
 
 def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -> bool:
-    """Seat ``job`` where it was, or as well elsewhere; return whether it has a seat or may wait."""
+    """Seat ``job`` where it was, or elsewhere on no worse a shape.
+
+    Return whether it has a seat or may wait.
+    """
     if seat is None:
         return True
     column, spots = seat
@@ -128,11 +141,11 @@ def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -
 
 
 def moving_cost(board: Board, job: int, column: int) -> Cost:
-    """Return the cost of moving other jobs within their Cells to make room for ``job`` on ``column``.
+    """Return the cost of moving other jobs within their Cells to make room for ``job``.
 
-    Only smaller jobs are asked, and equal ones on more nodes than they need. One that was moved already,
-    or starts this round, moves free of charge; one that may not be moved stays. ``job`` itself is in
-    nobody's way.
+    Only jobs with fewer GPUs than ``column`` may be moved, and equally large ones on more nodes
+    than they need. A job that was already moved, or that starts in this round, moves free of
+    charge. A job that may not be moved stays. ``job`` itself costs nothing.
     """
 
     def cost(victim: int) -> float | None:
@@ -150,7 +163,7 @@ def moving_cost(board: Board, job: int, column: int) -> Cost:
 
 
 def displacing_cost(board: Board, job: int, column: int) -> Cost:
-    """Return the cost of taking GPUs from others for the must-run ``job``: all that they are worth.
+    """Return the cost of taking GPUs from other jobs for the must-run ``job``: their whole value.
 
     Other must-run jobs may only be moved.
     """
@@ -195,7 +208,7 @@ def _sets_of(board: Board, column: int, layout: Layout, cost: Cost) -> Iterator[
         _, node, victims = clearing
         return sum(board.gpus[board.seats[job][0]] for job in victims), clearing[0], node
 
-    # the cheapest victims may be as large as what makes room for them: few GPUs are easier to seat
+    # the cheapest victims may be as large as the job; those with few GPUs are easier to seat again
     for order in (cleared, sorted(cleared, key=gpus_to_seat)):
         sure, others = order[: layout.count - 1], order[layout.count - 1 :]
         for last in others[: MAX_VICTIM_SETS // 2]:
@@ -209,9 +222,10 @@ def _union(clearings: Iterable[Clearing]) -> tuple[int, ...]:
 def _clearings(
     board: Board, column: int, gpus: int, need: int, cost: Cost, only: int = 0
 ) -> list[Clearing]:
-    """Return the ways of making room for ``gpus`` of ``column`` on a node of its job's, cheapest first.
+    """Return the ways to clear room for ``gpus`` of ``column`` on one node, cheapest first.
 
-    Looks at the emptiest nodes (``only``: those of this size), ``need`` and some more.
+    The search covers the emptiest nodes: ``need`` of them and some more. If ``only`` is not 0, just
+    nodes of that size are searched.
     """
     avoid, demand = board.avoided(board.job_of(column)), board.demand(column)
     share = Demand(gpus=gpus) if demand is None else demand.on_node(gpus)
@@ -236,9 +250,10 @@ def _clearings(
 def _clear(
     board: Board, node: int, share: Demand, cost: Cost
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Return the cheap jobs whose going makes room for ``share`` on ``node``; None: there is no way.
+    """Return the cost and the jobs whose removal makes room for ``share`` on ``node``, or None.
 
-    Takes off the cheapest until there is room, then puts back, dearest first, those not needed.
+    The cheapest jobs are taken off until there is room. Then those that are not needed are put
+    back, the most expensive first.
     """
     mask, left = board.free.mask[node], board.free.left(node)
     offers: list[tuple[float, int, int]] = []  # cost, job, its GPUs here
@@ -265,7 +280,10 @@ def _clear(
 
 
 def _has_room(mask: int, left: Capacity | None, share: Demand) -> bool:
-    """Return whether ``share`` fits where these GPUs are free and so much of all (None: of GPUs alone)."""
+    """Return whether ``share`` fits into the free GPUs ``mask`` and the capacity ``left``.
+
+    If ``left`` is None, only GPUs count.
+    """
     return bool(carve(mask, share.gpus)) and (left is None or left.fits(share))
 
 
@@ -280,7 +298,7 @@ def _share_of(board: Board, offer: tuple[float, int, int]) -> Demand:
 def sitters(board: Board, job: int, column: int) -> tuple[int, ...]:
     """Return the other jobs that keep ``job`` from running ``column`` on the GPUs that it owns now.
 
-    They sit on some of these, or on a node that has not enough of all else left.
+    They hold some of these GPUs, or are on a node that does not have enough of the other resources.
     """
     owned, demand = dict(board.now.get(job, ())), board.demand(column)
     short = {
@@ -308,9 +326,10 @@ def best_change(
 ) -> Change | None:
     """Return the most valuable way to seat ``job``, which waits or has a poorer seat now.
 
-    Of each of ``columns``, best first: where it is, the best shape, moves of others that make room
-    for the best shape (only for the column ``moves_for``), worse shapes. Only changes that gain are
-    of use; ``required``: any will do.
+    The columns are tried best first. For each column, the ways are: where the job is, the best
+    shape, moves of others that make room for the best shape (only for the column ``moves_for``),
+    and worse shapes. Only changes that gain count, but with ``required`` any change does. Return
+    None if there is no such change.
     """
     base = board.worth(job)
     best: Change | None = None
