@@ -1,1 +1,4 @@
-"""The network: which paths jobs take, who is served first where they meet (Crux); judged on a fluid model."""
+"""Network plans: the paths of jobs, and which job is served first where they contend (Crux).
+
+They are judged on a fluid model.
+"""

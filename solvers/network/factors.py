@@ -1,19 +1,20 @@
 """Correction factors k_j of priorities P_j = k_j I_j (Crux 4.2), exact in the long run.
 
-The paper plays out a job and a reference job r under both orders and takes the ratio at which they tie.
-With n the iterations a second, first and last, that is
+The paper plays out a job and a reference job r under both orders, and takes the ratio at which the
+orders tie. With n the iterations per second, first and last, that is
 
     k_j = t_j (n_j first - n_j last) / (t_r (n_r first - n_r last)),   k_r = 1,
 
-so that P_j > P_r exactly where j first does more work than r first. The urgent job runs as if alone. An
-iteration of the other one, begun at x, ends at Phi(x), which is monotone and shifts with the urgent job's
-period: the lift of a circle map, so its mean period exists and no start phase changes it. It is followed
-in whole ticks until a phase comes back.
+so P_j > P_r exactly if serving j first yields more work than serving r first. The urgent job runs
+as if alone. An iteration of the other job that begins at x ends at Phi(x), which is monotone and
+shifts with the urgent job's period. So Phi is the lift of a circle map: its mean period exists and
+does not depend on the start phase. It is followed in whole ticks until a phase recurs.
 
-Where the pair shares links it is played on these: the one served last sends, while the urgent one does, at
-the speed that the fullest of them leaves it. t stays that of I = W / t, the slowest link alone, since only
-the product P = k I has a meaning. A pair that cannot fill a link together never meets; it is played as if
-both needed all of one link, which is the paper's way of comparing jobs through r.
+If the pair shares links, it is played on these: while the urgent job sends, the other one sends at
+the speed that the fullest shared link leaves it. t remains that of I = W / t, the slowest link
+alone, since only the product P = k I has a meaning. A pair that cannot fill a link together never
+contends. It is played as if both jobs needed all of one link, which is the paper's way of comparing
+jobs through r.
 """
 
 from __future__ import annotations
@@ -33,33 +34,38 @@ from tessera.solvers.kernels.jit import fixed
 from tessera.solvers.network.kernels.factors import busiest_neighbours, low_periods, meetings
 
 TICKS_A_SECOND: Final = 9_009e6
-"""Microseconds, and their thirds, sevenths, ninths, elevenths and thirteenths, are whole ticks."""
+"""Ticks in a second.
+
+Microseconds, and their thirds, sevenths, ninths, elevenths and thirteenths, are whole ticks."""
 MOST_STEPS: Final = 4_000
-"""Iterations followed until a phase comes back. Without one the period is known to 1e-7 of it as a rule, at
-worst to 2 / ``MOST_STEPS`` of the urgent job's."""
+"""Iterations that are followed until a phase recurs.
+
+If none recurs, the period is usually known to 1e-7 of it, and at worst to 2 / ``MOST_STEPS`` of the
+urgent job's period."""
 FIT_STEPS: Final = 500
-"""The same where k is fitted to many pairs."""
+"""The same if k is fitted to many pairs."""
 NARROW: Final = (2 / 3, 3 / 2)
 WIDE: Final = (1 / 4, 4.0)
-"""Bounds of k: the notes' experiments; WIDE harms where links are saturated."""
+"""Bounds of k, from the experiments in the notes; WIDE does harm if links are saturated."""
 ANY: Final = (1e-6, 1e6)
 
 
 class Clip(StrEnum):
-    """How far k may lie from 1."""
+    """A limit on the distance of k from 1."""
 
     NARROW = "narrow"  # [2/3, 3/2]
-    BY_LOAD = "by-load"  # [1/4, 4] where all links that the job shares are offered less than 1
+    # [1/4, 4] if all links that the job shares are offered less than 1, else [2/3, 3/2]
+    BY_LOAD = "by-load"
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timing:
-    """What jobs do when alone, seconds, one entry a job."""
+    """The times of jobs alone, seconds, one entry for each job."""
 
     compute_s: Floats
     start_s: Floats
-    delay_s: Floats  # communication's part that needs no bandwidth; it comes first
+    delay_s: Floats  # the part of communication that needs no bandwidth; it comes first
     comm_s: Floats  # delay included
 
     @classmethod
@@ -74,11 +80,12 @@ class Timing:
 
 
 def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -> Floats:
-    """Return k, (J,); 1 for jobs without traffic.
+    """Return k, (J,); it is 1 for jobs without traffic.
 
-    ``references`` 1: against one reference job, as in the paper. More: each job against so many of the
-    jobs that it meets on a link, those with most traffic; k is what fits all these pairs best
-    (``fitted``), an open problem of the paper.
+    If ``references`` is 1, each job is compared with one reference job, as in the paper. If it is
+    larger, each job is compared with that many of the jobs that it shares a link with, those with
+    most traffic. k is then the best fit to all these pairs (``fitted``), which is an open problem
+    of the paper.
 
     Raises:
         InvalidInput: references below 1.
@@ -99,19 +106,21 @@ def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -
 
 
 def reference_of(demand: Demand) -> int:
-    """Return the job with most traffic, ties to the first: link seconds a second, summed over links.
+    """Return the job with most traffic, ties to the first.
 
-    The paper leaves open whether traffic is meant per iteration or per second. Utilisation is lost by the
-    second, and a job of long iterations that sends rarely hardly meets others however much it sends then.
+    Traffic is in link seconds per second, summed over links. The paper does not say whether it is
+    meant per iteration or per second. Utilisation is lost per second, and a job of long iterations
+    that sends rarely hardly meets others, however much it sends then.
     """
     return int(np.argmax(_traffic(demand)))
 
 
 def against(demand: Demand, jobs: Ints, references: Ints, *, steps: int = MOST_STEPS) -> Floats:
-    """Return k of each job against its reference, unclipped: 0 to inf; 1 where neither order matters.
+    """Return k of each job against its reference, unclipped, from 0 to inf.
 
-    All of them must have traffic. inf: the reference loses nothing by being last; 0: the job gains nothing by
-    being first. Both are common, so that k must be clipped.
+    It is 1 if neither order matters. All jobs must have traffic. It is inf if the reference loses
+    nothing by being last, and 0 if the job gains nothing by being first. Both are common, so k must
+    be clipped.
     """
     speed, _ = _meetings(demand, jobs, references)
     apart = (speed >= 1).all(axis=1)
@@ -122,9 +131,10 @@ def against(demand: Demand, jobs: Ints, references: Ints, *, steps: int = MOST_S
 
 
 def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STEPS) -> Floats:
-    """Return k of each job against its reference, whatever links they have.
+    """Return k of each job against its reference, for given speeds.
 
-    ``speed`` (pairs, 2): how fast the job, and the reference, sends while the other one is served first.
+    ``speed`` (pairs, 2) is the speed of the job, and of the reference, while the other one is
+    served first.
     """
     fractional = np.any((speed > 0) & (speed < 1), axis=1)
     ticks = _ticks(job, reference, fractional)
@@ -139,7 +149,7 @@ def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STE
     found = np.ones(len(comm))
     finite = np.isfinite(last) & np.isfinite(other_last)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # a product of small whole numbers on both sides: a rational k comes out exactly
+        # these are products of small integers on both sides, so a rational k is exact
         found[finite] = (comm * gain * other_alone * other_last)[finite] / (
             other_comm * loss * alone * last
         )[finite]
@@ -154,11 +164,12 @@ def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STE
 def low_periods_s(
     high: Timing, low: Timing, speed: Floats, *, phase_s: Floats | float = 0.0
 ) -> tuple[Floats, Floats]:
-    """Return the mean period of ``low`` when ``high`` is served first, and how far off it may be; seconds.
+    """Return the mean period of ``low`` when ``high`` is served first, and its error; seconds.
 
-    inf: it starves. ``phase_s``: when its first iteration begins after one of high's sendings did; the
-    period does not depend on it. Times are rounded to a tick, a ninth of a nanosecond; where ``speed`` is 0
-    and a phase came back within ``MOST_STEPS`` iterations, nothing else is.
+    The period is inf if ``low`` starves. ``phase_s`` is when its first iteration begins after
+    ``high`` begins to send; the period does not depend on it. Times are rounded to a tick, a ninth
+    of a nanosecond. If ``speed`` is 0 and a phase recurs within ``MOST_STEPS`` iterations, there is
+    no other error.
     """
     size = _tick_s(high, low)
     values = [*_parts(high), *_parts(low), np.broadcast_to(phase_s, high.comm_s.shape)]
@@ -168,10 +179,11 @@ def low_periods_s(
 
 
 def fitted(demand: Demand, references: int) -> Floats:
-    """Return k, (J,), that fits the pairs best: each job with ``references`` of those that it meets.
+    """Return the best fit of k, (J,), to pairs of jobs that share links.
 
-    Least squares of log k_j - log k_r less the log of their pair's factor, in [1/4, 4], weighted by the
-    product of their loads where they meet. The mean of log k is 0 among jobs connected by such pairs.
+    Each job is paired with up to ``references`` others. It is a least-squares fit of log k_j - log
+    k_r to the logarithm of the pair's factor in [1/4, 4], weighted by the product of their loads
+    where they share a link. The mean of log k is 0 among jobs connected by such pairs.
     """
     first, second = _pairs(demand, references)
     speed, weight = _meetings(demand, first, second)
@@ -234,7 +246,10 @@ def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats
 
 
 def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
-    """Return each job with the jobs of most traffic among those on its links; no pair twice."""
+    """Return each job with the jobs of most traffic among those on its links.
+
+    No pair occurs twice.
+    """
     d = demand
     traffic = _traffic(d)
     by_link = np.lexsort((d.job, -traffic[d.job], d.link))
@@ -260,7 +275,7 @@ def _parts(timing: Timing) -> tuple[Floats, Floats, Floats]:
 
 
 def _tick_s(*timings: Timing) -> float:
-    """Return a tick's length such that no sum of times needs more than a float's 53 bits."""
+    """Return the length of a tick such that no sum of times needs more than a float's 53 bits."""
     longest_s = max(float((t.compute_s + t.start_s + t.comm_s).max(initial=0.0)) for t in timings)
     a_second = TICKS_A_SECOND
     while longest_s * a_second > 2.0**50:
@@ -269,9 +284,10 @@ def _tick_s(*timings: Timing) -> float:
 
 
 def _ticks(job: Timing, reference: Timing, fractional: Bools) -> list[Floats]:
-    """Return both jobs' parts and t as whole numbers, pair by pair.
+    """Return both jobs' parts and t as whole numbers of ticks, pair by pair.
 
-    They have no common divisor, which keeps products small, but where moments fall between ``fractional``.
+    They have no common divisor, which keeps products small. The exception are ``fractional`` pairs,
+    in which moments fall between ticks.
     """
     size = _tick_s(job, reference)
     values = np.stack([*_parts(job), *_parts(reference), job.comm_s, reference.comm_s])
@@ -295,7 +311,7 @@ def _low(
     *,
     steps: int = MOST_STEPS,
 ) -> tuple[Floats, Floats]:
-    """Return the mean period of ``low`` when last, and how far off it may be; ticks as all the rest."""
+    """Return the mean period of ``low`` when served last, and its largest error; all in ticks."""
     count = len(speed)
     found, slack = np.empty(count), np.empty(count)
     begin = np.zeros(count) if phase is None else phase

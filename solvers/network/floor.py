@@ -1,9 +1,10 @@
-"""A fairness floor: no job below a share of its rate alone, at the least price in work found (not in Crux).
+"""A fairness floor: each job keeps a share of its rate alone, at little cost in work (not in Crux).
 
-Strict priority is hard on the lowest (the paper saw jobs lose 55.5 %). On request jobs that fall below the
-floor are raised: first onto the level of the next more urgent job that they meet, where both share evenly,
-then above it. The engine tells the rates. The order follows the levels, so that still no link serves the
-less urgent of two jobs first.
+Strict priority is hard on the lowest jobs (the paper saw jobs lose 55.5 %). On request, jobs that
+fall below the floor are raised. A job is first raised to the level of the next more urgent job that
+it shares a link with, where both share evenly, and then above it. The engine computes the rates.
+The order follows the levels, so on every link it is still true that the less urgent of two jobs is
+not served first.
 """
 
 from __future__ import annotations
@@ -30,28 +31,34 @@ from tessera.solvers.network.swaps import (
 )
 
 ROUNDS: Final = 200
-"""How often jobs are raised at most; less often, and more of them at once, where ``AT_MOST`` forbids it."""
+"""Maximum number of times that jobs are raised.
+
+If ``AT_MOST`` forbids that, they are raised less often, and more of them at the same time."""
 AT_ONCE: Final = 0.1
-"""Share of a group's jobs that are raised together at least, those furthest below the floor; or one."""
+"""Least share of a group's jobs that are raised together, those furthest below the floor; or one.
+"""
 FEW: Final = 12
-"""With more jobs in a group each event costs the engine about as much as so many events of a small one."""
+"""In a group with more jobs, an event costs the engine as much as one event for each of its jobs.
+"""
 AT_MOST: Final = 1e8
-"""What the search may cost for all groups together, in iterations of jobs of small ones: some seconds."""
+"""Maximum cost of the search for all groups, in iterations of jobs of small groups: some seconds.
+"""
 SHORT: Final = 0.2
-"""Share of the window that rates are taken from at least, where a whole one would cost too much."""
+"""Least share of the window that is played, if a whole window would cost too much."""
 CLOSE: Final = 0.005
-"""A rate this little below the floor, as a share of the rate alone, is what a window's ends make of it."""
+"""A rate this far below the floor, as a share of the rate alone, is an effect of the window's ends.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Floored:
-    """Levels that keep the floor, or come closest."""
+    """Priority levels that keep the floor, or come closest to it."""
 
     level: Ints  # (J,)
-    order: Ints  # (J,) most urgent first
+    order: Ints  # (J,) the most urgent first
     share: Floats  # (J,) rate over the rate alone
-    met: bool  # every share is at least the floor
-    price: float  # share of the work lost by it; below 0: none was
+    met: bool  # whether every share is at least the floor
+    price: float  # the share of the work that the floor costs; below 0: it costs none
 
 
 def floored(
@@ -65,11 +72,11 @@ def floored(
     window: Window | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> Floored:
-    """Return levels under which each job has ``floor`` of its rate alone, if such are found.
+    """Return priority levels under which each job has ``floor`` of its rate alone.
 
-    Where none are, those with the least sum of what jobs lack, and ``met`` says so. In link groups of at most
-    ``most_jobs`` single changes of levels are then tried to win work back. Jobs on ``levels`` or above stay
-    there: others have levels below that.
+    If none are found, return those with the least sum of what jobs lack; ``met`` is then false. In
+    link groups of at most ``most_jobs``, single changes of levels are then tried to regain work.
+    Jobs on ``levels`` or above stay there; the others have levels below that.
 
     Raises:
         InvalidInput: the floor is not in [0, 1].
@@ -105,8 +112,11 @@ def floored(
 
 
 def _spans(demand: Demand, groups: list[Ints], window: Window) -> list[tuple[float, float]]:
-    """Return the window of each group: that of all jobs, which can then be played at once, or its own where
-    fast jobs would end that one before the slowest has done its iterations."""
+    """Return the window of each group.
+
+    It is the window of all jobs, so that all groups can be played together. If fast jobs would end
+    that one before the slowest job has done its iterations, each group has its own.
+    """
     spans = [window.of(demand)] * len(groups)
     if window.horizon_s is not None or not groups:
         return spans
@@ -121,7 +131,10 @@ def _spans(demand: Demand, groups: list[Ints], window: Window) -> list[tuple[flo
 def _shares_of(
     demand: Demand, level: Ints, groups: list[Ints], spans: list[tuple[float, float]]
 ) -> Floats:
-    """Return rates over rates alone, (J,), of each group over its window; 1: meets nobody."""
+    """Return rates over rates alone, (J,), of each group over its window.
+
+    1 for jobs in no group.
+    """
     if len(set(spans)) == 1:
         return _shares(demand, level, spans[0])
     found = np.ones(demand.jobs)
@@ -137,7 +150,7 @@ def _shares(demand: Demand, level: Ints, span: tuple[float, float]) -> Floats:
 
 
 def _played(alone_s: Floats, span: tuple[float, float]) -> float:
-    """Return what it costs to play a group, in iterations of jobs of a small one."""
+    """Return the cost of playing a group, in iterations of jobs of a small one."""
     return sum(span) * float((1 / alone_s).sum()) * (len(alone_s) if len(alone_s) > FEW else 1)
 
 
@@ -154,11 +167,11 @@ def _raised(
     span: tuple[float, float],
     effort: Effort,
 ) -> Ints:
-    """Return the levels of one group, (J,), after raising who is below the floor as long as it helps."""
+    """Return the levels of one group, (J,), after raising jobs below the floor while it helps."""
     each = _played(demand.alone_s, span)
     rounds = min(ROUNDS, int(effort.share() / each))
     if rounds < 1:
-        return level  # before anything is held for each two of so many jobs
+        return level  # return before the pairs of a large group need memory
     meets, at_once = _meets(demand), max(AT_ONCE, 1 / rounds)
     now, best, least = level, level, np.inf
     seen: set[bytes] = set()
@@ -180,7 +193,10 @@ def _raised(
 
 
 def _raise(level: Ints, job: int, meets: Bools, share: Floats, levels: int) -> None:
-    """Change ``level``: the job joins the next higher one that it meets, or else leaves its equals below."""
+    """Change ``level``: raise the job to the next higher level of a job that it shares a link with.
+
+    If there is none, raise it by one. At the top level, lower the fastest of its equals by one.
+    """
     higher = level[meets & (level > level[job]) & (level < levels)]
     if len(higher):
         level[job] = higher.min()
@@ -218,7 +234,8 @@ def _cheapened(
     while True:
         rows = level_moves(now, levels)
         rows = rows[(rows[:, now >= levels] == now[now >= levels]).all(axis=1)]
-        cost = 2 * each * len(rows)  # played together, at worst each once more alone
+        # they are played together; at worst each is played once more alone
+        cost = 2 * each * len(rows)
         if cost > left:
             return now
         left -= cost

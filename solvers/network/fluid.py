@@ -1,9 +1,9 @@
-"""Jobs that compute and communicate over shared links: rates of a fluid model, exact from event to event.
+"""A fluid model of jobs that compute and communicate over shared links, exact between events.
 
-Job j computes for compute_s an iteration; start_s after its beginning communication may start, whose delay
-passes first, and which then moves data at a speed x in [0, 1] that loads link e with x busy_s / (comm_s -
-delay_s); both done, the next iteration begins. Higher levels are served first and pre-empt lower ones; inside
-a level x is max-min fair.
+Job j computes for compute_s in each iteration. Communication may start start_s after the beginning
+of the iteration. Its delay passes first; then data moves at a speed x in [0, 1] that loads link e
+with x busy_s / (comm_s - delay_s). When both are done, the next iteration begins. Higher priority
+levels are served first and pre-empt lower ones; inside a level, x is max-min fair.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tessera.solvers.network.kernels import fluid as kernel
 from tessera.solvers.network.kernels import groups
 
 MOMENT = 1e-9
-"""Events closer than this share of the shortest iteration come at one moment."""
+"""Events that differ by less than this share of the shortest iteration happen at one moment."""
 
 MOST_NOISE = 5.0
-"""With much more some iterations last no time at all, and events never end."""
+"""With much more noise, some iterations last no time at all, and events never end."""
 
-_MOST_CODED = 39  # pairs of jobs, each above, below or beside, that an int64 can name: 3^39 < 2^63
+_MOST_CODED = 39  # pairs of jobs, each above, below or equal, that an int64 can encode: 3^39 < 2^63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """What jobs do over a window, on average."""
+    """The average rates of jobs over a window."""
 
-    iterations: Floats  # (J,) a second; a part of compute done is that part of an iteration
-    comm: Floats  # (J,) seconds of communication a second, delay included; x = 1 counts full
+    iterations: Floats  # (J,) per second; a part of the compute counts as that part of an iteration
+    comm: Floats  # (J,) seconds of communication per second, delay included; x = 1 counts fully
 
     def work_per_s(self, demand: Demand) -> float:
-        """Return the flop done a second (Crux eq. 1: U_T / T)."""
+        """Return the flop done per second (Crux eq. 1: U_T / T)."""
         return float(demand.work_flop @ self.iterations)
 
 
@@ -51,11 +51,12 @@ def simulate(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Run:
-    """Return the rates over [``warm_s``, ``warm_s`` + ``horizon_s``]; all begin at 0.
+    """Return the rates over [``warm_s``, ``warm_s`` + ``horizon_s``].
 
-    ``level`` int64[jobs], any integers: the higher is served first. ``offset_s`` float64[jobs]: when each
-    job's first iteration begins. ``noise``: standard deviation of the logarithm of the factor (mean 1) of
-    each iteration's compute_s and start_s; equal seeds draw equal factors for a job's n-th iteration.
+    ``level`` (int64[jobs]) is any integers; higher levels are served first. ``offset_s``
+    (float64[jobs]) is when each job's first iteration begins; if it is None, all begin at 0.
+    ``noise`` is the standard deviation of the logarithm of a factor (mean 1) on each iteration's
+    compute_s and start_s. Equal seeds draw equal factors for the n-th iteration of a job.
 
     Raises:
         InvalidInput: shapes or numbers that have no meaning.
@@ -85,9 +86,10 @@ def simulate(
 
 
 def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0) -> Floats:
-    """Return the flop a second under each row of ``levels``, (R,); as ``simulate`` has them.
+    """Return the flop per second under each row of ``levels``, (R,).
 
-    Jobs that cannot meet are played apart, and once for all rows that order those alike that meet.
+    The meaning of levels is that of ``simulate``. Jobs that cannot contend are played separately.
+    Rows that order all contending jobs alike are played once.
 
     Raises:
         InvalidInput: shapes or numbers that have no meaning.
@@ -114,9 +116,10 @@ def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0
 
 
 def meetings(demand: Demand) -> list[Ints]:
-    """Return the groups of two jobs or more that can slow each other down, directly or through others.
+    """Return the groups of two or more jobs that can slow each other down.
 
-    Jobs that share only links that they cannot fill together never do.
+    They do so directly or through others. Jobs whose shared links cannot be filled by them together
+    never do.
     """
     group_start, member, _ = _prepared(demand).groups
     found = np.split(member, group_start[1:-1])
@@ -125,7 +128,7 @@ def meetings(demand: Demand) -> list[Ints]:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A demand as the loops want it."""
+    """A demand in the form that the loops use."""
 
     times: kernel.Times
     uses: groups.Uses
@@ -160,7 +163,10 @@ def _window(demand: Demand, horizon_s: float, warm_s: float) -> kernel.Window:
 
 
 def _pairs(uses: groups.Uses, jobs: Ints) -> tuple[Ints, Ints]:
-    """Return the places in ``jobs`` of each two that meet on a link; none where they are too many to name."""
+    """Return the places in ``jobs`` of each two jobs that share a link.
+
+    The result is empty if there are too many pairs to encode.
+    """
     use_start, link, _ = uses
     if len(jobs) * (len(jobs) - 1) // 2 > _MOST_CODED:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -171,10 +177,11 @@ def _pairs(uses: groups.Uses, jobs: Ints) -> tuple[Ints, Ints]:
 
 
 def _distinct(levels: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
-    """Return rows of which no two do the same, and for each row which of them does as it does.
+    """Return rows with distinct effects, and for each row which of them has the same effect.
 
-    Two do where they put each pair that meets, (``one``, ``other``), into the same relation: who meets nobody
-    of a level notices it through those alone that it meets.
+    Two rows have the same effect if they put each contending pair, (``one``, ``other``), into the
+    same relation. A job that shares no link with another notices its level only through jobs that
+    it shares a link with.
     """
     count, jobs = levels.shape
     if jobs > 1 and len(one) == 0:

@@ -1,4 +1,4 @@
-"""Ways to decide paths, levels and time shifts, by the name that benchmarks use."""
+"""Mechanisms that decide paths, priority levels and time shifts, by name; benchmarks use them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from tessera.formulation.network.plan import NetworkPlan
 
 
 class Planner(Protocol):
-    """Decides for all jobs at once; the same arguments give the same plan."""
+    """A function that plans for all jobs together.
+
+    The same arguments give the same network plan.
+    """
 
     def __call__(self, contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-        """Return a plan with levels in [0, levels); ``seed`` is the switches' hash and all chance."""
+        """Return a network plan with levels in [0, levels).
+
+        ``seed`` determines the switches' hash and all randomness.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +32,7 @@ class Mechanism:
     plan: Planner
 
 
-_BASELINES: Final = {  # module of a function; imported when asked for
+_BASELINES: Final = {  # module and function; imported on demand
     "ecmp": ("tessera.solvers.network.baselines.ecmp", "plan"),
     "sincronia": ("tessera.solvers.network.baselines.sincronia", "plan"),
     "varys": ("tessera.solvers.network.baselines.varys", "plan"),
@@ -45,7 +51,7 @@ _KNOWN: Final = _BASELINES | _OURS
 
 
 def baselines() -> tuple[str, ...]:
-    """Return the names of what Crux is compared with."""
+    """Return the names of the methods that Crux is compared with."""
     return tuple(_BASELINES)
 
 
@@ -58,7 +64,7 @@ def mechanism(name: str) -> Mechanism:
     """Return the mechanism of that name.
 
     Raises:
-        InvalidInput: none has that name; the message lists those that there are.
+        InvalidInput: no mechanism has that name; the message lists the known ones.
     """
     if name not in _KNOWN:
         raise InvalidInput("mechanism", f"unknown {name!r}; choose one of {', '.join(_KNOWN)}")

@@ -1,9 +1,11 @@
-"""Which of its equal-cost paths each bundle takes (Crux 4.1).
+"""The choice of one of the equal-cost paths for each bundle (Crux 4.1).
 
-Jobs in descending intensity, their bundles in descending bytes; each takes the least congested candidate
-at that moment. The paper does not say what congestion is. Here it is the largest, then the sum, over a
-candidate's links of the duty (M / B) / T that is offered there by what is placed, this bundle with it: on
-links of one speed that ranks candidates as without it, and of two idle links it prefers the faster.
+Jobs choose in descending order of intensity, and their bundles in descending order of bytes. Each
+bundle takes the candidate that is least congested at that moment. The paper does not define
+congestion. Here it is the duty (M / B) / T that is offered to a candidate's links by everything
+placed so far, including this bundle. Candidates are compared by the largest duty of their links,
+and then by the sum. On links of one speed, the ranking is the same as without this bundle; of two
+idle links, the faster one is preferred.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tessera.solvers.network.kernels.paths import placed
 
 
 def select(contention: Contention, order: Ints) -> Ints:
-    """Return the candidate of each bundle, int64[B], where jobs choose in ``order``.
+    """Return the candidate of each bundle, int64[B], if jobs choose in ``order``.
 
     Raises:
         InvalidInput: ``order`` does not name each job once.
@@ -44,10 +46,10 @@ def select(contention: Contention, order: Ints) -> Ints:
 
 
 def least_comm_s(contention: Contention) -> Floats:
-    """Return the least that t_j can be whatever paths are chosen, seconds, (J,); 0: no traffic.
+    """Return the least that t_j can be for any choice of paths, seconds, (J,); 0 without traffic.
 
-    Its fixed links, or one of its bundles alone on its best candidate, decide; bundles of a job that share
-    a link make t longer.
+    It is the larger of two times: that of the job's fixed links, and that of one of its bundles
+    alone on its best candidate. Bundles of a job that share a link make t longer.
     """
     c = contention
     inverse = 1 / c.link_bytes_per_s
@@ -70,7 +72,7 @@ def least_comm_s(contention: Contention) -> Floats:
 
 
 def offered(contention: Contention, chosen: Ints) -> Floats:
-    """Return the duty that is offered to each link by these paths, (E,), with T as ``select`` takes it."""
+    """Return the duty that these paths offer to each link, (E,), with T as in ``select``."""
     c = contention
     period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))
     path = c.candidate[c.candidate_start[:-1] + chosen]
@@ -82,7 +84,7 @@ def offered(contention: Contention, chosen: Ints) -> Floats:
 
 
 def _turns(c: Contention, order: Ints) -> Ints:
-    """Return bundles in the order in which they choose."""
+    """Return the bundles in the order in which they choose."""
     counts = np.diff(c.bundle_start)[order]
     turn = ranges(c.bundle_start[order], counts)
     place = np.repeat(np.arange(len(order)), counts)

@@ -1,4 +1,4 @@
-"""Who is more urgent: P_j = k_j I_j (Crux eq. 3), and orders that do not change for nothing."""
+"""Priorities P_j = k_j I_j (Crux eq. 3), and stable orders by them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Floats, Ints
 
 MARGIN = 0.1
-"""By how much P must differ for two jobs to change places, as a share of the lower one."""
+"""The amount by which P must differ for two jobs to change places, as a share of the lower P."""
 
 
 def assigned(demand: Demand, factors: Floats) -> Floats:
-    """Return P = k I, flop/s, (J,); inf: no traffic.
+    """Return P = k I, flop/s, (J,); it is infinite for jobs without traffic.
 
     Raises:
-        InvalidInput: k or I of a job is no number.
+        InvalidInput: k or I of a job is NaN.
     """
     priority: Floats = np.where(demand.comm_s > 0, factors * demand.intensity, np.inf)
     _refuse_nan(priority)
@@ -28,7 +28,9 @@ def assigned(demand: Demand, factors: Floats) -> Floats:
 
 
 def order_of(priority: Floats) -> Ints:
-    """Return jobs by falling P, ties by index: the most urgent first, (J,); jobs without traffic lead.
+    """Return the jobs by falling P, ties by index, the most urgent first, (J,).
+
+    Jobs without traffic come first.
 
     Raises:
         InvalidInput: a priority is NaN.
@@ -38,17 +40,18 @@ def order_of(priority: Floats) -> Ints:
 
 
 def held(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> Ints:
-    """Return an order, (J,), that keeps to ``earlier`` where priorities are about what they were.
+    """Return an order, (J,), that keeps ``earlier`` where priorities have hardly changed.
 
-    Jobs whose P differs by more than ``margin`` are in the order of P. All others keep their earlier order,
-    unless a third job forces them apart. Jobs that ``earlier`` (most urgent first) does not name come in
-    just before the next one of lower P that it does.
+    Jobs whose P differs by more than ``margin`` are in the order of P. All others keep their
+    earlier order, unless a third job forces them apart. ``earlier`` names jobs, the most urgent
+    first. A job that it does not name comes just before the next job of lower P that it does name.
 
-    That P_a > (1 + margin) P_b is a partial order, so jobs can be taken in any order that respects it: of
-    those with nobody left who must go before, the one that was earliest.
+    The relation P_a > (1 + margin) P_b is a partial order, so jobs can be taken in any order that
+    respects it. Of the jobs that no remaining job must precede, the one that was earliest is taken.
 
     Raises:
-        InvalidInput: a priority is NaN, the margin is below 0, or a job is named twice or does not exist.
+        InvalidInput: a priority is NaN, the margin is below 0, or a job is named twice or does not
+            exist.
     """
     jobs = len(priority)
     if not 0 <= margin < math.inf:
@@ -58,7 +61,7 @@ def held(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> Ints:
     by_priority = order_of(priority)
     key = _places(by_priority, earlier)
     falling = priority[by_priority]
-    # jobs that must come first are a prefix of the order by P, the longer the lower P is
+    # jobs that must come first are a prefix of the order by P; it grows as P falls
     before = np.searchsorted(-falling, -(1 + margin) * falling, side="left")
     before[np.isinf(falling)] = 0
     ready: list[tuple[float, int]] = []
@@ -78,13 +81,14 @@ def held(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> Ints:
 
 
 def noisy(demand: Demand, deviation: float, *, seed: int = 0) -> Demand:
-    """Return what an erring measurement of t would show: each job's times on links by a log-normal factor.
+    """Return the demand as an inaccurate measurement of t would show it.
 
-    ``deviation`` is the standard deviation of its logarithm; the median is 1. For experiments: priorities
-    are assigned on this, and judged on ``demand``.
+    Each job's times on links are multiplied by a log-normal factor. ``deviation`` is the standard
+    deviation of its logarithm; the median is 1. It is for experiments, in which priorities are
+    assigned on this demand and judged on ``demand``.
 
     Raises:
-        InvalidInput: the deviation is below 0 or no number.
+        InvalidInput: the deviation is below 0 or not a finite number.
     """
     if not 0 <= deviation < math.inf:
         raise InvalidInput("deviation", f"is {deviation}; it must be at least 0")
@@ -95,7 +99,10 @@ def noisy(demand: Demand, deviation: float, *, seed: int = 0) -> Demand:
 
 
 def _places(by_priority: Ints, earlier: Ints) -> Floats:
-    """Return where each job was; a new one half a place before the next of lower P that was there, (J,)."""
+    """Return the earlier place of each job, (J,).
+
+    A new job is half a place before the next job of lower P that had a place.
+    """
     place = np.full(len(by_priority), np.nan)
     place[earlier] = np.arange(len(earlier))
     following = float(len(earlier))

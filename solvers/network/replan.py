@@ -1,13 +1,15 @@
-"""Paths and priorities of all jobs, together: what runs at each start and end of a job (Crux 4).
+"""Paths and priorities of all jobs together, planned at each start and end of a job (Crux 4).
 
-1. Paths, in order of intensity (``paths``).
-2. Priorities P = k I (``factors``, ``priorities``); an earlier order is kept where P hardly differs.
-3. Paths and orders of small groups, tried on the engine (``trials``, ``swaps``).
-4. Compression to the levels that there are (``compression``); small groups with more jobs than levels are
-   tried once more.
-5. On request a fairness floor (``floor``).
+1. Paths are chosen in order of intensity (``paths``).
+2. Priorities P = k I are assigned (``factors``, ``priorities``). An earlier order is kept where P
+   hardly differs.
+3. Paths and orders of small groups are tried on the engine (``trials``, ``swaps``).
+4. Priorities are compressed to the available priority levels (``compression``). Small groups with
+   more jobs than levels are tried once more.
+5. A fairness floor is applied on request (``floor``).
 
-A job whose traffic is not measured yet holds the highest level, alone among those that it meets.
+A job whose traffic is not measured yet has the highest level, alone among the jobs that it contends
+with.
 """
 
 from __future__ import annotations
@@ -35,27 +37,27 @@ from tessera.solvers.network.swaps import Moves, Window, by_level, releveled, sw
 from tessera.solvers.network.trials import TRIALS, tried
 
 FABRIC_LEVELS = 8
-"""Levels that NICs and switches have at most (Crux 4.3)."""
+"""The number of priority levels that NICs and switches have at most (Crux 4.3)."""
 
 
 class Variant(StrEnum):
-    """Which parts of Crux are used (Crux 6)."""
+    """The parts of Crux that are used (Crux 6)."""
 
-    PA = "crux-pa"  # priorities alone: plain ECMP paths, a level of its own for each job
-    PS_PA = "crux-ps-pa"  # paths and priorities, a level of its own for each job
+    PA = "crux-pa"  # priorities alone: plain ECMP paths, and a separate level for each job
+    PS_PA = "crux-ps-pa"  # paths and priorities, and a separate level for each job
     FULL = "crux-full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to plan; the paper's Crux is ``swap_jobs`` 0 and ``margin`` 0."""
+    """Options of planning; Crux as published has ``swap_jobs`` 0 and ``margin`` 0."""
 
     variant: Variant = Variant.FULL
     references: int = 1
     clip: Clip = Clip.BY_LOAD
-    swap_jobs: int = 8  # of a link group that is tried on the engine, at most; 0: none
+    swap_jobs: int = 8  # maximum size of a link group that is tried on the engine; 0: none is
     moves: Moves = Moves.INSERTION
-    trials: int = TRIALS  # of paths in such a group; 0: none
+    trials: int = TRIALS  # choices of paths tried in such a group; 0: none
     window: Window = field(default_factory=Window)
     margin: float = MARGIN
     floor: float = 0.0  # share of its rate alone that each job shall have
@@ -66,12 +68,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replanned:
-    """A plan, and what it rests on."""
+    """A network plan with its demand and the results of single steps."""
 
     plan: NetworkPlan
     demand: Demand
     holding: Ints  # unmeasured jobs that hold the highest level
-    floored: Floored | None  # None: not asked for
+    floored: Floored | None  # None: no floor was requested
 
 
 def replan(
@@ -83,7 +85,7 @@ def replan(
     earlier: Sequence[str] = (),
     unmeasured: Sequence[str] = (),
 ) -> NetworkPlan:
-    """Return the plan of ``replanned``."""
+    """Return the network plan of ``replanned``."""
     return replanned(
         contention,
         levels=levels,
@@ -103,11 +105,12 @@ def replanned(
     earlier: Sequence[str] = (),
     unmeasured: Sequence[str] = (),
 ) -> Replanned:
-    """Return paths and priorities for all jobs; jobs without traffic meet nobody.
+    """Return paths and priorities for all jobs; jobs without traffic contend with no job.
 
-    ``earlier``: jobs as the last plan ordered them, the most urgent first; names that are gone are passed
-    over. ``unmeasured``: jobs whose traffic is not measured yet, the longest waiting first. One that meets
-    no other of them holds the highest level; the others wait, planned by their estimates.
+    ``earlier`` names jobs in the order of the last plan, the most urgent first; names of jobs that
+    are gone are ignored. ``unmeasured`` names jobs whose traffic is not measured yet, the longest
+    waiting first. One that contends with no other of them has the highest level. The others wait,
+    and are planned by their estimates.
 
     Raises:
         InvalidInput: levels below 1 or more than the fabric has, or an option without meaning.
@@ -158,13 +161,13 @@ def joint(
     fabric_levels: int = FABRIC_LEVELS,
     options: Options | None = None,
 ) -> tuple[int, NetworkPlan]:
-    """Return which of several placements of the same jobs promises most work, and its plan.
+    """Return which of several placements of the same jobs promises most work, and its network plan.
 
-    Each is planned, and played over the same time; of equals the first wins. That is placement searched
-    together with paths and priorities, an open problem of the paper.
+    Each placement is planned, and played over the same time; of equal ones, the first wins. This
+    searches placement together with paths and priorities, which is an open problem of the paper.
 
     Raises:
-        InvalidInput: there is no candidate, or as ``replanned``.
+        InvalidInput: there is no candidate, or as in ``replanned``.
     """
     if not candidates:
         raise InvalidInput("candidates", "is empty; it must have at least one placement")
@@ -195,7 +198,11 @@ def _paths(c: Contention, options: Options) -> Ints:
 
 
 def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Demand, Floats, Ints]:
-    """Return the candidate of each bundle, (B,), what jobs then load, P and the order, (J,), after swaps."""
+    """Return the results of steps 1 to 3.
+
+    They are the candidate of each bundle, (B,), the demand that follows, P, and the order after
+    swaps, (J,).
+    """
     chosen = _paths(c, options)
     demand = demand_of(c, chosen)
     priority = _priority(demand, options)
@@ -234,7 +241,10 @@ def _priority(demand: Demand, options: Options) -> Floats:
 def _levels(
     demand: Demand, priority: Floats, order: Ints, levels: int, options: Options
 ) -> tuple[Ints, Ints]:
-    """Return levels, compressed where the variant does so, and the order that they follow."""
+    """Return the priority levels, and the order that they follow.
+
+    The levels are compressed if the variant does that.
+    """
     if options.variant is not Variant.FULL:
         level = np.empty(demand.jobs, dtype=np.int64)
         level[order] = np.arange(demand.jobs - 1, -1, -1)
@@ -255,7 +265,7 @@ def _levels(
 
 
 def _holding(demand: Demand, new: list[int]) -> Ints:
-    """Return those of the jobs, in their order, that share no link with one taken before."""
+    """Return those of the jobs, in their order, that share no link with one already taken."""
     taken = np.zeros(demand.links, dtype=np.bool_)
     found = []
     for job in new:

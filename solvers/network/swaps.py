@@ -1,8 +1,9 @@
-"""Better orders and levels of small link groups, found by trying them on the fluid engine (not in Crux).
+"""Better orders and levels of small link groups, found by trying them on the fluid engine.
 
-A link group is a set of jobs that meet, directly or through others, on links that they can fill. Groups do
-not disturb each other, so each is searched alone: all neighbours of what is known best are played in one
-batch, the best of them is gone on from, until none is better.
+This is not in Crux. A link group is a set of jobs that contend, directly or through others, on
+links that they can fill. Groups do not affect each other, so each is searched separately. All
+neighbours of the best solution so far are played in one batch. The best of them is the next
+solution, until none is better.
 """
 
 from __future__ import annotations
@@ -24,35 +25,46 @@ from tessera.solvers.base import require_wanted
 from tessera.solvers.network.fluid import meetings, works
 
 GAIN: Final = 1e-6
-"""The share of the work that a change must bring."""
+"""The least share of the work that a change must gain."""
 PERIODS: Final = 40.0
-"""Iterations of a group's slowest job that an order is judged over, and a quarter as many before that."""
+"""Iterations of a group's slowest job over which an order is judged.
+
+A quarter as many are played before that."""
 STEPS: Final = 20
-"""Changes of a group at most."""
+"""Maximum number of changes of a group."""
 LONGEST: Final = 5e6
-"""Iterations, of all jobs together, that one order is judged over at most: where some jobs are far faster
-than the slowest, the window ends before that one has done ``PERIODS``."""
+"""Maximum number of iterations, of all jobs together, over which one order is judged.
+
+If some jobs are far faster than the slowest, the window ends before the slowest has done
+``PERIODS``."""
 PLAYED: Final = 3e7
 """Iterations that may be played for all groups together: some seconds."""
 
 
 class Moves(StrEnum):
-    """Which orders are neighbours."""
+    """The neighbours of an order."""
 
-    ADJACENT = "adjacent"  # two jobs next to each other change places
+    ADJACENT = "adjacent"  # two adjacent jobs change places
     INSERTION = "insertion"  # a job goes to another place
-    ALL = "all"  # any: the best order; where there are too many to try, as INSERTION
+    ALL = "all"  # all orders, so the best is found; INSERTION if there are too many to try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What orders are judged over; None: ``PERIODS`` iterations of the group's slowest job."""
+    """The time over which orders are judged.
+
+    If ``horizon_s`` is None, it is ``PERIODS`` iterations of the group's slowest job.
+    """
 
     horizon_s: float | None = None
     warm_s: float = 0.0
 
     def of(self, demand: Demand, least_s: Floats | None = None) -> tuple[float, float]:
-        """Return horizon_s and warm_s; ``least_s``, (J,): iterations alone where they can be shorter."""
+        """Return horizon_s and warm_s.
+
+        ``least_s`` (J,) has the jobs' least iteration times alone, if they can be shorter than in
+        ``demand``.
+        """
         if self.horizon_s is not None:
             return self.horizon_s, self.warm_s
         slowest_s, alone_s = float(demand.alone_s.max()), _or(least_s, demand)
@@ -61,7 +73,7 @@ class Window:
         return PERIODS * slowest_s * part, PERIODS / 4 * slowest_s * part
 
     def played(self, demand: Demand, least_s: Floats | None = None) -> float:
-        """Return how many iterations all jobs would do in the window alone: what it costs to play it."""
+        """Return the cost of playing the window: the iterations of all jobs in it, each alone."""
         horizon_s, warm_s = self.of(demand, least_s)
         return float(((horizon_s + warm_s) / _or(least_s, demand)).sum())
 
@@ -71,9 +83,9 @@ def _or(least_s: Floats | None, demand: Demand) -> Floats:
 
 
 class Effort:
-    """How much may still be played for groups that are searched one after another, the cheapest first.
+    """The effort that is left for groups that are searched one after another, the cheapest first.
 
-    Each may have an equal share of what is left, so what the cheap ones leave goes to the others.
+    Each group may use an equal share of what is left, so the others get what the cheap ones leave.
     """
 
     def __init__(
@@ -82,24 +94,24 @@ class Effort:
         self._left, self._groups, self._cancelled = played, groups, cancelled
 
     def check(self) -> None:
-        """Raise DeadlineTooShort where nobody waits for the plan any more."""
+        """Raise DeadlineTooShort if nobody waits for the plan any more."""
         require_wanted(self._cancelled)
 
     def share(self) -> float:
-        """Return what the next group may use; to be asked once a group."""
+        """Return what the next group may use; call this once for each group."""
         self.check()
         found = self._left / max(self._groups, 1)
         self._groups -= 1
         return found
 
     def spend(self, played: float) -> None:
-        """Take away what was used."""
+        """Subtract what was used."""
         self.check()
         self._left -= played
 
 
 def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
-    """Return the groups by what a window of theirs costs to play."""
+    """Return the groups by the cost of playing their windows."""
     alone_s = demand.alone_s
 
     def cost(group: Ints) -> tuple[float, int]:
@@ -117,10 +129,10 @@ def swapped(
     window: Window | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> Ints:
-    """Return ``order``, (J,), with the jobs of each group of at most ``most_jobs`` in the best order found.
+    """Return ``order``, (J,), with the jobs of each small group in the best order found.
 
-    A group's jobs share out the places in the order that they hold between them, so jobs of other groups
-    stay where they are.
+    A group is small if it has at most ``most_jobs`` jobs. Its jobs exchange the places that they
+    have between them, so jobs of other groups stay where they are.
 
     Raises:
         InvalidInput: ``order`` does not name each job once.
@@ -149,11 +161,12 @@ def releveled(
     window: Window | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> Ints:
-    """Return levels, (J,), changed in groups of ``least_jobs`` to ``most_jobs`` until no change gains.
+    """Return levels, (J,), changed in small groups until no change gains.
 
-    A change: one job goes to any other level, or two jobs exchange theirs. It is meant for groups of more
-    jobs than levels, where ``swapped`` judged orders of which compression then merged places. Orders must
-    be taken from what is returned (``by_level``).
+    A group is changed if it has ``least_jobs`` to ``most_jobs`` jobs. In a change, one job goes to
+    any other level, or two jobs exchange theirs. It is meant for groups with more jobs than levels:
+    there, ``swapped`` judged orders whose places compression then merged. Callers must derive the
+    order from the returned levels (``by_level``).
     """
     found, window = level.copy(), window or Window()
     groups = [group for group in meetings(demand) if least_jobs <= len(group) <= most_jobs]
@@ -171,13 +184,13 @@ def releveled(
 
 
 def by_level(level: Ints, order: Ints) -> Ints:
-    """Return jobs by falling level, those of one level as in ``order``, (J,)."""
+    """Return the jobs by falling level, (J,); those of one level are in the order of ``order``."""
     found: Ints = order[np.argsort(-level[order], kind="stable")]
     return found
 
 
 def compact(demand: Demand, jobs: Ints) -> Demand:
-    """Return the demand of these jobs alone, links renumbered without gaps."""
+    """Return the demand of these jobs alone, with links renumbered without gaps."""
     part = demand.among(jobs)
     used, link = np.unique(part.link, return_inverse=True)
     return Demand(
@@ -193,7 +206,7 @@ def compact(demand: Demand, jobs: Ints) -> Demand:
 
 
 def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) -> Ints:
-    """Return the jobs, given most urgent first, in the best order found."""
+    """Return the jobs, which are given most urgent first, in the best order found."""
     count, left = demand.jobs, effort.share()
     start = np.arange(count - 1, -1, -1)
     if moves is Moves.ALL and window.played(demand) * math.factorial(count) <= left:
@@ -201,7 +214,7 @@ def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) ->
         orders = np.array(list(permutations(range(count))), dtype=np.int64)
         horizon_s, warm_s = window.of(demand)
         work = works(demand, _levels_of(orders), horizon_s=horizon_s, warm_s=warm_s)
-        # the order given is the first; another must be better
+        # the given order comes first, so that another one must be better
         best: Ints = orders[int(np.argmax(work > work.max() * (1 - GAIN)))]
         return best
     moves = Moves.INSERTION if moves is Moves.ALL else moves
@@ -217,8 +230,11 @@ def _climbed(
     left: float,
     effort: Effort,
 ) -> Ints:
-    """Return levels that none of their neighbours betters, from these on, as far as the share ``left`` of the
-    effort allows; of equals the first."""
+    """Return levels that none of their neighbours improves on, reached from ``level``.
+
+    The search ends earlier if the share ``left`` of the effort is used up. Of equal neighbours, the
+    first is taken.
+    """
     horizon_s, warm_s = window.of(demand)
     each = window.played(demand)
     now, rows = level, neighbours(level)
@@ -242,14 +258,14 @@ def _climbed(
 
 
 def order_moves(level: Ints, moves: Moves) -> Ints:
-    """Return the neighbours, as levels, of distinct levels."""
+    """Return the neighbours of distinct levels, as levels."""
     order = np.argsort(-level, kind="stable").tolist()
     count = len(order)
     found = []
     for source in range(count):
         for target in range(count):
             near = abs(source - target) == 1
-            if source == target or (near and target < source):  # neighbours change places once
+            if source == target or (near and target < source):  # adjacent jobs change places once
                 continue
             if near or moves is Moves.INSERTION:
                 rest = order[:source] + order[source + 1 :]
@@ -258,7 +274,7 @@ def order_moves(level: Ints, moves: Moves) -> Ints:
 
 
 def level_moves(level: Ints, levels: int) -> Ints:
-    """Return the levels with one job elsewhere, or two jobs' levels exchanged."""
+    """Return all levels with one job on another level, or two jobs' levels exchanged."""
     found = []
     for job in range(len(level)):
         for other in range(levels):
@@ -275,7 +291,7 @@ def level_moves(level: Ints, levels: int) -> Ints:
 
 
 def _levels_of(orders: Ints) -> Ints:
-    """Return a level of its own for each job of each order, (R, J)."""
+    """Return a separate level for each job of each order, (R, J)."""
     count = orders.shape[1]
     levels = np.empty_like(orders)
     np.put_along_axis(levels, orders, np.arange(count - 1, -1, -1)[None], axis=1)

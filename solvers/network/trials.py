@@ -1,9 +1,10 @@
-"""Better paths of few jobs, found by trying them on the fluid engine together with their order (not in Crux).
+"""Better paths of small groups, found by trying them on the fluid engine with their order.
 
-Jobs that could share a link under some choice of paths belong together. Where such a group is small, one
-bundle after another is tried on each of its other candidates, under the present order and under those in
-which two neighbours have changed places. The first that gains is gone on from, until none of a whole turn
-does. Then a few bundles are drawn anew and it is climbed again, as long as there are trials.
+This is not in Crux. Jobs that could share a link under some choice of paths form a group. If a
+group is small, its bundles are tried one after another on each of their other candidates. Each
+choice is played under the present order, and under those in which two adjacent jobs have changed
+places. The first choice that gains is the next solution, until a whole turn gains nothing. Then the
+candidates of a few bundles are drawn again, and the search is repeated, as long as trials are left.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from tessera.solvers.network.swaps import (
 TRIALS: Final = 240
 """Choices of paths that are tried for a group."""
 IN_ALL: Final = 12_000
-"""Choices that are tried for all groups together, at most: some seconds. So is what may be played for them
-(``swaps.PLAYED``), fewer choices where jobs of a group are of very different lengths."""
+"""Maximum number of choices that are tried for all groups together: some seconds.
+
+The number of iterations played for them is limited to the same time (``swaps.PLAYED``). Fewer
+choices are tried if the jobs of a group have very different lengths."""
 KICK: Final = 3
-"""Bundles that are drawn anew where no single one should move."""
+"""Bundles that are drawn again when no single one should move."""
 
 
 def tried(
@@ -52,7 +55,7 @@ def tried(
     seed: int = 0,
     cancelled: Callable[[], bool] = never,
 ) -> tuple[Ints, Ints]:
-    """Return the candidate of each bundle, (B,), and the order, (J,), after trying those of small groups."""
+    """Return the candidates of bundles, (B,), and the order, (J,), after trials in small groups."""
     chosen, order = chosen.copy(), order.copy()
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
@@ -72,7 +75,10 @@ def tried(
 
 
 def possible_groups(contention: Contention) -> list[Ints]:
-    """Return jobs that could meet, directly or through others, on some choice of paths; by the first job."""
+    """Return groups of jobs that could share links, directly or through others, for some paths.
+
+    They are sorted by their first job.
+    """
     c = contention
     jobs, links = len(c.jobs), len(c.link_bytes_per_s)
     hops = np.diff(c.path_start)[c.candidate]
@@ -118,7 +124,7 @@ def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """Paths of some jobs, given the most urgent first, the levels that order them, and their work."""
+    """The paths of some jobs (most urgent first), the levels that order them, and their work."""
 
     chosen: Ints
     level: Ints
@@ -126,7 +132,7 @@ class _Found:
 
 
 class _Search:
-    """Tries paths of a few jobs, and counts how many."""
+    """A search that tries paths of a few jobs, and counts the trials."""
 
     def __init__(self, part: Contention, trials: int, effort: Effort, window: Window) -> None:
         self.part, self.played, share = part, 0.0, effort.share()
@@ -134,7 +140,8 @@ class _Search:
         demand = demand_of(part, np.zeros(len(part.bundle_bytes), dtype=np.int64))
         least_s = np.maximum(part.compute_s, part.start_s + least_comm_s(part))  # on the best paths
         self.span = window.of(demand, least_s)
-        self.each = window.played(demand, least_s) * demand.jobs  # of a trial: so many orders
+        # the cost of a trial, which plays as many orders as there are jobs
+        self.each = window.played(demand, least_s) * demand.jobs
         self.left = int(min(trials, share / self.each))
         most = np.diff(part.candidate_start)
         largest_first = np.argsort(-part.bundle_bytes, kind="stable").tolist()
@@ -143,7 +150,7 @@ class _Search:
         self.most = most
 
     def tried(self, chosen: Ints, level: Ints) -> _Found:
-        """Return the best of these levels and those where two neighbours have changed places."""
+        """Return the best of these levels and those with two adjacent jobs exchanged."""
         self._check()
         self.left -= 1
         self.played += self.each
@@ -154,7 +161,7 @@ class _Search:
         return _Found(chosen, rows[best], float(found[best]))
 
     def climbed(self, now: _Found) -> _Found:
-        """Move bundle after bundle where that gains, until no move does or no trial is left."""
+        """Move bundle after bundle where that gains, until no move gains or no trial is left."""
         idle = 0
         for bundle, place in cycle(self.moves):
             idle += 1
@@ -170,7 +177,7 @@ class _Search:
         return now
 
     def kicked(self, chosen: Ints, rng: np.random.Generator) -> Ints:
-        """Return paths of which a few are drawn anew."""
+        """Return paths of which a few are drawn again."""
         found = chosen.copy()
         for bundle in rng.choice(self.open, size=min(KICK, len(self.open)), replace=False).tolist():
             found[bundle] = rng.integers(self.most[bundle])
@@ -178,7 +185,7 @@ class _Search:
 
 
 def _best(search: _Search, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
-    """Return the paths of these jobs, given the most urgent first, and their order."""
+    """Return the paths of these jobs, which are given most urgent first, and their order."""
     rng = np.random.default_rng(seed)
     level = np.arange(len(search.part.jobs) - 1, -1, -1)
     best = search.climbed(search.tried(chosen, level))

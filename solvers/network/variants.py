@@ -1,4 +1,4 @@
-"""Crux's variants as mechanisms, to stand beside the baselines."""
+"""Crux's variants as mechanisms, for comparison with the baselines."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from tessera.solvers.network.replan import Options, Variant, replan
 
 
 def _published(variant: Variant, seed: int) -> Options:
-    """Return options without what is ours beyond the paper."""
+    """Return options without what we added to the paper."""
     return Options(variant=variant, swap_jobs=0, trials=0, margin=0.0, seed=seed)
 
 
 def pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return hashed paths and a level for each job, as published."""
+    """Return hashed paths and a separate priority level for each job, as published."""
     return replan(contention, levels=levels, options=_published(Variant.PA, seed))
 
 
 def ps_pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return chosen paths and a level for each job, as published."""
+    """Return chosen paths and a separate priority level for each job, as published."""
     return replan(contention, levels=levels, options=_published(Variant.PS_PA, seed))
 
 
 def full(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return chosen paths and compressed levels, small groups tried on the engine."""
+    """Return chosen paths and compressed priority levels, with small groups tried on the engine."""
     return replan(contention, levels=levels, options=Options(seed=seed))
 
 
 def paper(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return chosen paths and compressed levels, as published."""
+    """Return chosen paths and compressed priority levels, as published."""
     return replan(contention, levels=levels, options=_published(Variant.FULL, seed))

@@ -1,1 +1,1 @@
-"""What Crux is compared with: each module's ``plan`` answers the same question in another way."""
+"""Methods that Crux is compared with; each module has a ``plan`` for the same question."""

@@ -1,8 +1,9 @@
-"""CASSINI (NSDI'24): jobs that share links are shifted in time until their communication interleaves.
+"""CASSINI (NSDI'24): time shifts that interleave the communication of jobs that share links.
 
-Paths are ECMP's and all jobs share one level; what is decided is how long each job's first iteration is held
-back. The paper ranks a host scheduler's candidate placements by ``Alignment.mean_score`` and drops those
-whose affinity graph has a loop; where the placement is given, a loop is cut instead, and counted.
+Paths are those of ECMP, and all jobs share one priority level. The decision is for how long each
+job's first iteration is held back. The paper ranks a host scheduler's candidate placements by
+``Alignment.mean_score`` and drops those whose affinity graph has a loop. Here the placement is
+given, so a loop is cut instead, and counted.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from tessera.solvers.network.baselines.circles import fitted
 from tessera.solvers.network.baselines.ecmp import hashed
 
 DRIFT: Final = 0.05
-"""Part of an iteration that a job may be early or late before it is aligned again."""
+"""Share of an iteration by which a job may be early or late before it is aligned again."""
 
 _EVEN: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Alignment:
-    """Time shifts, and what the links that they follow from make of them."""
+    """Time shifts, and how well they fit the links from which they follow."""
 
-    offset_s: Floats  # (J,) in [0, an iteration)
-    link: Ints  # (L,) links that the shifts follow from
-    score: Floats  # (L,) 1: they fit
-    error: Floats  # (L,) by how much the common grid changed a length, relative
-    loops: int  # meetings that could not be kept, for they closed a loop
+    offset_s: Floats  # (J,) in [0, the job's iteration)
+    link: Ints  # (L,) links from which the shifts follow
+    score: Floats  # (L,) 1: the jobs fit
+    error: Floats  # (L,) the largest relative change of a length by the common grid
+    loops: int  # job-link edges that were left out, since they closed a loop
 
     @property
     def mean_score(self) -> float:
-        """Return the mean over links; 1 where none can overflow."""
+        """Return the mean score over links; 1 if no link can overflow."""
         return float(self.score.mean()) if len(self.score) else 1.0
 
     def __str__(self) -> str:
-        """Return what was reached, in words."""
+        """Return the result in words."""
         said = f"{len(self.link)} links, mean score {self.mean_score:.3f}"
         if self.loops:
             said += f"; {self.loops} meetings left out, which close loops"
@@ -53,11 +54,12 @@ class Alignment:
 
 
 def aligned(demand: Demand) -> Alignment:
-    """Return the shifts that follow from each link's best turns along the affinity graph.
+    """Return the shifts that follow from each link's best rotations along the affinity graph.
 
-    The graph joins jobs and links. A link whose jobs cannot exceed it together is left out, and of links
-    with the same jobs only the one with the highest peak stays. The busiest links come first; an edge that
-    would close a loop is left out, and a link with but one edge left is not looked at.
+    The graph joins jobs and links. A link is left out if its jobs together cannot exceed it. Of
+    links with the same jobs, only the one with the highest peak is used. The busiest links come
+    first. An edge that would close a loop is left out, and a link with only one edge left is
+    skipped.
     """
     alone_s, active_s = demand.alone_s, demand.send_s
     begin_s, job = demand.start_s + demand.delay_s, demand.job
@@ -84,7 +86,10 @@ def aligned(demand: Demand) -> Alignment:
 
 
 def _meetings(demand: Demand, share: Floats) -> list[tuple[int, Ints]]:
-    """Return the links that may overflow, by falling offered load, and the entries of ``demand`` on each."""
+    """Return the links that may overflow, and the entries of ``demand`` on each.
+
+    The links are sorted by falling offered load.
+    """
     by_link = np.argsort(demand.link, kind="stable")
     first = np.searchsorted(demand.link[by_link], np.arange(demand.links + 1))
     peak = np.bincount(demand.link, weights=share, minlength=demand.links)
@@ -101,7 +106,10 @@ def _meetings(demand: Demand, share: Floats) -> list[tuple[int, Ints]]:
 
 
 class Affinity:
-    """Jobs and links, kept free of loops; an edge weighs the job's shift on the link."""
+    """A graph of jobs and links without loops.
+
+    The weight of an edge is the job's shift on the link.
+    """
 
     def __init__(self, jobs: int) -> None:
         self._part = list(range(jobs))  # towards one job of each connected part
@@ -109,14 +117,14 @@ class Affinity:
         self._of_job: list[list[tuple[int, float]]] = [[] for _ in range(jobs)]
 
     def parts(self, jobs: Ints) -> list[int]:
-        """Return the places of those jobs that a link may join: the first of each connected part."""
+        """Return the indices of the jobs that a link may join: the first of each connected part."""
         first: dict[int, int] = {}
         for place, job in enumerate(jobs.tolist()):
             first.setdefault(self._root(job), place)
         return list(first.values())
 
     def join(self, jobs: Ints, shift_s: Floats) -> None:
-        """Add a link of these jobs, no two of them connected."""
+        """Add a link of these jobs, no two of which are connected."""
         met = list(zip(jobs.tolist(), shift_s.tolist(), strict=True))
         for job, weight_s in met:
             self._of_job[job].append((len(self._links), weight_s))
@@ -153,10 +161,11 @@ class Affinity:
 def waits_s(
     began_s: Floats, offset_s: Floats, period_s: Floats, *, tolerance: float = DRIFT
 ) -> Floats:
-    """Return how long each job holds back its next iteration so that it is in step again, (J,).
+    """Return how long each job holds back its next iteration to be in step again, (J,).
 
-    ``began_s``: when an iteration began, on the clock on which jobs should begin at ``offset_s`` and then
-    every ``period_s``. A job off by at most ``tolerance`` of its iteration goes on at once.
+    ``began_s`` is when an iteration began. Its clock is the one on which jobs should begin at
+    ``offset_s``, and then every ``period_s``. A job that is off by at most ``tolerance`` of its
+    iteration continues immediately.
     """
     late_s = (began_s - offset_s) % period_s
     off_s = np.minimum(late_s, period_s - late_s)
@@ -165,7 +174,7 @@ def waits_s(
 
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return ECMP's paths, one level, and the time shifts of ``aligned``."""
+    """Return ECMP's paths, one priority level, and the time shifts of ``aligned``."""
     chosen = hashed(contention, seed)
     jobs = len(contention.jobs)
     return NetworkPlan(

@@ -1,4 +1,4 @@
-"""CASSINI's geometry: an iteration rolled on a circle, the jobs of a link turned until they fit."""
+"""The geometry of CASSINI: iterations rolled up on a circle and rotated until they fit."""
 
 from __future__ import annotations
 
@@ -16,38 +16,44 @@ STEPS: Final = 72
 """Steps of the shortest iteration: 5 degrees."""
 
 FINEST: Final = 20
-"""Parts of the shortest iteration that lengths are rounded to, at most: 5 % of it, as much as may drift."""
+"""Finest division of the shortest iteration that lengths are rounded to.
+
+A part is 5 % of the iteration, which is as much as it may drift."""
 
 LAPS: Final = 24
-"""Shortest iterations on a circle at most."""
+"""Maximum number of shortest iterations on a circle."""
 
 SWEEPS: Final = 8
 FEW: Final = 4
-"""Jobs of a link up to which several beginnings are tried."""
+"""Maximum number of jobs of a link for which several starts are tried."""
 
 STARTS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Circle:
-    """The iterations of one link's jobs on a common grid; job j's fits ``around / counts[j]`` times."""
+    """The iterations of one link's jobs on a common grid.
+
+    Job j's iteration fits ``around / counts[j]`` times.
+    """
 
     counts: Ints  # (n,) length of each iteration, in parts
-    parts: int  # that the shortest iteration has
-    around: int  # least common multiple of counts
-    error: float  # the most that rounding changed a length by, relative
+    parts: int  # parts in the shortest iteration
+    around: int  # the least common multiple of counts
+    error: float  # the largest relative change of a length by rounding
 
 
 def circle(period_s: Floats) -> Circle:
     """Return the grid on which the iterations' lengths have a common multiple of few laps.
 
-    Of 1 to FINEST parts of the shortest iteration that which rounds best, then the coarsest; where no grid
-    has a common multiple within LAPS, lengths are rounded to powers of two, at most 2^7 (a large ``error``).
+    The shortest iteration has 1 to FINEST parts. Of these grids, the one that rounds best is taken,
+    and of equal ones the coarsest. If no grid has a common multiple within LAPS, lengths are
+    rounded to powers of two, at most 2^7 (a large ``error``).
     """
     shortest_s = float(period_s.min())
     best: Circle | None = None
     for parts in range(1, FINEST + 1):
-        longest = LAPS * parts + 1  # and longer ones find no place either
+        longest = LAPS * parts + 1  # longer iterations have no place, either
         counts = np.clip(np.rint(period_s * parts / shortest_s), 1, longest).astype(np.int64)
         around = math.lcm(*set(counts.tolist()))
         if around > LAPS * parts:
@@ -64,17 +70,18 @@ def circle(period_s: Floats) -> Circle:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fitted:
-    """The turns of a link's jobs."""
+    """The rotations of a link's jobs."""
 
-    shift_s: Floats  # (n,) each in [0, its iteration)
-    score: float  # 1: never more wanted than the link has; the mean excess taken off
+    shift_s: Floats  # (n,) each in [0, the job's iteration)
+    score: float  # 1 less the mean excess; 1 means that the link always has what is demanded
     error: float  # of the grid, relative
 
 
 def fitted(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) -> Fitted:
-    """Turn the jobs of a link against each other for the best score (CASSINI, 1 - mean excess / capacity).
+    """Rotate the jobs of a link for the best score (CASSINI, 1 - mean excess / capacity).
 
-    Job j wants ``share[j]`` of the link from ``begin_s[j]`` into its iteration on, for ``sends_s[j]``.
+    Job j needs ``share[j]`` of the link from ``begin_s[j]`` into its iteration on, for
+    ``sends_s[j]``.
     """
     grid = circle(period_s)
     fine = -(-STEPS // grid.parts)

@@ -1,4 +1,4 @@
-"""Plain ECMP: switches hash each flow onto a path, and all jobs share one level."""
+"""Plain ECMP: switches hash each flow to a path, and all jobs share one priority level."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tessera.formulation.tables import Ints
 def hashed(contention: Contention, seed: int = 0) -> Ints:
     """Return the candidate that each bundle is hashed to, (B,).
 
-    A bundle keeps it whoever else comes and goes: it depends on the job's name, the bundle's place among
-    the job's and ``seed`` (the switches' hash function).
+    It does not change when other jobs come or go. It depends on the job's name, the bundle's index
+    within the job, and ``seed`` (the switches' hash function).
     """
     c = contention
     digests = b"".join(
@@ -32,14 +32,14 @@ def hashed(contention: Contention, seed: int = 0) -> Ints:
 
 
 def _mixed(key: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:
-    """Return 64 bits that look random, one for one (the finaliser of SplitMix64)."""
+    """Return 64 pseudorandom bits by a bijection (the finaliser of SplitMix64)."""
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return key ^ (key >> np.uint64(31))
 
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return hashed paths and one level, whatever ``levels`` there are."""
+    """Return hashed paths and a single priority level, however many ``levels`` there are."""
     jobs = len(contention.jobs)
     return NetworkPlan(
         chosen=hashed(contention, seed),

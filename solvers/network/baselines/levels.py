@@ -1,7 +1,8 @@
-"""From an order to few levels, the ways of the baselines.
+"""The baselines' ways to map an order to few priority levels.
 
-Levels are dealt to jobs that share a link. The others (``contended_first`` puts them last) get level 0, which
-changes nothing for anybody: counted too, they would use up levels, to the baselines' loss.
+Levels are given to jobs that share a link. The others (``contended_first`` puts them last) get
+level 0, which has no effect. If they were counted, they would use up levels to the baselines'
+disadvantage.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from tessera.formulation.tables import Bools, Ints
 
 
 def contended_first(demand: Demand, order: Ints) -> tuple[Ints, int]:
-    """Return the order with the jobs that meet nobody at its end, and how many jobs do meet others."""
+    """Return the order with jobs that share no link at its end, and the number of the others."""
     meets = demand.contended()[order]
     return np.concatenate([order[meets], order[~meets]]), int(meets.sum())
 
 
 def alone_then_rest(order: Ints, ranked: int, levels: int) -> Ints:
-    """Return a level of its own for each of the first ``levels`` - 1 jobs, the last for the rest, (J,).
+    """Return a separate level for each of the first ``levels`` - 1 jobs and one for the rest, (J,).
 
-    As Sincronia is read in Crux, figure 13. Only the first ``ranked`` of the order count.
+    This is Sincronia as read in Crux, figure 13. Only the first ``ranked`` jobs of the order count.
     """
     _possible(levels)
     return _by_job(order, np.maximum(levels - 1 - np.arange(ranked), 0))
 
 
 def blocks(order: Ints, ranked: int, levels: int, tied: Bools | None = None) -> Ints:
-    """Return levels that share the first ``ranked`` jobs of the order equally, (J,).
+    """Return levels that divide the first ``ranked`` jobs of the order equally, (J,).
 
-    As Varys is read in Crux, figure 13. ``tied[i]``: the i-th of the order is no less urgent than the one
-    before it, and takes its level.
+    This is Varys as read in Crux, figure 13. If ``tied[i]``, the i-th job of the order is as urgent
+    as the one before it, and takes its level.
     """
     _possible(levels)
     place = np.arange(ranked, dtype=np.int64)

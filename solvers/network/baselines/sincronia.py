@@ -1,6 +1,7 @@
 """Sincronia (SIGCOMM'18): an order of coflows by bottleneck, select, scale, iterate (BSSI).
 
-A job's coflow is one iteration's traffic, a port is a link. Paths are ECMP's: Sincronia chooses none.
+A job's coflow is the traffic of one iteration, and a port is a link. Paths are those of ECMP, since
+Sincronia chooses none.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from tessera.solvers.network.baselines.ecmp import hashed
 from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first
 
 _LEAST_S: Final = float(np.finfo(np.float64).tiny)
-"""A link that somebody waits for is busier than one that nobody does."""
+"""The least load of a link with unplaced jobs, so that it is busier than one without."""
 
 
 def bssi(demand: Demand, weight: Floats | None = None) -> Ints:
     """Return the jobs in the order of BSSI, the first to be served first, (J,).
 
-    From the last place to the first: the job with the least weight for its time on the busiest link takes
-    the place, and the weights of the others there shrink by what it was worth. Served so, weighted
-    completion times add up to at most 4 times the least (their theorem). Ties: the lower link, and the job
-    of higher index is served later. Jobs without traffic come last. ``weight`` (J,): 1 where not given.
+    Places are filled from the last to the first. The job with the least weight for its time on the
+    busiest link takes the place, and the weights of the others there shrink by its share. In this
+    order, weighted completion times add up to at most 4 times the minimum (their theorem). Ties go
+    to the lower link; of equal jobs, the one of higher index is served later. Jobs without traffic
+    come last. ``weight`` is (J,), or 1 for all if None.
     """
     by_link = np.argsort(demand.link, kind="stable")
     job, busy_s = demand.job[by_link], demand.busy_s[by_link]
     first = np.searchsorted(demand.link[by_link], np.arange(demand.links + 1))
-    waiting = np.diff(first)  # unplaced jobs of each link
+    waiting = np.diff(first)  # the number of unplaced jobs of each link
     load_s = np.bincount(demand.link, demand.busy_s, demand.links).astype(np.float64)
     left = np.ones(demand.jobs) if weight is None else weight.astype(np.float64)
     sends = np.diff(demand.link_start) > 0
@@ -50,12 +52,16 @@ def bssi(demand: Demand, weight: Floats | None = None) -> Ints:
         links = demand.link[gone]
         waiting[links] -= 1
         rest_s = np.maximum(load_s[links] - demand.busy_s[gone], _LEAST_S)
-        load_s[links] = np.where(waiting[links] > 0, rest_s, 0.0)  # whatever rounding makes of it
+        # the load is exactly 0 without unplaced jobs, despite rounding
+        load_s[links] = np.where(waiting[links] > 0, rest_s, 0.0)
     return order
 
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return ECMP's paths and levels by BSSI: the first jobs alone, the rest share the last."""
+    """Return ECMP's paths and priority levels by BSSI.
+
+    The first jobs have a level each, and the rest share the last one.
+    """
     chosen = hashed(contention, seed)
     demand = demand_of(contention, chosen)
     order, ranked = contended_first(demand, bssi(demand))

@@ -1,4 +1,4 @@
-"""TACCL* (Crux, footnote 3): what TACCL would do for several jobs, without a look at their intensity.
+"""TACCL* (Crux, footnote 3): what TACCL would do for several jobs, without regard to intensity.
 
 Jobs choose the least congested paths as they arrive, and traffic that goes further is served first.
 """
@@ -15,9 +15,9 @@ from tessera.solvers.network.paths import select
 
 
 def distances(contention: Contention, chosen: Ints) -> tuple[Floats, Floats]:
-    """Return the most and the mean number of links that a job's bundles cross, (J,) each.
+    """Return the largest and the mean number of links that a job's bundles cross, (J,) each.
 
-    Links that all candidates of a bundle share are not counted; a job without a choice is at 0.
+    Links that all candidates of a bundle share are not counted; a job without a choice has 0.
     """
     c = contention
     sends = c.bundle_bytes > 0
@@ -31,9 +31,9 @@ def distances(contention: Contention, chosen: Ints) -> tuple[Floats, Floats]:
 
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return paths chosen in order of arrival (the jobs' order) and levels by distance.
+    """Return paths chosen in order of arrival (the order of jobs) and priority levels by distance.
 
-    Levels are equal blocks of the order; jobs at equal distances stay in one.
+    Levels are equal blocks of the order; jobs at equal distances share one.
     """
     jobs = len(contention.jobs)
     chosen = select(contention, np.arange(jobs, dtype=np.int64))

@@ -1,4 +1,7 @@
-"""Varys (SIGCOMM'14): the coflow with the smallest effective bottleneck first (SEBF); paths are ECMP's."""
+"""Varys (SIGCOMM'14): the coflow with the smallest effective bottleneck first (SEBF).
+
+Paths are those of ECMP.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def sebf(demand: Demand) -> Ints:
 
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return ECMP's paths and levels by SEBF, in equal blocks."""
+    """Return ECMP's paths, and priority levels by SEBF in equal blocks."""
     chosen = hashed(contention, seed)
     demand = demand_of(contention, chosen)
     order, ranked = contended_first(demand, sebf(demand))

@@ -1,7 +1,8 @@
-"""Priorities brought down to the few levels that NICs and switches have (Crux 4.3).
+"""Compression of priorities to the few priority levels that NICs and switches have (Crux 4.3).
 
-``dag`` (who meets whom) -> ``orders`` (topological ones) -> ``cuts`` (the best cuts of each) -> ``mincut``
-(from there to the proven best). ``exact`` says the same by CP-SAT, for tests.
+The steps are ``dag`` (the contention graph), ``orders`` (topological orders of it), ``cuts`` (the
+best cuts of each order) and ``mincut`` (from there to the proven best levels). The tests compare
+the result with that of CP-SAT.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ from tessera.solvers.network.compression.orders import orders
 __all__ = ["MOST_EDGES", "Compression", "compressed", "compression_of"]
 
 MOST_EDGES: Final = 2_000_000
-"""With more edges the best cut of the orders is taken as it is: minimum cuts would take seconds, and graphs
-that dense leave orders so little choice that it is within 1e-4 of the best loss (``network-scale``)."""
+"""With more edges than this, the best cut of the orders is the result.
+
+Minimum cuts would take seconds. Graphs that dense leave orders so little choice that the cut is
+within 1e-4 of the best loss (``network-scale``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compression:
-    """Levels and what they lose: the sum over pairs of jobs that share a link and a level of the intensity of
-    the more urgent one, beside what one level for all would lose."""
+    """Priority levels and what they lose.
+
+    Each pair of jobs that share a link and a level loses the intensity of the more urgent one.
+    ``at_stake`` is what one level for all would lose.
+    """
 
     level: Ints  # (J,)
     lost: float
@@ -40,15 +46,16 @@ class Compression:
 def compressed(
     demand: Demand, priority: Floats, order: Ints, levels: int, *, samples: int = 10, seed: int = 0
 ) -> Ints:
-    """Return each job's level, 0 to ``levels`` - 1, int64[jobs]; of two that share a link the one later in
-    ``order`` is never on the higher. Jobs that meet nobody are on level 0.
+    """Return each job's priority level, 0 to ``levels`` - 1, int64[jobs].
 
-    Of all topological orders of the contention DAG, that of urgency and random ones are cut, ``samples`` in
-    all; the best cut is the start of a search that ends with the best levels there are.
+    Of two jobs that share a link, the one later in ``order`` never has the higher level. Jobs that
+    share no link with others have level 0. Some topological orders of the contention DAG are cut:
+    the one by urgency and random ones, ``samples`` in all. The best cut starts a search that ends
+    with the best levels there are.
 
     Raises:
-        InvalidInput: fewer than one level or sample, a priority that is no number, or an order that does not
-            name each job once.
+        InvalidInput: fewer than one level or sample, a priority that is NaN, or an order that does
+            not name each job once.
     """
     if len(priority) != demand.jobs or np.isnan(priority).any():
         raise InvalidInput("priority", f"must be a number for each of {demand.jobs} jobs")
@@ -64,7 +71,10 @@ def compression_of(
     seed: int = 0,
     most_edges: int = MOST_EDGES,
 ) -> Compression:
-    """Return what ``compressed`` does and what it loses; above ``most_edges`` only by cutting orders."""
+    """Return the result of ``compressed`` with what it loses.
+
+    Above ``most_edges`` edges, only cuts of orders are tried.
+    """
     if levels < 1:
         raise InvalidInput("levels", f"is {levels}; it must be at least 1")
     if samples < 1:
@@ -81,10 +91,10 @@ def compression_of(
 
 
 def sampled(dag: Dag, levels: int, samples: int, seed: int) -> Cut:
-    """Return the best cut of so many topological orders, for each part by itself.
+    """Return the best cut of ``samples`` topological orders, for each part separately.
 
-    Where no path has more vertices than there are levels, nothing is lost: a vertex's level is its height.
-    Where a path has all vertices there is no other order.
+    If no path has more vertices than there are levels, nothing is lost: a vertex's level is its
+    height. If a path has all vertices, there is only one order.
     """
     level = dag.height()
     highest = np.maximum.reduceat(level, dag.part_start[:-1]) if dag.parts else level

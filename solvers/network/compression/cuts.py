@@ -1,4 +1,4 @@
-"""The best cuts of an order into levels (Crux 4.3, equation 4)."""
+"""The best cuts of an order into priority levels (Crux 4.3, equation 4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tessera.solvers.network.kernels.compression import cut, cut_plainly, placed
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
-    """A level for each vertex of a DAG, and the weight of edges inside levels, as in ``Dag.weight``."""
+    """A level for each vertex of a DAG, and the weight of edges inside levels (``Dag.weight``)."""
 
     level: Ints  # (V,)
     lost: int
@@ -22,9 +22,10 @@ class Cut:
 
 
 def cut_of(dag: Dag, order: Ints, levels: int, *, plainly: bool = False) -> Cut:
-    """Return the best cut of a topological order; where equals differ, lower levels have more jobs.
+    """Return the best cut of a topological order; of equal cuts, lower levels have more jobs.
 
-    ``plainly``: by the dynamic program as it is printed, O(n^2 K) with a square of n^2; the same cut.
+    With ``plainly``, the dynamic program runs as it is printed, O(n^2 K) with a square of n^2. It
+    returns the same cut.
     """
     count, edges = len(order), dag.edges
     enter_start, leave_start = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)

@@ -1,4 +1,4 @@
-"""Who meets whom: the communication contention DAG (Crux 4.3)."""
+"""The communication contention DAG (Crux 4.3)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tessera.solvers.kernels.jit import fixed
 from tessera.solvers.network.kernels.compression import Narrow, heights, insides, meetings
 
 TOTAL: Final = 2**53
-"""All weights add up to at most this: sums are exact, as integers and as floats."""
+"""All weights add up to at most this, so sums are exact as integers and as floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dag:
-    """Jobs that share a link with another, V of them; an edge from each to every less urgent one of these.
+    """The V jobs that share a link with another, with an edge to every less urgent one of these.
 
-    A part is a set of jobs that are connected; parts have nothing to do with each other. Vertices are
-    numbered part by part, the more urgent first, so edges rise. Of two on one level the intensity of the
-    more urgent is lost: that is the weight of each edge that leaves it.
+    A part is a set of connected jobs; parts do not affect each other. Vertices are numbered part by
+    part, the more urgent first, so edges rise. If two jobs are on one level, the intensity of the
+    more urgent one is lost. That is the weight of each edge that leaves it.
     """
 
     job: Ints  # (V,)
@@ -45,7 +45,7 @@ class Dag:
         return len(self.target)
 
     def part(self, index: int) -> Dag:
-        """Return one part by itself."""
+        """Return a single part."""
         low, high = self.part_start[index : index + 2]
         first, last = self.start[low], self.start[high]
         return Dag(
@@ -59,19 +59,19 @@ class Dag:
 
     @property
     def at_stake(self) -> float:
-        """Return the intensity of all edges, flop/s: what one level for all loses."""
+        """Return the intensity of all edges, flop/s, which is what one level for all loses."""
         return float(np.diff(self.start) @ self.intensity)
 
     def height(self) -> Ints:
-        """Return how many edges the longest path from each vertex has, (V,)."""
+        """Return the number of edges of the longest path from each vertex, (V,)."""
         return heights(self.start, self.target)
 
     def inside(self, level: Ints) -> Ints:
-        """Return how many edges from each vertex lie inside a level where vertices have these, (V,)."""
+        """Return the number of edges from each vertex that end on its own level, (V,)."""
         return insides(self.start, self.target, fixed(level))
 
     def lost(self, level: Ints) -> float:
-        """Return the intensity of edges inside levels, flop/s: what compression wants to be least."""
+        """Return the intensity of the edges inside levels, flop/s, which compression minimises."""
         return float(self.inside(level) @ self.intensity)
 
 
@@ -79,8 +79,8 @@ def dag_of(demand: Demand, order: Ints) -> Dag:
     """Return the contention DAG of jobs in this order, the most urgent first.
 
     Raises:
-        InvalidInput: the order does not name each job once, or the intensity of a job that meets others is no
-            finite number.
+        InvalidInput: the order does not name each job once, or the intensity of a job that shares a
+            link is not a finite number.
     """
     jobs = demand.jobs
     if len(order) != jobs or not np.array_equal(np.sort(order), np.arange(jobs)):
@@ -104,7 +104,10 @@ def dag_of(demand: Demand, order: Ints) -> Dag:
 
 
 def _shared(demand: Demand) -> tuple[Ints, Ints, int]:
-    """Return job and link of each entry of a link that several jobs load; such links are counted anew."""
+    """Return the job and link of each entry of a link that several jobs load.
+
+    Such links are numbered again from 0.
+    """
     several = np.bincount(demand.link, minlength=demand.links) > 1
     number = np.cumsum(several) - 1
     keep = several[demand.link]
@@ -112,7 +115,10 @@ def _shared(demand: Demand) -> tuple[Ints, Ints, int]:
 
 
 def _parts(user: Ints, link: Ints, links: int, order: Ints) -> tuple[Ints, Ints]:
-    """Return the jobs that meet others, part by part and by urgency, and where parts begin."""
+    """Return the jobs that share links with others, and where the parts begin.
+
+    The jobs are sorted by part and by urgency.
+    """
     jobs = len(order)
     used = sparse.csr_array(
         (np.ones(len(user), np.int8), (user, link + jobs)), shape=(jobs + links, jobs + links)
@@ -141,12 +147,15 @@ def _edges(vertex: Ints, link: Ints, links: int, count: int) -> tuple[Ints, Narr
 
 
 def _integers(intensity: Floats, edges: Ints) -> Ints:
-    """Return weights of the same ratios, rounded up; over all edges they sum to at most ``TOTAL``."""
-    counts = edges > 0  # however intense a vertex without edges is, it has no weight
+    """Return weights in the same ratios, rounded up.
+
+    Over all edges they sum to at most ``TOTAL``.
+    """
+    counts = edges > 0  # a vertex without edges has no weight, however high its intensity is
     top = float(intensity.max(initial=0.0, where=counts))
     if top == 0:
         return np.zeros(len(intensity), np.int64)
     share = np.where(counts, intensity, 0.0) / top
-    room = TOTAL - edges.sum()  # what rounding up may add
+    room = TOTAL - edges.sum()  # less what rounding up may add
     found: Ints = np.ceil(share * (room / max(float(share @ edges), 1.0))).astype(np.int64)
     return found

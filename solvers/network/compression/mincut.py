@@ -1,12 +1,15 @@
-"""The best levels there are, by minimum cuts.
+"""The best priority levels, found by minimum cuts.
 
-Crux calls the compression NP-hard, as Max K-Cut is. With no edge upward it is not: an edge from a to b of
-weight w loses ``w max(0, 1 - (l_a - l_b))`` with ``l_a >= l_b``, which is convex in a difference of integers.
-The matrix of differences is totally unimodular, so a linear program has whole levels as its best: the dual of
-a minimum-cost flow. A sum of such terms is L-natural convex (Murota, Discrete Convex Analysis, 2003), so
-steepest descent ends at the best (Kolmogorov and Shioura, New algorithms for convex cost tension problem,
-2009): raise the set of vertices, by one level, that gains most, until none gains; then lower sets likewise.
-Each set is a minimum cut. There are at most ``2 levels`` of them, fewer from a good start.
+Crux calls the compression NP-hard, like Max K-Cut. If no edge may point upward, it is not. An edge
+from a to b of weight w loses ``w max(0, 1 - (l_a - l_b))`` with ``l_a >= l_b``, which is convex in
+a difference of integers. The matrix of differences is totally unimodular, so a linear program has
+integer levels as its optimum; it is the dual of a minimum-cost flow.
+
+A sum of such terms is L-natural convex (Murota, Discrete Convex Analysis, 2003), so steepest
+descent ends at the optimum (Kolmogorov and Shioura, New algorithms for convex cost tension problem,
+2009). It raises the set of vertices that gains most by one level, until none gains. Then it lowers
+sets in the same way. Each set is a minimum cut. There are at most ``2 levels`` of them, and fewer
+from a good start.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from tessera.solvers.network.compression.cuts import Cut
 from tessera.solvers.network.compression.dag import TOTAL, Dag
 
 NEVER: Final = 4 * TOTAL
-"""Capacity of an arc that no minimum cut has."""
+"""Capacity of an arc that no minimum cut contains."""
 
 
 def best_levels(dag: Dag, level: Ints, levels: int) -> Cut:
-    """Return levels that lose least, reached from these, which may not invert any edge."""
+    """Return the levels that lose least; the start ``level`` must not invert any edge."""
     source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
     level = level.copy()
     for up in (True, False):
@@ -38,10 +41,11 @@ def best_levels(dag: Dag, level: Ints, levels: int) -> Cut:
 
 
 def _moves(dag: Dag, source: Ints, level: Ints, levels: int, up: bool) -> Ints:
-    """Return 1 for each vertex of the smallest set that gains most by one level up (or down), int64[V].
+    """Return 1 for each vertex of the smallest set that gains most by moving one level, int64[V].
 
-    Of an edge inside a level the head moves up only if the tail does, and its weight is gained if only the
-    tail moves; of an edge to the next level it is lost if only the head moves. Down: tail and head exchanged.
+    The set moves up if ``up``, else down. For an edge inside a level, the head moves up only if the
+    tail does; the edge's weight is gained if only the tail moves. For an edge to the next level,
+    the weight is lost if only the head moves. For moves down, tail and head are exchanged.
     """
     target = dag.target.astype(np.int64)
     gap = level[source] - level[target]
@@ -54,7 +58,7 @@ def _moves(dag: Dag, source: Ints, level: Ints, levels: int, up: bool) -> Ints:
     gains, costs = np.flatnonzero(gain > 0), np.flatnonzero(gain < 0)
     begin, end = np.full(len(gains), count), np.full(len(costs) + len(stuck), count + 1)
     flow = max_flow.SimpleMaxFlow()
-    flow.add_arcs_with_capacity(  # to be paid if an arc's first vertex moves and its second does not
+    flow.add_arcs_with_capacity(  # the cost if an arc's first vertex moves and its second does not
         np.concatenate([begin, head[flat], head[steep], costs, stuck]),
         np.concatenate([gains, tail[flat], tail[steep], end]),
         np.concatenate(

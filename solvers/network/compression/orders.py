@@ -1,4 +1,4 @@
-"""Topological orders to cut: by urgency, by depth, and random ones (Crux 4.3, algorithm 1)."""
+"""Topological orders to cut: by urgency, and random ones (Crux 4.3, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tessera.solvers.network.kernels.compression import picked
 
 
 def orders(dag: Dag, samples: int, seed: int) -> Iterator[Ints]:
-    """Yield so many topological orders of the vertices: by urgency first, then random ones.
+    """Yield ``samples`` topological orders of the vertices: by urgency first, then random ones.
 
-    A random one takes at each place any of the vertices whose predecessors all have theirs, each as likely,
-    so every topological order can come up.
+    At each place, a random order takes any of the vertices whose predecessors all have theirs, each
+    with equal probability. So every topological order is possible.
     """
     count = len(dag.job)
     yield np.arange(count, dtype=np.int64)

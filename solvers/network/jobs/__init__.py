@@ -1,5 +1,5 @@
-"""Job schedulers under which networks are compared: where gangs go, and who shares GPUs.
+"""Job schedulers under which networks are compared: they place gangs and let jobs share GPUs.
 
-``placers`` (plain rules) and ``hived`` answer where a gang goes; ``muri`` which jobs share their GPUs. They
-know nothing of links' loads.
+``placers`` (plain rules) and ``hived`` decide where a gang goes. ``muri`` decides which jobs share
+their GPUs. None of them knows the load of links.
 """

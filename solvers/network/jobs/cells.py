@@ -1,4 +1,4 @@
-"""The hierarchy of a machine as HiveD sees it, read off a topology."""
+"""The hierarchy of a cluster as HiveD sees it, derived from a topology."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
 
 
 class Level(IntEnum):
-    """Kinds of cells, the smaller first."""
+    """The kinds of HiveD's cells, from small to large."""
 
     GPU = 0
     PCIE = 1
@@ -23,11 +23,12 @@ class Level(IntEnum):
 
 
 def cells(topology: Topology) -> Ints:
-    """Return the cell that each GPU is in on each level, int64[levels, GPUs]; GPUs by host, then by index.
+    """Return the cell of each GPU on each level, int64[levels, GPUs]; GPUs by host, then by index.
 
-    Cells of a level count from 0 in the order of their first GPUs. GPUs at the same PCIe switches form a cell
-    (a host's without any: one); hosts at the same switches of the fabric form a rack; racks whose switches
-    link up to the same others form a pod. What has no switch above it is alone on that level.
+    The cells of a level are numbered from 0 in the order of their first GPUs. GPUs at the same PCIe
+    switches form a cell; on a host without such switches, all GPUs form one. Hosts at the same
+    switches of the fabric form a rack. Racks whose switches link up to the same other switches form
+    a pod. A unit with no switch above it is alone on that level.
     """
     t = topology
     vertex = np.concatenate([t.gpus_of(h) for h in range(len(t.hosts))]).tolist()
@@ -52,7 +53,7 @@ _Reached = dict[int, set[int]]
 
 
 def _neighbours(topology: Topology) -> tuple[_Reached, _Reached, _Reached]:
-    """Return the PCIe switches of GPUs, the fabric's switches of hosts, and those above each such switch."""
+    """Return the PCIe switches of GPUs, the fabric switches of hosts, and those above each."""
     v, e = topology.vertices, topology.links
     pcie: _Reached = {}
     uplinks: _Reached = {}
@@ -70,6 +71,9 @@ def _neighbours(topology: Topology) -> tuple[_Reached, _Reached, _Reached]:
 
 
 def _numbered(keys: Iterable[Hashable]) -> Ints:
-    """Return a number for each key, equal for equal ones, in the order in which they first come."""
+    """Return a number for each key, in the order of first occurrence.
+
+    Equal keys get equal numbers.
+    """
     known: dict[Hashable, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)

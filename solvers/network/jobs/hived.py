@@ -1,7 +1,8 @@
-"""HiveD (OSDI'20) with one virtual cluster that owns all: buddy cells along the hierarchy of the machine.
+"""HiveD (OSDI'20) with one virtual cluster that owns everything.
 
-A cell is split when a part of it is taken and whole again when all of it is free. Both follow from which
-GPUs are free, so nothing else is kept: the free list of a level is its wholly free cells in split ones.
+It uses buddy cells along the hierarchy of the cluster. A cell is split when a part of it is taken,
+and is whole again when all of it is free. Both follow from which GPUs are free, so no other state
+is kept: the free list of a level is its wholly free cells in split ones.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ ABOVE_HOSTS = (Level.RACK, Level.POD, Level.CLUSTER)
 
 
 class HiveD:
-    """Places each gang in the smallest cell that holds it; of several, in the one most used.
+    """A placer that puts each gang into the smallest cell that holds it.
 
-    A gang larger than a host wants whole hosts and, for the rest, a part of one more. Where no cell offers
-    that it waits (``waits``), or takes what is free in the smallest cell that has enough, as little spread
-    as the hierarchy allows.
+    Of several such cells, it takes the most used one. A gang larger than a host takes whole hosts
+    and, for the rest, a part of one more. If no cell offers that, the gang waits (``waits``).
+    Otherwise it takes what is free in the smallest cell that has enough, spread as little as the
+    hierarchy allows.
     """
 
     def __init__(self, topology: Topology, *, waits: bool = False) -> None:
@@ -30,11 +32,12 @@ class HiveD:
         self._waits = waits
         sizes = np.array([len(topology.gpus_of(h)) for h in range(len(topology.hosts))])
         self._begin = starts(sizes)  # of each host
-        self._gpu = [np.unique(cell, return_index=True)[1] for cell in self._cell]  # first of cells
+        # the first GPU of each cell
+        self._gpu = [np.unique(cell, return_index=True)[1] for cell in self._cell]
         self._size = np.bincount(self._cell[Level.HOST])
 
     def __call__(self, free: Free, gpus: int) -> Gang | None:
-        """Return where the gang goes."""
+        """Return the GPUs of the gang, or None if it must wait."""
         positive(gpus)
         mask = np.zeros(self._cell.shape[1], dtype=np.bool_)
         for host, indices in enumerate(free):
@@ -53,7 +56,7 @@ class HiveD:
     def _in_one(
         self, levels: tuple[Level, ...], mask: Bools, left: list[Ints], gpus: int
     ) -> Ints | None:
-        """Return free GPUs of one cell of the lowest level that has such."""
+        """Return free GPUs of one cell of the lowest level that has enough, or None."""
         for level in levels:
             holding = np.flatnonzero(left[level] >= gpus)
             if len(holding):
@@ -93,16 +96,20 @@ class HiveD:
         return None
 
     def _most_used(self, level: Level, among: Ints, left: list[Ints]) -> int:
-        """Return the cell with the least free, of those the one in the most used cell above it, and so on."""
+        """Return the cell with the fewest free GPUs.
+
+        Of equal cells, it is the one in the most used cell above, and so on.
+        """
         gpu = self._gpu[level][among]
         above = [left[up][self._cell[up][gpu]] for up in range(Level.CLUSTER, level - 1, -1)]
         return int(among[np.lexsort((among, *above))[0]])
 
     def _close(self, units: Ints, level: int, wanted: int, left: list[Ints]) -> Ints:
-        """Return ``wanted`` of the units (free GPUs, or the first ones of hosts) in as few cells as possible.
+        """Return ``wanted`` of the units, in as few cells as possible.
 
-        All units lie in one cell of ``level``. A child that holds what is wanted is best, the tightest first;
-        without one, the child with the most is used up, and the rest is sought in the others.
+        Units are free GPUs, or the first GPUs of hosts; all of them lie in one cell of ``level``. A
+        child that holds all that is wanted is best, the tightest first. If there is no such child,
+        the child with the most units is used up, and the rest is sought in the others.
         """
         taken = [units[:0]]
         while wanted < len(units):

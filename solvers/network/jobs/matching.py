@@ -1,8 +1,9 @@
-"""Maximum-weight matching in a complete graph whose vertices come in kinds, exactly.
+"""Exact maximum-weight matching in a complete graph whose vertices come in kinds.
 
-Vertices of a kind are interchangeable, and a queue has few kinds of jobs, so what is sought is how many pairs
-of each two kinds are made. Without the inequalities of Edmonds' blossoms (of an odd number of vertices one is
-left over) the linear program matches odd cycles by halves; those that are broken are added until none is.
+Vertices of a kind are interchangeable, and a queue has few kinds of jobs. So the result is the
+number of pairs of each two kinds. Edmonds' blossom inequalities say that an odd number of vertices
+leaves one over. Without them, the linear program matches odd cycles by halves. Violated
+inequalities are added until there are none.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _WHOLE: Final = 1e-6
 
 
 def matched(count: Ints, weight: Floats) -> Ints:
-    """Return how many pairs to make of each two kinds, int64[kinds, kinds], its upper triangle filled.
+    """Return the number of pairs of each two kinds, int64[kinds, kinds], upper triangle filled.
 
-    ``count`` (kinds,) vertices there are; ``weight`` (kinds, kinds), symmetric, is the worth of a pair; pairs
-    of no positive weight are not made.
+    ``count`` (kinds,) is the number of vertices. ``weight`` (kinds, kinds), symmetric, is the value
+    of a pair; pairs without a positive weight are not made.
 
     Raises:
         SolverFailed: HiGHS found no optimum, though one exists.
@@ -40,7 +41,10 @@ def matched(count: Ints, weight: Floats) -> Ints:
 
 
 def _solved(count: Ints, first: Ints, second: Ints, worth: Floats) -> Ints:
-    """Return how many of each edge; by linear programs, and an integer one where no blossom is found."""
+    """Return the number of pairs of each edge.
+
+    Linear programs are solved first, and an integer program if no violated blossom is found.
+    """
     columns = np.arange(len(first))
     ends = np.concatenate([first, second]), np.concatenate([columns, columns])
     uses = coo_array((np.ones(2 * len(first)), ends), shape=(len(count), len(first)))
@@ -75,9 +79,10 @@ def _rounded(x: Floats) -> Ints:
 
 
 def _blossoms(count: Ints, first: Ints, second: Ints, x: Floats) -> list[Bools]:
-    """Return sets of kinds with an odd number of vertices, more than half of which pair up inside in ``x``.
+    """Return sets of kinds whose blossom inequality is violated by ``x``.
 
-    Looked for among the parts that broken edges, and that all edges in use, connect.
+    Such a set has an odd number of vertices, and more than half of them pair up inside. The search
+    covers the parts that fractional edges connect, and those that all used edges connect.
     """
     found: dict[bytes, Bools] = {}
     for used in (np.abs(x - np.rint(x)) > _WHOLE, x > _WHOLE):

@@ -1,7 +1,8 @@
 """Muri (SIGCOMM'22): jobs whose stages use different resources share GPUs, interleaved.
 
-Read for whole GPUs: the members of a group hold the same GPUs and run their iterations in step, each stage of
-one beside other stages of the others. Only jobs of the same GPU count are grouped.
+It is applied to whole GPUs. The members of a group hold the same GPUs and run their iterations in
+step, and each stage of a job runs at the same time as other stages of the others. Only jobs with
+the same GPU count are grouped.
 """
 
 from __future__ import annotations
@@ -24,34 +25,35 @@ IN_TURN: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Jobs that hold the same GPUs; one alone is a group, too."""
+    """Jobs that hold the same GPUs; a single job is a group, too."""
 
-    jobs: tuple[int, ...]  # the most urgent first
+    jobs: tuple[int, ...]  # the most urgent job first
     gpus: int
-    iteration_s: float  # of every member
+    iteration_s: float  # iteration time of every member, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sharing:
-    """Groups, that with the most urgent job first; jobs that are in none had to stay out of the choice."""
+    """The groups, the one with the most urgent job first.
+
+    Jobs that are in no group had to be left out.
+    """
 
     groups: tuple[Group, ...]
-    multiplier: (
-        Floats  # (J,) an iteration's length in its group over that alone; 1: alone or in no group
-    )
+    multiplier: Floats  # (J,) iteration time in the group over that alone; 1: alone or in no group
 
 
 def stages_s(demand: Demand) -> Floats:
-    """Return the stages that networks care for: seconds on the GPU and on the network, (J, 2)."""
+    """Return the stages that matter to networks: seconds on the GPU and on the network, (J, 2)."""
     return np.stack([demand.compute_s, demand.comm_s], axis=1)
 
 
 def interleaved_s(stage_s: Floats) -> Floats:
-    """Return the iteration's length of each group, (N,).
+    """Return the iteration time of each group, seconds, (N,).
 
-    ``stage_s`` (N, R, R): of each group R jobs' stages on R resources; absent jobs are rows of zeros. In
-    slot i the job at position p does stage (i - p) mod R, and the slot lasts as long as the longest of these;
-    the best of all orders counts.
+    ``stage_s`` (N, R, R) has, for each group, the stages of R jobs on R resources; absent jobs are
+    rows of zeros. In slot i the job at position p runs stage (i - p) mod R, and the slot lasts as
+    long as the longest of these stages. The best order of positions counts.
     """
     size = stage_s.shape[-1]
     best = np.full(len(stage_s), np.inf)
@@ -65,7 +67,10 @@ def interleaved_s(stage_s: Floats) -> Floats:
 
 
 def efficiency(stage_s: Floats) -> Floats:
-    """Return the mean share of time that resources are used in each group, (N,); groups as above."""
+    """Return the mean share of time in which a group's resources are used, (N,).
+
+    ``stage_s`` is as in ``interleaved_s``.
+    """
     found: Floats = stage_s.sum(axis=(1, 2)) / (stage_s.shape[-1] * interleaved_s(stage_s))
     return found
 
@@ -79,22 +84,24 @@ def grouped(
     alone_s: Floats | None = None,
     threshold: float = IN_TURN,
 ) -> Sharing:
-    """Return who shares, so that the groups fit ``capacity_gpus`` where pairing can bring that about.
+    """Return the groups that share GPUs.
 
-    Jobs enter by ``urgency`` (J,), the least first, as many as R to a GPU could hold. Rounds of
-    maximum-weight matching then join groups in pairs, the weight being the pair's efficiency; of what is
-    matched the most efficient are joined until the rest fits.
+    They fit ``capacity_gpus`` if pairing can achieve that. Jobs enter by ``urgency`` (J,), the
+    lowest first, as many as R to a GPU could hold. Rounds of maximum-weight matching then join
+    groups in pairs; the weight is the pair's efficiency. Of the matched pairs, the most efficient
+    are joined until the rest fits.
 
     Args:
         stage_s: (J, R) seconds of each job on each resource; their sum must be above 0.
-        gpus: (J,)
-        urgency: remaining time x GPUs where lengths are known (SRSF), else the GPU time had (2D-LAS).
-        capacity_gpus: that there are.
-        alone_s: (J,) an iteration alone, for the multipliers; the sum of the stages where not given.
-        threshold: lambda; a pair of together p jobs must have an efficiency above lambda p / R.
+        gpus: (J,) GPUs of each job.
+        urgency: remaining time x GPUs if lengths are known (SRSF), else the GPU time received
+            (2D-LAS).
+        capacity_gpus: the number of GPUs.
+        alone_s: (J,) an iteration alone, for the multipliers; if None, the sum of the stages.
+        threshold: lambda; a pair with p jobs in all must have an efficiency above lambda p / R.
 
     Raises:
-        InvalidInput: stages or counts that mean nothing.
+        InvalidInput: the stages or counts have no meaning.
     """
     if stage_s.ndim != 2 or not ((stage_s >= 0).all() and (stage_s.sum(axis=1) > 0).all()):
         raise InvalidInput(
@@ -128,7 +135,7 @@ def grouped(
 
 
 def _padded(groups: list[tuple[int, ...]], stage_s: Floats) -> Floats:
-    """Return the stages of each group's jobs, filled up with zeros, (groups, R, R)."""
+    """Return the stages of each group's jobs, padded with zeros, (groups, R, R)."""
     found = np.zeros((len(groups), stage_s.shape[1], stage_s.shape[1]))
     for at, group in enumerate(groups):
         found[at, : len(group)] = stage_s[list(group)]
@@ -138,7 +145,7 @@ def _padded(groups: list[tuple[int, ...]], stage_s: Floats) -> Floats:
 def _pairs(
     groups: list[tuple[int, ...]], stage_s: Floats, gpus: Ints, threshold: float
 ) -> list[tuple[float, int, int]]:
-    """Return what is matched among groups of equal GPU counts: efficiency and the two indices."""
+    """Return the matched pairs of groups with equal GPU counts: efficiency and two indices."""
     buckets: dict[int, dict[Hashable, list[int]]] = {}
     for at, group in enumerate(groups):
         looks = tuple(sorted(map(tuple, stage_s[list(group)].tolist())))
@@ -157,7 +164,10 @@ def _pairs(
 
 
 def _pair_values(groups: list[tuple[int, ...]], stage_s: Floats, threshold: float) -> Floats:
-    """Return the efficiency of each two groups together; 0: too many jobs, or not above the threshold."""
+    """Return the efficiency of each two groups together.
+
+    It is 0 if they have too many jobs or are not above the threshold.
+    """
     resources = stage_s.shape[1]
     padded = _padded(groups, stage_s)
     size = np.array([len(group) for group in groups])
@@ -182,7 +192,10 @@ def _joined(
     rank: Ints,
     surplus: int,
 ) -> list[tuple[int, ...]]:
-    """Return the groups with pairs joined, the most efficient first, until ``surplus`` GPUs are saved."""
+    """Return the groups after joining pairs, the most efficient first.
+
+    Pairs are joined until ``surplus`` GPUs are saved.
+    """
     gone: set[int] = set()
     joined = []
     for _, a, b in sorted(pairs, key=lambda pair: (-pair[0], pair[1:])):

@@ -1,4 +1,4 @@
-"""Plain rules of where a gang goes, and the book of which GPUs are free."""
+"""Plain rules for where a gang goes, and the record of which GPUs are free."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.topologies.topology import Topology
 
 Free: TypeAlias = Sequence[Sequence[int]]
-"""The free GPUs of each host: indices on it, rising. Hosts are those of the topology."""
+"""The free GPUs of each host, as rising indices; hosts are those of the topology."""
 
 
 class Placer(Protocol):
-    """Says where a gang of so many GPUs goes."""
+    """A rule that decides where a gang goes."""
 
     def __call__(self, free: Free, gpus: int) -> Gang | None:
-        """Return free GPUs for all of the gang; None: it must wait."""
+        """Return free GPUs for the whole gang, or None if it must wait."""
 
 
 def first_fit(free: Free, gpus: int) -> Gang | None:
-    """Return the first host that holds the gang, else free GPUs in the order of hosts."""
+    """Return GPUs of the first host that holds the gang, else free GPUs in the order of hosts."""
     return _taken(free, gpus, range(len(free)))
 
 
 class RandomSpread:
-    """A host at random among those that hold the gang; larger gangs take hosts at random, idle ones first."""
+    """A placer that takes a random host among those that hold the gang.
+
+    Larger gangs take hosts at random, idle ones first.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._chance = np.random.default_rng(seed)
 
     def __call__(self, free: Free, gpus: int) -> Gang | None:
-        """Return where the gang goes."""
+        """Return the GPUs of the gang, or None if it must wait."""
         order = self._chance.permutation(len(free)).tolist()
         return _taken(
             free, gpus, sorted(order, key=lambda h: -len(free[h])) if gpus > _most(free) else order
@@ -46,7 +49,7 @@ def _most(free: Free) -> int:
 
 
 def _taken(free: Free, gpus: int, hosts: Iterable[int]) -> Gang | None:
-    """Return the first of ``hosts`` that holds the gang, else what they have free in their order."""
+    """Return GPUs of the first of ``hosts`` that holds the gang, else free GPUs in their order."""
     positive(gpus)
     hosts = list(hosts)
     for host in hosts:
@@ -63,17 +66,20 @@ def _taken(free: Free, gpus: int, hosts: Iterable[int]) -> Gang | None:
 
 
 def positive(gpus: int) -> None:
-    """Refuse a gang of no GPU.
+    """Refuse a gang without GPUs.
 
     Raises:
-        InvalidInput: it has none.
+        InvalidInput: ``gpus`` is below 1.
     """
     if gpus < 1:
         raise InvalidInput("gpus", f"is {gpus}; a gang has at least one")
 
 
 class Occupancy:
-    """Which GPUs are free, and who has the others; a placer says where a gang goes."""
+    """The record of which GPUs are free and which jobs have the others.
+
+    A placer decides where a gang goes.
+    """
 
     def __init__(self, topology: Topology, placer: Placer) -> None:
         self._placer = placer
@@ -86,7 +92,9 @@ class Occupancy:
         return [sorted(indices) for indices in self._free]
 
     def allocate(self, job: str, gpus: int) -> Gang | None:
-        """Give the job its gang and return it; None: there is no place now, and nothing changes.
+        """Give the job its gang and return it.
+
+        If there is no place now, return None and change nothing.
 
         Raises:
             InvalidInput: the job has a gang already, or asks for none.
@@ -104,7 +112,7 @@ class Occupancy:
         """Take the job's gang back.
 
         Raises:
-            InvalidInput: the job has none.
+            InvalidInput: the job has no gang.
         """
         if job not in self._gangs:
             raise InvalidInput("job", f"{job} has no GPUs")

@@ -1,1 +1,4 @@
-"""The network's loops that run once an event or an order, compiled; ``solvers.kernels.warm`` loads them."""
+"""The network's compiled loops, which run once for each event or order.
+
+``solvers.kernels.warm`` loads them.
+"""

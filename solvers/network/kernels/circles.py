@@ -1,4 +1,4 @@
-"""The loop that turns jobs on the circle of one link (CASSINI)."""
+"""The loop that rotates the jobs on the circle of one link (CASSINI)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.kernels.jit import jitted
 
 SLACK = 1e-12
-"""Excess that is rounding's."""
+"""An excess that is no larger than this comes from rounding."""
 
 
 @jitted
 def turn(load: Floats, period: int, begin: int, length: int, share: float, sign: float) -> None:
-    """Add (``sign`` 1) or take away (-1) a job that sends at ``share`` for ``length`` steps a period."""
+    """Add (``sign`` 1) or remove (-1) a job that sends at ``share`` for ``length`` steps."""
     for lap in range(len(load) // period):
         for step in range(length):
             load[lap * period + (begin + step) % period] += sign * share
@@ -32,9 +32,10 @@ def excess(load: Floats) -> float:
 def best_turn(
     load: Floats, period: int, begin: int, length: int, share: float, more: Floats
 ) -> int:
-    """Return the turn, in [0, period), at which the job adds the least excess; of equal ones the smallest.
+    """Return the rotation, in [0, period), at which the job adds the least excess.
 
-    ``more`` is room for a period. The cost of all turns is one window sliding over it.
+    Ties go to the smallest. ``more`` has room for a period. The cost of all rotations is computed
+    with one sliding window.
     """
     more[:period] = 0.0
     for lap in range(len(load) // period):
@@ -56,10 +57,11 @@ def best_turn(
 def turns(
     around: int, period: Ints, begin: Ints, length: Ints, share: Floats, starts: int, sweeps: int
 ) -> tuple[Ints, float]:
-    """Return a turn of each job of a link, int64[n] in steps, and the mean excess around the circle.
+    """Return a rotation of each job of a link, int64[n] in steps, and the circle's mean excess.
 
-    Jobs are put on one by one where they add least, then each is taken off and put back until that gains
-    nothing. ``starts`` > 1: so from that many turns of the second job, the best kept. With two jobs exact.
+    Jobs are added one by one where they add least. Then each is removed and put back until that
+    gains nothing. If ``starts`` > 1, this is done from that many rotations of the second job, and
+    the best result is kept. With two jobs the result is exact.
     """
     jobs = len(period)
     best, least = np.zeros(jobs, np.int64), np.inf

@@ -1,7 +1,7 @@
-"""The loops of priority compression: who meets whom, orders, the best cuts of an order.
+"""The loops of priority compression: contention graphs, orders, and the best cuts of an order.
 
-Vertices are numbered so that edges rise. Edges are CSR: those that leave vertex v are
-``start[v] : start[v + 1]`` of ``target``. Weights are integers, so that sums are exact.
+Vertices are numbered so that edges rise. Edges are stored as CSR: the edges that leave vertex v are
+``start[v] : start[v + 1]`` of ``target``. Weights are integers, so sums are exact.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.kernels.jit import jitted
 
 Narrow: TypeAlias = NDArray[np.int32]
-"""Vertices: a dense graph has millions of edges, and half the memory takes half the time."""
+"""The type of vertex numbers.
+
+A dense graph has millions of edges; half the memory takes half the time."""
 
 
 @jitted
 def meetings(
     vertex_start: Ints, link: Ints, link_start: Ints, user: Ints, start: Ints, target: Narrow
 ) -> int:
-    """Fill in the later vertices that each one shares a link with; return how many edges there are.
+    """Fill in the later vertices that share a link with each vertex; return the number of edges.
 
-    ``link[vertex_start[v] : vertex_start[v + 1]]`` are v's links, ``user`` the vertices of each link, rising.
-    ``target`` has room for all, or for none: they are only counted. Once a vertex has met all later ones,
-    no further link of it is looked at.
+    ``link[vertex_start[v] : vertex_start[v + 1]]`` are the links of v, and ``user`` has the
+    vertices of each link, rising. ``target`` has room for all edges, or for none: then they are
+    only counted. Once a vertex is joined to all later ones, its further links are skipped.
     """
     count, edges = len(vertex_start) - 1, 0
     met_by = np.full(count, -1, np.int64)
-    passed = link_start[:-1].copy()  # users of a link before the one that comes after v
+    passed = link_start[:-1].copy()  # position in each link's users of the vertex after v
     for v in range(count):
         start[v] = edges
         for at in range(vertex_start[v], vertex_start[v + 1]):
@@ -51,7 +53,7 @@ def meetings(
 
 @jitted
 def heights(start: Ints, target: Narrow) -> Ints:
-    """Return how many edges the longest path from each vertex has, int64[V]."""
+    """Return the number of edges of the longest path from each vertex, int64[V]."""
     count = len(start) - 1
     height = np.zeros(count, np.int64)
     for v in range(count - 1, -1, -1):
@@ -62,7 +64,7 @@ def heights(start: Ints, target: Narrow) -> Ints:
 
 @jitted
 def insides(start: Ints, target: Narrow, level: Ints) -> Ints:
-    """Return how many edges from each vertex end on its own level, int64[V]."""
+    """Return the number of edges from each vertex that end on its own level, int64[V]."""
     count = np.zeros(len(level), np.int64)
     for v in range(len(level)):
         for at in range(start[v], start[v + 1]):
@@ -72,7 +74,10 @@ def insides(start: Ints, target: Narrow, level: Ints) -> Ints:
 
 @jitted
 def picked(start: Ints, target: Narrow, draw: Floats, order: Ints) -> None:
-    """Fill in a topological order: of the vertices that are ready, ``draw`` (in [0, 1)) picks the next."""
+    """Fill in a topological order.
+
+    ``draw`` (in [0, 1)) picks the next vertex among those that are ready.
+    """
     count = len(start) - 1
     before, ready, length = np.zeros(count, np.int64), np.empty(count, np.int64), 0
     for at in range(len(target)):
@@ -105,8 +110,11 @@ def placed(
     leave_start: Ints,
     leave: Narrow,
 ) -> None:
-    """Fill in the edges as places of the order: where edges into, and out of, each place have their other
-    end, rising."""
+    """Fill in the edges by places of the order.
+
+    For each place, these are the places at the other end of the edges into it, and of the edges out
+    of it, rising.
+    """
     count = len(order)
     place = np.empty(count, np.int64)
     enter_start[:], leave_start[0] = 0, 0
@@ -148,10 +156,11 @@ def before(places: Narrow, low: int, high: int, end: int) -> int:
 def best_of(
     end: int, low: int, high: int, least: Ints, weight: Ints, leave_start: Ints, leave: Narrow
 ) -> tuple[int, int]:
-    """Return where, in [low, high], the last level of the first ``end`` places best begins (the lowest of
-    equals), and what is lost then less what is lost in it if it begins at ``high``.
+    """Return the best beginning in [low, high] of the last level of the first ``end`` places.
 
-    It gives up below where that level alone loses too much; ``least`` never falls.
+    Ties go to the lowest. Also return the loss with that beginning, less what is lost inside the
+    last level if it begins at ``high``. Lower beginnings are not tried once that level alone loses
+    too much; ``least`` never falls.
     """
     inside, best, found = 0, least[high], high
     for j in range(high - 1, low - 1, -1):
@@ -173,15 +182,17 @@ def cut(
     leave: Narrow,
     ends: Ints,
 ) -> int:
-    """Return the least weight of edges inside levels when an order is cut into ``levels`` (Crux eq. 4).
+    """Return the least weight of edges inside levels when an order is cut (Crux eq. 4).
 
-    ``ends`` (int64[levels + 1]) gets the cuts: level k, from the most urgent, has places
-    ``ends[k] : ends[k + 1]``; it may have none. ``weight[p]`` is that of each edge out of place p.
+    The order is cut into ``levels`` levels. ``ends`` (int64[levels + 1]) receives the cuts: level
+    k, counted from the most urgent, has the places ``ends[k] : ends[k + 1]``, and may be empty.
+    ``weight[p]`` is the weight of each edge out of place p.
 
-    ``least[i]`` is the least loss of the first i places in so many levels. The best beginning of the last
-    level never falls as i rises (quadrangle inequality), so that of i lies between those of numbers around
-    it that have been settled: first the middle, then the quarters, and so on. Per level O(n log n) steps
-    find the beginnings; a last walk over i, with the level's loss kept up to date, finds the values.
+    ``least[i]`` is the least loss of the first i places in the levels so far. The best beginning of
+    the last level never falls as i rises (quadrangle inequality). So the beginning for i lies
+    between those for settled numbers around it: first the middle is settled, then the quarters, and
+    so on. For each level, O(n log n) steps find the beginnings. A last walk over i, which keeps the
+    level's loss up to date, finds the values.
     """
     count = len(weight)
     begin = np.zeros((levels, count + 1), np.int32)
@@ -194,6 +205,7 @@ def cut(
     step = 1
     while step <= count:
         step *= 2
+    # Settle one level after another.
     for k in range(1, levels - 1):
         size = step
         while size > 1:
@@ -203,6 +215,7 @@ def cut(
                 high = min(i, begin[k, i + half] if i + half <= count else count)
                 begin[k, i] = best_of(i, low, high, least, weight, leave_start, leave)[0]
             size = half
+        # Walk over i to find the least losses with the level.
         inside, first = 0, 0
         for i in range(1, count + 1):
             for at in range(enter_start[i] - 1, enter_start[i - 1] - 1, -1):
@@ -217,6 +230,7 @@ def cut(
             following[i] = least[first] + inside
         least, following = following, least
         following[0] = 0
+    # Cut off the last level, and read the other cuts back.
     lost: int = least[count]
     ends[levels] = count
     if levels > 1:
@@ -229,8 +243,11 @@ def cut(
 
 @jitted
 def cut_plainly(levels: int, weight: Ints, enter_start: Ints, enter: Narrow, ends: Ints) -> int:
-    """Do what ``cut`` does as Crux prints it, errata mended: all weights between places in a square of prefix
-    sums, and for each number of places all beginnings tried. To compare with."""
+    """Do the same as ``cut`` by the dynamic program that Crux prints, with its errata corrected.
+
+    It keeps all weights between places in a square of prefix sums, and tries all beginnings for
+    each number of places. It is there for comparison.
+    """
     count = len(weight)
     sums = np.zeros(
         (count + 1, count + 1), np.int64

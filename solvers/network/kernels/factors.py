@@ -1,4 +1,4 @@
-"""The loops behind correction factors: two jobs played out under both orders, pair after pair."""
+"""The loops behind correction factors: pairs of jobs, played out under both orders."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.kernels.jit import jitted
 
 CLOSE = 1e-7
-"""Bounds of a period this close to each other, as a share of it, are close enough."""
+"""Bounds of a period that differ by no more than this share of it are close enough."""
 
 SLIGHT = 1e-12
-"""A share of a link, or of a speed, no larger than this is none."""
+"""A share of a link, or of a speed, that is no larger than this counts as 0."""
 
 MOST_TURNS = 1e9
-"""Who needs more of the urgent job's periods than this for one iteration starves; floats count so far."""
+"""A job starves if one iteration needs more than this many periods of the urgent job.
+
+Up to this number, floats count precisely enough."""
 
 
 @jitted
@@ -28,11 +30,12 @@ def meetings(
     speed: Floats,
     weight: Floats,
 ) -> None:
-    """Fill how two jobs disturb each other on the links that they share, pair by pair.
+    """Fill in how two jobs slow each other down on the links that they share, pair by pair.
 
-    ``share`` is what an entry (job, link) takes of the link while its job sends at full speed, ``duty`` what
-    it takes on average. ``speed`` (pairs, 2): how fast the first (second) sends while the other one, served
-    before it, does; 1: no link of theirs can fill. ``weight`` (pairs,): the largest product of duties.
+    ``share`` is what an entry (job, link) takes of the link while its job sends at full speed, and
+    ``duty`` what it takes on average. ``speed`` (pairs, 2) is the speed of the first (second) job
+    while the other one sends and is served before it; it is 1 if the pair can fill no link.
+    ``weight`` (pairs,) is the largest product of duties.
     """
     for at in range(first.size):
         a, b = link_start[first[at]], link_start[second[at]]
@@ -56,9 +59,10 @@ def meetings(
 def busiest_neighbours(
     link_start: Ints, link: Ints, user_start: Ints, user: Ints, traffic: Floats, found: Ints
 ) -> None:
-    """Fill row j of ``found`` (J, R) with the jobs of most traffic on its links, the most first; -1: none.
+    """Fill row j of ``found`` (J, R) with the jobs of most traffic on the links of job j.
 
-    The users of link e are ``user[user_start[e] : user_start[e + 1]]``, those with most traffic first.
+    Those with most traffic come first; unused places are -1. The users of link e are
+    ``user[user_start[e] : user_start[e + 1]]``, those with most traffic first.
     """
     most = found.shape[1]
     for job in range(link_start.size - 1):
@@ -81,11 +85,12 @@ def busiest_neighbours(
 
 @jitted
 def _sent_at(phase: float, need: float, period: float, busy: float, speed: float) -> float:
-    """Return the first moment by which ``need`` is sent, from ``phase`` on; Z of the notes.
+    """Return the first moment by which ``need`` is sent, from ``phase`` on; it is Z of the notes.
 
-    The urgent job sends from 0 to ``busy`` in each ``period``; meanwhile the other one sends at ``speed``.
+    The urgent job sends from 0 to ``busy`` in each ``period``; meanwhile the other job sends at
+    ``speed``.
     """
-    if need <= 0.0:  # a delay is all there is
+    if need <= 0.0:  # there is only a delay
         return phase
     each = (period - busy) + speed * busy
     if each <= 0.0:
@@ -109,7 +114,7 @@ def _sent_at(phase: float, need: float, period: float, busy: float, speed: float
         if not inside:
             start += period
             at = 0.0
-            if need <= SLIGHT * period:  # what rounding leaves of a fractional speed
+            if need <= SLIGHT * period:  # the rounding rest of a fractional speed
                 return start
 
 
@@ -126,12 +131,13 @@ def low_periods(
     low: Floats,
     slack: Floats,
 ) -> None:
-    """Fill the mean period ``low`` of the job served last, and how far the true one may be away, ``slack``.
+    """Fill in the mean period ``low`` of the job served last, and its largest error ``slack``.
 
-    All times are whole numbers of ticks, as floats. The urgent job sends for ``busy`` in each ``period``; an
-    iteration of the other begun at x ends at Phi(x) = max(x + compute, Z(x + start)), the lift of a monotone
-    map of a circle of one ``period``. A phase that comes back gives the mean exactly. Until one does, m
-    iterations that last between p and q periods bound it by p / m and q / m of a period.
+    All times are whole numbers of ticks, as floats. The urgent job sends for ``busy`` in each
+    ``period``. An iteration of the other job that begins at x ends at Phi(x) = max(x + compute, Z(x
+    + start)), the lift of a monotone map of a circle of one ``period``. When a phase recurs, the
+    mean is known exactly. Until then, m iterations that last between p and q periods bound it by p
+    / m and q / m of a period.
     """
     for pair in range(period.size):
         turn = period[pair]

@@ -1,6 +1,7 @@
-"""The fluid engine's loops: the events of a group of jobs that can meet, and who then sends how fast.
+"""The loops of the fluid engine: the events of jobs that can contend, and their sending speeds.
 
-A job that sends at speed x takes ``share * x`` of a link, ``share`` = busy_s / (comm_s - delay_s), at most 1.
+A job that sends at speed x takes ``share * x`` of a link, where ``share`` = busy_s / (comm_s -
+delay_s) is at most 1.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from tessera.solvers.kernels.jit import jitted
 from tessera.solvers.network.kernels.groups import Uses
 
 WAITING, SENDING, DONE = 0, 1, 2
-"""What a job's communication does: it has not begun or its delay runs; data moves; it is over."""
+"""The state of a job's communication.
+
+WAITING: it has not begun, or its delay runs. SENDING: data moves. DONE: it is over."""
 
 REMEMBERED = 12
-"""Speeds of up to 2^12 sets of senders are kept while a group is played."""
+"""The speeds of up to 2^12 sets of senders are kept while a group is played."""
 
 MOST_NAMED = 62
-"""Sets of senders among so many jobs have a number; those of more are not kept."""
+"""Sets of senders among at most this many jobs have a number; sets of more jobs are not kept."""
 
 ROUNDING = 1e-12
-"""A share of a link no larger than this is none."""
+"""A share of a link that is no larger than this counts as 0."""
 
 Times: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 """compute_s, start_s, delay_s and seconds of sending at full speed, (jobs,) each."""
@@ -33,17 +36,20 @@ Users: TypeAlias = tuple[Ints, Ints]
 """user_start (links of the group + 1,) and the places of each link's users."""
 
 Scratch: TypeAlias = tuple[Floats, Floats, Floats, Floats, Ints]
-"""Of a group's links: room that is left, room but for those of a level that stay, weight of those that rise
-(0 between calls), the height at which they fill it, and a list."""
+"""Work arrays of the links of a group.
+
+They are: the room left; the room left beyond what a level's stopped senders use; the weight of the
+rising senders (0 between calls); the height at which these fill the link; and a list of links."""
 
 Groups: TypeAlias = tuple[Ints, Ints, Ints]
-"""group_start (groups + 1,), member (jobs,) and first_link (groups + 1,): jobs and links of each group."""
+"""group_start (groups + 1,), member (jobs,) and first_link (groups + 1,): the jobs and links of
+each group."""
 
 Window: TypeAlias = tuple[float, float, float]
-"""When counting begins and ends, and how far apart the times of one moment lie at most; seconds."""
+"""The beginning and end of counting, and the largest distance of events at one moment; seconds."""
 
 Noise: TypeAlias = tuple[float, int]
-"""Standard deviation of the logarithm of compute's factor, and the seed."""
+"""The standard deviation of the logarithm of the compute factor, and the seed."""
 
 
 @jitted
@@ -58,9 +64,9 @@ def rates(
     iterations: Floats,
     comm: Floats,
 ) -> int:
-    """Add what each job computes (iterations) and communicates (seconds at full speed) in the window.
+    """Add what each job computes and communicates in the window.
 
-    Return how many events that took.
+    The units are iterations, and seconds at full speed. Return the number of events.
     """
     group_start, member, first_link = groups
     events = 0
@@ -97,9 +103,9 @@ def patterns(
     window: Window,
     work: Floats,
 ) -> int:
-    """Fill ``work`` with the flop that a group does in the window under each row of ``levels`` (rows, jobs).
+    """Fill ``work`` with the flop of a group in the window under each row of ``levels``.
 
-    Return how many events that took.
+    ``levels`` is (rows, jobs). Return the number of events.
     """
     group_start, member, first_link = groups
     jobs = member[group_start[group] : group_start[group + 1]]
@@ -133,7 +139,7 @@ def patterns(
 
 @jitted
 def by_level(jobs: Ints, level: Ints) -> Ints:
-    """Return the jobs, the highest level first and of one level in their order."""
+    """Return the jobs, the highest level first; jobs of one level keep their order."""
     out = jobs.copy()
     for i in range(1, len(out)):
         job, at = out[i], i
@@ -148,7 +154,7 @@ def by_level(jobs: Ints, level: Ints) -> Ints:
 def alone(
     times: Times, job: int, begin_s: float, window: Window, iterations: Floats, comm: Floats
 ) -> None:
-    """Add what a job does in the window that meets nobody."""
+    """Add what a job that contends with no other does in the window."""
     compute_s, start_s = times[0][job], times[1][job]
     comm_s = times[2][job] + times[3][job]
     period_s = max(compute_s, start_s + comm_s) if comm_s > 0.0 else compute_s
@@ -162,13 +168,16 @@ def alone(
 
 @jitted
 def overlap(one_s: float, other_s: float, window: Window) -> float:
-    """Return how long the time from ``one_s`` to ``other_s`` lies in the window."""
+    """Return how much of the time from ``one_s`` to ``other_s`` lies in the window."""
     return max(0.0, min(other_s, window[1]) - max(one_s, window[0]))
 
 
 @jitted
 def factor(noise: Noise, job: int, iteration: int) -> float:
-    """Return what compute is multiplied by: log-normal of mean 1; a seed's are the same whatever happens."""
+    """Return the factor of compute: log-normal with mean 1.
+
+    The factors of a seed are the same whatever else happens.
+    """
     if noise[0] == 0.0:
         return 1.0
     state = np.uint64(noise[1]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(job)
@@ -181,7 +190,7 @@ def factor(noise: Noise, job: int, iteration: int) -> float:
 
 @jitted
 def mixed(state: np.uint64) -> np.uint64:
-    """Return the number's bits scattered (the finaliser of splitmix64)."""
+    """Return the number with its bits scattered (the finaliser of splitmix64)."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
@@ -201,12 +210,12 @@ def played(
     iterations: Floats,
     comm: Floats,
 ) -> int:
-    """Play the events of jobs that can meet, ``who`` (the highest level first), until the window ends.
+    """Play the events of jobs that can contend until the window ends; return the number of events.
 
-    A job's next event is the one that its communication waits for: it may begin to send (``WAITING``), it has
-    sent (``SENDING``), or compute ends (``DONE``, so that the iteration does). Between events speeds are
-    constant, and given by who sends; what a job has left to send is brought up to date when its speed
-    changes. Return the events.
+    ``who`` has the jobs, the highest level first. A job's next event is the one that its
+    communication waits for: it may begin to send (``WAITING``), has sent all (``SENDING``), or
+    computation ends and with it the iteration (``DONE``). Between events speeds are constant, and
+    follow from the set of senders. The remaining data of a job is updated when its speed changes.
     """
     compute_s, start_s, delay_s, send_s = times
     n, events, iteration = len(who), 0, np.zeros(len(who), np.int64)
@@ -224,6 +233,7 @@ def played(
         stretch[i] = factor(noise, j, 0)
         began[i] = begin_s[j]
         event[i] = began[i] + start_s[j] * stretch[i] + delay_s[j]
+    # Go from event to event.
     while True:
         now = np.inf
         for i in range(n):
@@ -257,6 +267,7 @@ def played(
                     senders ^= 1 << i if n <= MOST_NAMED else 0
                 else:
                     state[i], event[i] = DONE, began[i] + compute_s[j] * stretch[i]
+        # If the set of senders changed, look up or compute the new speeds, and apply them.
         if top < n:
             at = 0
             if n <= MOST_NAMED:
@@ -325,9 +336,9 @@ def shared_out(
     fresh: Floats,
     scratch: Scratch,
 ) -> None:
-    """Fill ``fresh`` with the speed of each that sends; places above the level of ``top`` keep theirs.
+    """Fill ``fresh`` with the speeds of the senders; places above the level of ``top`` keep theirs.
 
-    Level by level the speeds rise together until a link fills: max-min fair.
+    Level by level, the speeds rise together until a link fills, which is max-min fair.
     """
     use_start, link, share = uses
     room, n = scratch[0], len(who)
@@ -359,7 +370,7 @@ def shared_out(
 
 @jitted
 def take(uses: Uses, job: int, first_link: int, state: int, speed: float, room: Floats) -> None:
-    """Take from ``room`` what the job loads at ``speed``, where it sends."""
+    """Take from ``room`` the load of the job at ``speed``, if it sends."""
     use_start, link, share = uses
     if state == SENDING:
         for u in range(use_start[job], use_start[job + 1]):
@@ -378,9 +389,10 @@ def fill(
     fresh: Floats,
     scratch: Scratch,
 ) -> None:
-    """Raise the speeds of a level's senders together; those on a full link stay where they are.
+    """Raise the speeds of a level's senders together; senders on a full link stop rising.
 
-    The level is places ``first`` to ``end``. Only links that all of its senders could fill are looked at.
+    The level has the places ``first`` to ``end``. Only links that all of its senders together could
+    fill are considered.
     """
     use_start, link, share = uses
     room, spare, weight, fills, seen = scratch
@@ -396,6 +408,7 @@ def fill(
                     seen[count] = e
                     count += 1
                 weight[e] += share[u]
+    # Keep the links that the rising senders could fill.
     tight = 0
     for k in range(count):
         e = seen[k]
@@ -405,6 +418,7 @@ def fill(
             tight += 1
         else:
             weight[e] = 0.0
+    # Raise the speeds until the next link fills, and stop its senders.
     while rising > 0:
         lowest, left = 1.0, 0
         for k in range(tight):
@@ -435,7 +449,8 @@ def fill(
                     fresh,
                     scratch,
                 )
-                weight[seen[k]] = 0.0  # nobody rises there; a rest of rounding would hold all
+                # no sender rises there; a rounding rest would hold back all others
+                weight[seen[k]] = 0.0
     for k in range(tight):
         weight[seen[k]] = 0.0
 
@@ -452,7 +467,7 @@ def stop(
     fresh: Floats,
     scratch: Scratch,
 ) -> int:
-    """Let the places ``on_link`` that rise stay at ``height``; return how many."""
+    """Stop the rising places of ``on_link`` at ``height``; return how many there are."""
     use_start, link, share = uses
     _, spare, weight, fills, _ = scratch
     stopped = 0

@@ -1,4 +1,4 @@
-"""Links that can fill, and groups of jobs that can meet on them."""
+"""Links that can fill, and groups of jobs that can contend on them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ ROUNDING = 1e-12
 """Shares that add up to no more than this above 1 do not fill a link."""
 
 Uses: TypeAlias = tuple[Ints, Ints, Floats]
-"""use_start (jobs + 1,), link (uses,) and share (uses,) of each job's links."""
+"""use_start (jobs + 1,), and link (uses,) and share (uses,) of each job's links."""
 
 
 @jitted
 def tight(uses: Uses, links: int) -> Bools:
-    """Return which uses matter, bool[uses]: those of links that can fill before another one forbids it.
+    """Return which uses matter, bool[uses].
 
-    A link cannot fill where the shares of its users add up to 1 at most, and another forbids it where that
-    one has all its users with shares as large.
+    They are the uses of links that can fill before another link limits their users. A link cannot
+    fill if the shares of its users add up to at most 1. Another link limits them first if it has
+    all of its users, with shares at least as large.
     """
     use_start, link, share = uses
     total = np.zeros(links)
@@ -59,7 +60,7 @@ def tight(uses: Uses, links: int) -> Bools:
 
 @jitted
 def _covers(user_start: Ints, user: Ints, part: Floats, one: int, other: int) -> bool:
-    """Return whether link ``one`` has each user of ``other`` with a share as large."""
+    """Return whether link ``one`` has each user of ``other``, with a share at least as large."""
     at, end = user_start[one], user_start[one + 1]
     if end - at < user_start[other + 1] - user_start[other]:
         return False
@@ -73,10 +74,10 @@ def _covers(user_start: Ints, user: Ints, part: Floats, one: int, other: int) ->
 
 @jitted
 def grouped(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return groups of jobs that links join, directly or through others, and links numbered by group.
+    """Return groups of jobs that are joined by links, directly or through others.
 
-    That is group_start, member, first_link and the new number of each use's link. Groups come in order of
-    their first job; jobs of a group rise.
+    The result is group_start, member, first_link and the new number of each use's link; links are
+    numbered by group. Groups are in the order of their first job, and the jobs of a group rise.
     """
     jobs = len(use_start) - 1
     above, seen = np.arange(jobs), np.full(links, -1, np.int64)

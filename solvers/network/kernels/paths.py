@@ -1,4 +1,4 @@
-"""The loops that choose paths: one bundle after another, all of its candidates scored."""
+"""The loops that choose paths, bundle by bundle; all candidates of a bundle are scored."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.kernels.jit import jitted
 
 Paths: TypeAlias = tuple[Ints, Ints, Ints, Ints, Floats]
-"""candidate_start (B + 1,), candidate (C,), path_start (P + 1,), path_link; seconds a byte of a link (E,)."""
+"""candidate_start (B + 1,), candidate (C,), path_start (P + 1,), path_link, and seconds per byte of
+each link (E,)."""
 
 TIE = 1e-12
-"""Loads closer than this count as equal: the same shares summed in another order differ in the last bits."""
+"""Loads that differ by less than this are equal.
+
+The same shares summed in another order differ in the last bits."""
 
 
 @jitted
 def _shift(paths: Paths, bundle: int, place: int, rate: float, load: Floats) -> None:
-    """Add what the bundle offers at ``rate`` bytes a second to the links of its candidate ``place``."""
+    """Add the load of the bundle at ``rate`` bytes/s to the links of its candidate ``place``."""
     candidate_start, candidate, path_start, path_link, inverse = paths
     p = candidate[candidate_start[bundle] + place]
     for k in range(path_start[p], path_start[p + 1]):
@@ -27,7 +30,11 @@ def _shift(paths: Paths, bundle: int, place: int, rate: float, load: Floats) -> 
 
 @jitted
 def _least_congested(paths: Paths, bundle: int, rate: float, load: Floats) -> int:
-    """Return the candidate whose largest load, then sum, is least with the bundle on it; then the lowest."""
+    """Return the candidate with the least congestion when the bundle is on it.
+
+    Candidates are compared by the largest load of their links, then by the sum, then by their
+    number.
+    """
     candidate_start, candidate, path_start, path_link, inverse = paths
     most, total, lowest, place = np.inf, np.inf, -1, 0
     for c in range(candidate_start[bundle], candidate_start[bundle + 1]):
@@ -49,9 +56,10 @@ def _least_congested(paths: Paths, bundle: int, rate: float, load: Floats) -> in
 
 @jitted
 def placed(turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints) -> None:
-    """Give each bundle of ``turn``, in that order, its least congested candidate; add it to ``load``.
+    """Give each bundle of ``turn``, in that order, its least congested candidate.
 
-    ``rate`` (B,) is bytes a second that a bundle offers; ``load`` (E,) a share of each link's time.
+    ``load`` (E,) is updated; it is a share of each link's time. ``rate`` (B,) is the bytes/s that a
+    bundle offers.
     """
     for bundle in turn:
         chosen[bundle] = _least_congested(paths, bundle, rate[bundle], load)
