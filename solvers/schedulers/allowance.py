@@ -1,4 +1,4 @@
-"""What tenants may still claim for guaranteed jobs."""
+"""The GPUs that tenants may still claim for guaranteed jobs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from tessera.formulation.snapshot import Snapshot
 
 
 class Allowance:
-    """GPUs left of each quota. A tenant without a quota has no limit.
+    """The GPUs left of each quota; a tenant without a quota has no limit.
 
-    Published policies know no borrowing: what a tenant lends or borrows is left out.
+    Published schedulers know no borrowing, so what a tenant lends or borrows is left out.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -26,7 +26,10 @@ class Allowance:
             counter[0] -= gpus
 
     def claim(self, tenant: str, gpu_type: int, gpus: int) -> bool:
-        """Charge them if all quotas of ``tenant`` have as many left; return whether."""
+        """Charge the GPUs if all quotas of ``tenant`` have that many left.
+
+        Return whether they had.
+        """
         if any(counter[0] < gpus for counter in self._counters(tenant, gpu_type)):
             return False
         self.charge(tenant, gpu_type, gpus)

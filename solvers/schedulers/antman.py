@@ -15,20 +15,23 @@ from tessera.solvers.schedulers.slots import in_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AntMan:
-    """Guaranteed jobs get what they requested at once; best-effort jobs use what is idle, and give way.
+    """A scheduler that serves guaranteed jobs immediately, and best-effort jobs with idle GPUs.
 
-    AntMan lets an opportunistic job share the GPUs of a guaranteed one and scales its share down. Here a
-    GPU has one holder, so the share is a number of whole GPUs: where guaranteed jobs need them, the
-    best-effort jobs that started last are shrunk to the largest count at which they have a Cell, or
-    suspended; they grow again, never beyond their request, where GPUs idle. Guaranteed jobs of a tenant
-    start within its quota, at which their whole request is charged (Morphling charges the least demand that
-    reaches its rate). Jobs stay on the type that they run on or requested; any type: the fastest with room.
+    Best-effort jobs give way. AntMan lets an opportunistic job share the GPUs of a guaranteed job
+    and scales its share down. Here a GPU has one holder, so the share is a number of whole GPUs. If
+    guaranteed jobs need them, the best-effort jobs that started last are shrunk to the largest
+    count at which they have a Cell, or suspended. They grow again when GPUs are idle, but never
+    beyond their request.
+
+    Guaranteed jobs of a tenant start within its quota, to which their whole request is charged.
+    (Morphling charges the least demand that reaches the request's rate.) Jobs stay on the GPU type
+    that they run on or requested. A job that takes any type gets the fastest type with room.
     """
 
     name: str = "antman"
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         jobs, options = seen.draft.snapshot.jobs, options_of(seen)
         packing = Packing(options, seen.capacity)
         order = in_order(seen)
@@ -58,7 +61,7 @@ class AntMan:
         return packing.choice
 
     def _guaranteed(self, seen: Seen, options: Options, packing: Packing, order: Ints) -> None:
-        """Place guaranteed jobs, those that run first, as if there were no others."""
+        """Place guaranteed jobs as if there were no others; those that run come first."""
         jobs, allowance = seen.draft.snapshot.jobs, Allowance(seen.draft.snapshot)
         for job in np.flatnonzero(jobs.guaranteed & options.runs).tolist():
             option = int(options.current[job])
@@ -78,6 +81,6 @@ class AntMan:
 
 
 def _largest(options: Options, allowed: Bools, job: int) -> list[int]:
-    """Return the options ``allowed`` (bool[options]) of ``job``: most GPUs first, then the fastest."""
+    """Return the ``allowed`` options (bool[options]) of ``job``, most GPUs first, then fastest."""
     mine = [option for option in options.of(job) if allowed[option]]
     return sorted(mine, key=lambda o: (-options.gpus[o], -options.rate[o]))

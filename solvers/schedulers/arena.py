@@ -21,38 +21,43 @@ Objective = Literal["priced", "normalised", "samples"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
-    """Launches job by job, scaling others down for it, then scales up what runs.
+    """A scheduler that launches jobs one by one, scales others down for each, and then scales up.
 
-    A round handles departures and arrivals at once. (1) Jobs that wait are taken by queue, then arrival
-    (Arena section 3.5). Each gets the type and count that it requested if they are free; else its best Cell
-    of half, the same or twice that count (Crius section 6.1) that fits; else running or newly placed jobs
-    are scaled down for it in up to ``depth`` steps (``tessera.solvers.schedulers.scaling``), and the best
-    plan of all is taken. Launched jobs run to completion: none is scaled to a count at which it has no Cell,
-    and none is suspended unless it was started opportunistically. (2) Then, for at most ``max_upgrades``
-    steps, the single scaling of largest gain: twice the GPUs, or another type at the same count.
+    A round handles departures and arrivals together. (1) Waiting jobs are taken by queue, then
+    arrival (Arena section 3.5). Each gets the type and count that it requested if they are free.
+    Otherwise it gets its best Cell of half, the same or twice that count (Crius section 6.1) that
+    fits. Otherwise running or newly placed jobs are scaled down for it in up to ``depth`` steps
+    (``tessera.solvers.schedulers.scaling``), and the best of all such sets of steps is taken.
+    Launched jobs run to completion: none is scaled to a count at which it has no Cell, and none is
+    suspended unless it was started opportunistically. (2) Then, for at most ``max_upgrades`` steps,
+    the single scaling of largest gain is taken: twice the GPUs, or another type at the same count.
 
-    Opportunism (Crius section 6.1): a job that cannot be launched waits, and later ones are launched past
-    it. Of those, jobs of its own queue may scale others down as well, jobs of lower queues use only what
-    is idle (Arena section 3.5). Once the least that it needs is there, those started past it are
-    suspended, latest first (``Jobs.opportunistic``; ``gives_way`` says whom to mark).
+    Opportunism (Crius section 6.1): a job that cannot be launched waits, and later jobs are
+    launched past it. Of those, jobs of the same queue may scale others down as well, but jobs of
+    lower queues use only what is idle (Arena section 3.5). Once the least that the blocked job
+    needs is there, the jobs started past it are suspended, latest first (``Jobs.opportunistic``;
+    ``gives_way`` returns the jobs to mark).
 
-    What the papers leave open, and what was chosen:
+    The papers leave some points open. These choices were made:
 
-    * "Performance" is what the round's own problem values, the restart price included (``priced``), so that
-      answers compare. ``normalised`` leaves the price out; ``samples`` adds raw samples/s (Arena Eq. 5).
-    * A launch need not raise the total; with a plan that makes it possible, the job is launched.
-    * Steps scale to any count that has a Cell, not only to half and twice the request: Crius initialises
-      three counts a job, Arena names no limit. A job with no Cell at the three may be launched at any.
-    * The target may itself be halved below them; each halving is one of the steps.
-    * Suspension of jobs started past it comes before scaling others down for a blocked job.
+    * "Performance" is the value in the round's own problem, restart cost included (``priced``), so
+      that solutions can be compared. ``normalised`` leaves the restart cost out; ``samples`` adds
+      raw samples/s (Arena Eq. 5).
+    * A launch need not raise the total; if some set of steps makes it possible, the job is
+      launched.
+    * Steps scale to any count that has a Cell, not only to half and twice the request. Crius
+      initialises three counts per job, and Arena states no limit. A job with no Cell at the three
+      may be launched at any count.
+    * The count to launch at may itself be halved below them; each halving is one of the steps.
+    * For a blocked job, jobs started past it are suspended before others are scaled down.
     * ``max_upgrades`` is the artifact's 10; the papers give no number.
-    * Pending jobs do not stop the scaling up: Crius's text says they do, its Algorithm 1 and Arena's say not.
-      What is given now can be taken back by later steps.
-    * Migration against fragmentation is placement's work.
+    * Pending jobs do not stop the scaling up. Crius's text says that they do, but its Algorithm 1
+      and Arena's do not. What is given now can be taken back by later steps.
+    * Migration against fragmentation is left to placement.
 
-    The ablations: without ``elasticity`` jobs are launched at the requested count and keep the one that they
-    have; without ``heterogeneity`` likewise the type; without ``opportunism`` nothing is launched past a
-    blocked job, and nothing is suspended.
+    The ablations are as follows. Without ``elasticity``, jobs are launched at the requested count
+    and keep the count that they have; without ``heterogeneity``, the same holds for the type.
+    Without ``opportunism``, nothing is launched past a blocked job, and nothing is suspended.
     """
 
     name: str = "arena"
@@ -65,7 +70,7 @@ class Arena:
     opportunism: bool = True
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         draft, jobs = seen.draft, seen.draft.snapshot.jobs
         slots = slots_of(options_of(seen), self._worth(seen), len(draft.snapshot.gpu_types))
         state = Scaling(
@@ -90,7 +95,7 @@ class Arena:
                 slots, job, int(jobs.requested_gpus[job]), int(jobs.requested_type[job])
             )
             if np.all(halvings < 0):
-                continue  # nothing that it waits for would let it run
+                continue  # no event that it waits for would let it run
             if state.place_best(job, requested) or state.place_best(job, halvings == 0):
                 continue
             later = np.flatnonzero(past & (rank > rank[job]))
@@ -118,8 +123,11 @@ class Arena:
     def _launch_slots(
         self, slots: Slots, job: int, count: int, gpu_type: int
     ) -> tuple[Bools, Ints]:
-        """Return the slots as requested, bool[slots], and how many halvings below the three counts each
-        slot is, int64[slots]; -1: the job may not be launched there."""
+        """Return the slots as requested, bool[slots], and the halvings to each slot, int64[slots].
+
+        Halvings are counted from the lowest of the three counts. They are -1 if the job may not be
+        launched there.
+        """
         gpus, has = slots.gpus, slots.column[job] >= 0
         on_type = (slots.gpu_type == gpu_type) | (gpu_type < 0)
         if not self.heterogeneity:

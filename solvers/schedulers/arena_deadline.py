@@ -16,32 +16,36 @@ from tessera.solvers.schedulers.base import Seen
 class ArenaDeadline:
     """``Arena`` on the Cells that end a job by its deadline, a restart included (Eq. 6).
 
-    So a job is launched only if the launch meets its deadline, and later scaled or moved only to what still
-    meets it; a waiting job that no Cell serves in time is dropped early. The papers do not say what becomes
-    of a running job that cannot end in time any more, because nodes were lost: it goes on as if it had no
-    deadline. Opportunistic jobs may be suspended, and then miss theirs, as in Algorithm 1.
+    So a job is launched only if the launch meets its deadline. It is later scaled or moved only to
+    Cells that still meet it. A waiting job that no Cell can end in time is dropped early. The
+    papers do not say what happens to a running job that can no longer end in time because nodes
+    were lost. Here it continues as if it had no deadline. Opportunistic jobs may be suspended and
+    then miss their deadlines, as in Algorithm 1.
     """
 
     arena: Arena = field(default_factory=lambda: Arena(name="arena-deadline"))
 
     @property
     def name(self) -> str:
-        """Return its name."""
+        """Return the scheduler's name."""
         return self.arena.name
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         keep = _serves(seen)
         choice = self.arena.choose(_only(seen, keep))
         return _renamed(np.flatnonzero(keep), choice)
 
     def gives_way(self, seen: Seen, choice: Ints) -> Bools:
-        """Return which jobs ``choice`` starts past one that waits and could still end in time, bool[jobs]."""
+        """Return which jobs ``choice`` starts past one that could still end in time, bool[jobs]."""
         return self.arena.gives_way(_only(seen, _serves(seen)), choice)
 
 
 def _serves(seen: Seen) -> Bools:
-    """Return, bool[columns], those that end in time, and all of a running job that has none of these."""
+    """Return the columns that end in time, bool[columns].
+
+    If a running job has no such column, all its columns are included.
+    """
     draft = seen.draft
     found = in_time(draft)
     served = np.zeros(len(draft.current), dtype=np.bool_)

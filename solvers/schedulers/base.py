@@ -1,4 +1,4 @@
-"""What a published policy is: a choice of Cells from what it may see of a snapshot."""
+"""The interface of published schedulers: a choice of Cells from what a scheduler may see."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from tessera.solvers.base import Budget, require_wanted
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Seen:
-    """What a policy looks at.
+    """The view of a scheduler.
 
-    ``draft.snapshot`` has the estimates that the policy's information lets it see, and ``draft`` one column
-    for each of their Cells, dominated ones too. ``capacity`` is int64[types], schedulable GPUs.
+    ``draft.snapshot`` has the estimates that the scheduler's information lets it see. ``draft`` has
+    one column for each of their Cells, dominated ones too. ``capacity`` is int64[types],
+    schedulable GPUs.
     """
 
     draft: Draft
@@ -36,12 +37,12 @@ class Seen:
     cancelled: Callable[[], bool] = never
 
     def check(self) -> None:
-        """Raise DeadlineTooShort where nobody waits for the choice any more. For loops that take long."""
+        """Raise DeadlineTooShort if nobody waits for the choice any more; long loops call this."""
         require_wanted(self.cancelled)
 
 
 def seen(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
-    """Return what a policy sees of ``snapshot``, whose estimates are those of its information."""
+    """Return what a scheduler sees of ``snapshot``, which has the estimates that it may see."""
     return _seen(offered(snapshot, policy, every_cell=True), seed)
 
 
@@ -55,24 +56,24 @@ def _seen(draft: Draft, seed: int, cancelled: Callable[[], bool] = never) -> See
 
 
 class Published(Protocol):
-    """A published scheduler. It keeps no state: all that it knows between rounds is in the snapshot."""
+    """A published scheduler; it keeps no state, since all that it needs is in the snapshot."""
 
     @property
     def name(self) -> str:
-        """Return its name, e.g. ``fcfs``."""
+        """Return the scheduler's name, e.g. ``fcfs``."""
         ...
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of ``seen.draft`` that each job is to run, int64[jobs]; -1: it waits.
+        """Return the column of ``seen.draft`` that each job shall run, int64[jobs]; -1: it waits.
 
-        Together they fit the capacity of each type.
+        Together the columns fit the capacity of each type.
         """
         ...
 
 
 @runtime_checkable
 class Opportunistic(Protocol):
-    """A published scheduler that starts jobs past blocked ones, and later suspends them for those."""
+    """A published scheduler that starts jobs past blocked ones and later suspends them."""
 
     def gives_way(self, seen: Seen, choice: Ints) -> Bools:
         """Return which of the jobs that ``choice`` starts give way later, bool[jobs]."""
@@ -81,22 +82,23 @@ class Opportunistic(Protocol):
 
 @runtime_checkable
 class Timeless(Protocol):
-    """A published scheduler that looks neither at the clock nor at what jobs have trained or been served."""
+    """A published scheduler that ignores the clock, and what jobs have trained or received."""
 
     def lasts(self, policy: Policy) -> bool:
-        """Return whether its choice stays the same while the same jobs hold the same GPUs of the same nodes.
+        """Return whether its choice stays the same while the same jobs hold the same GPUs.
 
-        Whatever time it is by then, and however far the jobs have come.
+        It does so whatever time it is by then, and however far the jobs have come.
         """
         ...
 
 
 def carried(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
-    """Return ``choice`` (columns of ``draft``) in the columns of ``problem``, int64[jobs]; -1: waits.
+    """Return ``choice`` translated from ``draft`` to ``problem``, int64[jobs]; -1: it waits.
 
-    ``draft`` may be another statement of the same snapshot. The job gets the GPU type and count that the
-    policy chose, and of the true Cells there the one that it named if there is such a one, else the one
-    that it runs on now, else the fastest. A Cell that does not truly run leaves it waiting.
+    ``choice`` has columns of ``draft``, which may be another statement of the same snapshot. The
+    job gets the GPU type and count that the scheduler chose. Of the true Cells there, it gets the
+    one that the scheduler named. If there is no such Cell, it gets the one that it runs on now,
+    else the fastest. A job whose chosen Cell does not truly run waits.
     """
     found = np.full(len(choice), -1, dtype=np.int64)
     seen, true = draft.cells, problem.cells
@@ -120,9 +122,10 @@ def carried(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decided:
-    """What a policy decided: an answer to the true problem, and the jobs whose choice does not truly run.
+    """A scheduler's decision: a solution of the true problem, and the jobs whose Cell does not run.
 
-    ``opportunistic`` is bool[jobs]: which jobs, should they start now, give way to a blocked one later.
+    ``opportunistic`` is bool[jobs]: which jobs, should they start now, give way to a blocked one
+    later.
     """
 
     solution: Solution
@@ -132,13 +135,13 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A published policy and the information that it may see: by default the estimates as they are."""
+    """A published scheduler and its information, which by default is the estimates unchanged."""
 
     published: Published
     information: Information = estimates
 
     def lasts(self, policy: Policy) -> bool:
-        """Return whether the choice stays the same until a job comes, goes, or gets or loses GPUs."""
+        """Return whether the choice is the same until a job comes, goes, or gets or loses GPUs."""
         return isinstance(self.published, Timeless) and self.published.lasts(policy)
 
     def decide(
@@ -148,10 +151,10 @@ class Scheduler:
         seed: int = 0,
         cancelled: Callable[[], bool] = never,
     ) -> Decided:
-        """Return what the policy chooses, carried over to ``problem``.
+        """Return the scheduler's choice, translated to ``problem``.
 
-        ``draft`` is what the true snapshot offers on every Cell, and ``problem`` states it. The bound is the
-        trivial one: the policy proves nothing.
+        ``draft`` is what the true snapshot offers on every Cell, and ``problem`` states it. The
+        bound is the trivial one, since the scheduler proves nothing.
 
         Raises:
             DeadlineTooShort: ``cancelled`` has become true.
@@ -193,18 +196,18 @@ def not_chosen(problem: Problem, decided: Decided) -> dict[int, Reason]:
 
 
 class Known:
-    """A solver whose answer is known beforehand, so that goals can be measured on it."""
+    """A solver whose solution is known beforehand, so that goals can be measured on it."""
 
     def __init__(self, solution: Solution) -> None:
         self._solution = solution
 
     @property
     def name(self) -> str:
-        """Return the name of who answered."""
+        """Return the name of the solver that found the solution."""
         return self._solution.solver
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Return the answer measured by the values of ``problem``."""
+        """Return the solution measured by the values of ``problem``."""
         return answer(
             problem,
             self._solution.choice,

@@ -1,4 +1,7 @@
-"""Resource sensitivity curves (Morphling section 5.1): what a job's best plan reaches at each GPU count."""
+"""Resource sensitivity curves (Morphling section 5.1).
+
+A curve is the rate of a job's best execution plan at each GPU count.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ from tessera.solvers.schedulers.packing import Options
 class Curve:
     """The counts of one job on one type at which its rate rises, and the count that it runs on.
 
-    Between them the curve is flat: no plan runs there, or none is faster. ``rate`` is in shares of the job's
-    reference rate. A position is an index of ``gpus``; -1 is having none.
+    Between these counts the curve is flat: no execution plan runs there, or none is faster.
+    ``rate`` is in shares of the job's reference rate. A position is an index of ``gpus``; -1 means
+    no GPUs.
     """
 
     gpu_type: int
     gpus: tuple[int, ...]
     rate: tuple[float, ...]
     options: tuple[int, ...]
-    start: int  # where the job stands now; -1: it has no GPUs of this type
-    minimum: int  # the least position that it may end at; -1 for best-effort jobs
-    possible: bool = True  # False: guaranteed, and no Cell within its request
+    start: int  # the present position; -1: it has no GPUs of this type
+    minimum: int  # the least position at which it may end; -1 for best-effort jobs
+    possible: bool = True  # False: guaranteed, and without a Cell within its request
 
     def held(self, at: int) -> int:
         """Return the GPUs at position ``at``."""
@@ -33,7 +37,7 @@ class Curve:
         return self.rate[at] if at >= 0 else 0.0
 
     def next(self, at: int) -> int:
-        """Return the next position up at which the job is faster, not below its minimum; -1: none."""
+        """Return the next higher position that is faster, not below the minimum; -1 if none is."""
         for to in range(max(at + 1, self.minimum), len(self.gpus)):
             if self.rate[to] > self.worth(at) or at < self.minimum:
                 return to
@@ -41,7 +45,10 @@ class Curve:
 
 
 def curve_of(seen: Seen, options: Options, job: int, free: list[int]) -> Curve | None:
-    """Return the curve of ``job`` on the type that it is to use (see ``Morphling``); None: it has no Cell."""
+    """Return the curve of ``job`` on the type that it shall use, or None if it has no Cell.
+
+    ``Morphling`` describes the choice of the type.
+    """
     by_type: dict[int, list[int]] = {}
     for option in options.of(job):
         by_type.setdefault(int(options.gpu_type[option]), []).append(option)

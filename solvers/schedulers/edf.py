@@ -1,4 +1,4 @@
-"""Earliest deadline first, preemptive, with the deadline test that Arena's policy has."""
+"""Earliest deadline first, preemptive, with the deadline test of Arena's scheduler."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tessera.solvers.schedulers.packing import Options, Packing, options_of
 class Edf:
     """Earliest deadline first (Liu and Layland 1973), on GPUs of several types.
 
-    Jobs are taken by deadline, then by arrival. Each keeps what it runs on where that ends in time, else gets
-    the count and type that it requested, else the fastest option, of those that end in time, a restart
-    included (Arena Eq. 6), and for which there is room. What later jobs run on counts as room: they are
-    suspended. A waiting job that no option serves in time is not started (Crius section 8.5 drops such
-    jobs early); one that runs goes on as it is, where there is room after all others.
+    Jobs are taken by deadline, then by arrival. Each keeps what it runs on if that ends in time. If
+    not, it gets the count and type that it requested, or else the fastest option. Only options
+    count that have room and end in time, a restart included (Arena Eq. 6). GPUs of later jobs count
+    as room: those jobs are suspended. A waiting job that no option can end in time is not started
+    (Crius section 8.5 drops such jobs early). A running one continues as it is, if there is room
+    after all others.
     """
 
     name = "edf"
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         packing = Packing(options, seen.capacity)
         meets: Bools = in_time(seen.draft)[options.column]
@@ -38,8 +39,8 @@ class Edf:
 
 
 def _by_preference(options: Options, meets: Bools) -> list[list[int]]:
-    """Return the options that end in time of each job, as they are to be tried."""
+    """Return the options of each job that end in time, in the order in which they are tried."""
     requested = options.as_requested & options.on_type
     rank = np.where(options.is_current, 0, np.where(requested, 1, 2)).tolist()
-    # ``grouped`` has the fastest first, and sorting keeps that
+    # ``grouped`` puts the fastest first, and sorting keeps that order
     return [sorted(mine, key=lambda o: rank[o]) for mine in options.grouped(meets)]

@@ -1,4 +1,4 @@
-"""ElasticFlow: the least share that meets each deadline, then the rest where it gains most."""
+"""ElasticFlow: the least share that meets each deadline, and then the rest where it gains most."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from tessera.solvers.schedulers.packing import Options, Packing, options_of
 
 
 class ElasticFlow:
-    """ElasticFlow (ASPLOS'23); with ``loosened`` deadlines ElasticFlow-LS, as Arena and Crius compare with.
+    """ElasticFlow (ASPLOS'23); with ``loosened`` deadlines ElasticFlow-LS, as in Arena and Crius.
 
-    Admission: jobs get their minimum satisfactory share, the least count whose rate meets the deadline, in
-    this order: running jobs with deadlines, waiting ones (by deadline, then arrival), running jobs
-    without, waiting ones. Without a deadline, or with ``loosened`` ones, the share is the least count
-    that runs at all. A waiting job whose deadline no count meets is not admitted; a running one is
-    treated as if it had none. Then GPUs left over go, one step of counts at a time, to the job whose
-    normalised throughput gains most by each added GPU (marginal return), while it gains at all and the
-    restart leaves it in time. What is in time goes by Arena's Eq. (6), restarts included, for all policies.
+    Admission: jobs get their minimum satisfactory share, which is the least count whose rate meets
+    the deadline. The order is: running jobs with deadlines, waiting ones with deadlines (by
+    deadline, then arrival), running jobs without, waiting ones without. Without a deadline, or with
+    ``loosened`` deadlines, the share is the least count that runs at all. A waiting job whose
+    deadline no count meets is not admitted; a running one is treated as if it had none.
 
-    The paper's cluster has one GPU type. Here each type is such a cluster: a running job stays on its type, a
-    waiting one goes to the type that it requested or, if it takes any, to the one with most GPUs free
-    that can meet its deadline. The paper lets a share change from slot to slot up to the deadline; one
-    share for all slots is built. Requested counts are not looked at.
+    Then the remaining GPUs are given out, one step of counts at a time. Each step goes to the job
+    whose normalised throughput gains most by each added GPU (marginal return). That goes on while
+    it gains at all and the restart leaves the job in time. For all schedulers, Arena's Eq. (6),
+    restarts included, decides what is in time.
+
+    The paper's cluster has one GPU type. Here each type is such a cluster. A running job stays on
+    its type. A waiting job goes to the type that it requested or, if it takes any, to the type with
+    most free GPUs that can meet its deadline. The paper lets a share change from slot to slot up to
+    the deadline; here one share holds for all slots. Requested counts are ignored.
     """
 
     def __init__(self, *, loosened: bool = False) -> None:
@@ -32,7 +35,7 @@ class ElasticFlow:
         self._loosened = loosened
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         packing = Packing(options, seen.capacity)
         deadline_s = np.array(seen.draft.snapshot.jobs.deadline_s)

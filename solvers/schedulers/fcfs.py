@@ -1,4 +1,4 @@
-"""First come, first served: what was asked for, in the order of arrival."""
+"""First come, first served: each job gets what it requested, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tessera.solvers.schedulers.packing import Packing, options_of
 class Fcfs:
     """Rigid scheduling in order of arrival (Arena section 5.1, baseline i).
 
-    A running job keeps what it has until it ends. A waiting job gets the GPU count that it requested on the
-    type that it requested, once there is room; the first that finds none blocks its type for all that
-    came later. Left open by the papers, and chosen here: a job that takes any type gets the fastest
-    one that has room and is not blocked, and if there is none blocks every type that it could use. A
-    job whose request has no Cell blocks nobody, since no GPU that comes free would ever help it.
+    A running job keeps what it has until it ends. A waiting job gets the GPU count and type that it
+    requested, once there is room. The first job that finds none blocks its type for all later ones.
+    The papers leave open what happens to a job that takes any type. Here it gets the fastest type
+    that has room and is not blocked; if there is none, it blocks every type that it could use. A
+    job whose request has no Cell blocks no job, since no GPU that becomes free would ever help it.
     """
 
     name = "fcfs"
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen, requested_only=True)
         packing = Packing(options, seen.capacity)
         packing.keep_running()
@@ -38,5 +38,5 @@ class Fcfs:
         return packing.choice
 
     def lasts(self, policy: Policy) -> bool:
-        """Return True: arrival and what is free are all that counts."""
+        """Return True, since only arrival and free GPUs matter."""
         return True

@@ -1,4 +1,4 @@
-"""Gandiva: time slices where GPUs are short, growth where they are idle."""
+"""Gandiva: time slices if GPUs are short, and growth if they are idle."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from tessera.solvers.schedulers.packing import Options, Packing, options_of
 
 
 class Gandiva:
-    """Gandiva (OSDI'18), read for whole GPUs.
+    """Gandiva (OSDI'18), applied to whole GPUs.
 
-    Time-slicing: jobs take turns of ``slice_s`` (None: a round). A job within its slice goes first, then
-    those that wait, longest first, then those whose slice is over, latest start first; each gets its
-    requested count, and one for which there is no room is skipped. While all fit, nobody is moved.
-    Growth: only when no job waits, idle GPUs go to running jobs, one step of their known counts at a
-    time, where a GPU adds most of the job's present rate; what they gained is theirs until somebody
-    waits, then they shrink back.
+    Time-slicing: jobs take turns of ``slice_s`` (None: a round). Jobs within their slice come
+    first, then those that wait, longest first, and then those whose slice is over, latest start
+    first. Each gets its requested count; a job for which there is no room is skipped. While all
+    jobs fit, none is moved. Growth: only if no job waits, idle GPUs go to running jobs, one step of
+    their known counts at a time, where a GPU adds most to the job's present rate. Jobs keep what
+    they gained until a job waits; then they shrink again.
 
-    Not built, because a GPU has one holder here: packing several jobs on a GPU. Migration to a better
-    locality is left to placement, which does it for every policy. Left open by the paper, and chosen
-    here: the order of growth (it grows and watches; estimates take the place of watching), and the type of a
-    job that takes any: the one with most GPUs free, since Gandiva balances load and compares no types.
+    Packing several jobs on a GPU is not implemented, because a GPU has one holder here. Migration
+    to a better locality is left to placement, which does it for every scheduler. The paper leaves
+    two points open. The order of growth follows the estimates here, while Gandiva grows jobs and
+    watches them. A job that takes any type gets the one with most free GPUs, since Gandiva balances
+    load and compares no types.
     """
 
     name = "gandiva"
@@ -31,7 +32,7 @@ class Gandiva:
         self._slice_s = slice_s
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         packing = Packing(options, seen.capacity)
         wanted = _wanted(options)
@@ -57,9 +58,10 @@ class Gandiva:
 
 
 def _wanted(options: Options) -> list[list[int]]:
-    """Return the options at the requested count: on its present type for a job that runs.
+    """Return the options of each job at the requested count.
 
-    A running job that has no Cell of the requested count there wants what it has.
+    A running job has only those on its present type. If it has no Cell of the requested count
+    there, it has the option that it runs on.
     """
     runs, now = options.runs[options.job], options.current[options.job]
     here = options.gpu_type == options.gpu_type[now] if len(options) else runs

@@ -1,4 +1,4 @@
-"""Gavel: which GPU type for which job, at the count that each requested."""
+"""Gavel: the choice of a GPU type for each job, at the count that it requested."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from tessera.solvers.schedulers.ilp import most_valuable
 from tessera.solvers.schedulers.packing import Options, Packing, options_of
 
 STAY = 1e-3
-"""What a job on its present type is worth more, so that answers of equal worth do not shuffle jobs."""
+"""Additional value, as a share, of a job's present GPU type.
+
+It keeps answers of equal value from moving jobs between types."""
 
 NEVER_SERVED = 1e-9
-"""Share of its time in which a job that was never served is taken to have been."""
+"""Share of time that a job counts as served if it never was."""
 
 
 class Gavel:
     """Gavel (OSDI'20) with the objective that Arena compares with: the greatest total throughput.
 
-    A job gets its requested count, on whichever type: maximise the sum of weight x rate / reference rate
-    (Eq. 6), one type a job, GPUs of each type. Gavel solves for shares of time and realises them over
-    rounds; the maximum of a sum is reached with (almost) every share 0 or 1, so the round's integer
-    program is solved instead, which needs no memory of rounds. Gavel charges no restarts; a job is worth
-    0.1 % more on its present type, so that equal answers do not shuffle jobs.
+    A job gets its requested count, on whichever type. The objective is to maximise the sum of
+    weight x rate / reference rate (Eq. 6), with one type per job and the GPUs of each type as
+    limits. Gavel solves for shares of time and realises them over rounds. The maximum of a sum is
+    reached with (almost) every share 0 or 1, so the round's integer program is solved instead,
+    which needs no memory of rounds. Gavel charges no restarts; a job is worth 0.1 % more on its
+    present type, so that equal answers do not move jobs.
 
-    Arena's copy sums samples/s as they are (``raw``) and changes at most 3 running jobs a decision
-    (``max_changes=3``).
+    Arena's copy sums samples/s without normalising them (``raw``) and changes at most 3 running
+    jobs per decision (``max_changes=3``).
     """
 
     name = "gavel"
@@ -38,7 +41,7 @@ class Gavel:
         self._raw, self._max_changes = raw, max_changes
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         value = np.array(options.rate)
         if not self._raw:
@@ -46,7 +49,7 @@ class Gavel:
         value[options.is_current] *= 1 + STAY
         value /= max(float(value.max(initial=0.0)), 1e-9)
         allowed = options.as_requested & (value > 0)
-        if self._max_changes >= 0:  # who may not change must be able to stay
+        if self._max_changes >= 0:  # jobs that may not change must be able to stay
             allowed |= options.is_current
         return most_valuable(seen, options, value, allowed, max_changes=self._max_changes)
 
@@ -54,17 +57,18 @@ class Gavel:
 class GavelLas:
     """Gavel (OSDI'20) with its first objective: least attained service, as max-min over jobs.
 
-    Shares of time X[job, type] maximise the least normalised throughput, sum over types of X x rate, times
-    the job's GPUs, over weight x (its throughput if all types were shared equally); among those, the sum.
-    They are realised by priority, X over what the job has received (section 5): highest first, while there
-    is room. The snapshot knows how long a job was served but not on which type, so what it has received is
-    one number a job: GPU-seconds over requested GPUs x age. GPUs left over go to other jobs as they arrived.
+    Shares of time X[job, type] maximise the least normalised throughput. That is the sum over types
+    of X x rate, times the job's GPUs, over weight x (its throughput if all types were shared
+    equally). Among those, they maximise the sum. They are realised by priority, X over what the job
+    has received (section 5), highest first, while there is room. The snapshot records for how long
+    a job was served but not on which type. So what it has received is one number per job:
+    GPU-seconds over requested GPUs x age. Remaining GPUs go to other jobs in the order of arrival.
     """
 
     name = "gavel-las"
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         kept = np.flatnonzero(options.as_requested)
         packing = Packing(options, seen.capacity)
@@ -84,7 +88,7 @@ class GavelLas:
 
 
 def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
-    """Return the share of time of each option ``kept``, float64, by the max-min linear program."""
+    """Return each ``kept`` option's share of time by the max-min linear program, float64[kept]."""
     worth = _normalised(seen, options, kept)
     jobs, job = np.unique(options.job[kept], return_inverse=True)
     count, types, column = len(jobs), len(seen.capacity), np.arange(len(kept))
@@ -114,7 +118,7 @@ def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
 
 
 def _normalised(seen: Seen, options: Options, kept: Ints) -> Floats:
-    """Return the normalised throughput of each option ``kept`` if it had all the time, float64."""
+    """Return each ``kept`` option's normalised throughput if it had all the time, float64[kept]."""
     part = seen.capacity / max(1, int(seen.capacity.sum()))
     equal = np.zeros(len(options.current))
     np.add.at(equal, options.job[kept], options.rate[kept] * part[options.gpu_type[kept]])

@@ -1,4 +1,4 @@
-"""The integer programs of published policies, stated as a Problem and solved by the portfolio."""
+"""The integer programs of published schedulers, stated as a Problem and solved by the portfolio."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ GAP: Final = 1e-4
 """Relative gap at which an integer program counts as solved."""
 
 WORK: Final = {"cp-sat": 1.0}
-"""Deterministic seconds of the last stage: the same answer on every machine, however fast."""
+"""Deterministic seconds of the last stage, so that every machine finds the same answer."""
 
 
 def most_valuable(
     seen: Seen, options: Options, value: Floats, allowed: Bools, *, max_changes: int = -1
 ) -> Ints:
-    """Return the columns that maximise the sum of ``value``, int64[jobs]; -1: waits.
+    """Return the columns that maximise the sum of ``value``, int64[jobs]; -1: the job waits.
 
-    ``value`` (float64[options]) is of the order of one; only options ``allowed`` (bool[options]) may be
-    chosen.
-    At most ``max_changes`` running jobs leave what they run on (-1: any number), unless fewer cannot be.
+    ``value`` (float64[options]) is of the order of one. Only options ``allowed`` (bool[options])
+    may be chosen. At most ``max_changes`` running jobs leave what they run on (-1: any number),
+    unless more must.
     """
     problem, kept = _problem(seen, options, value, allowed, max_changes)
     budget = Budget(
@@ -40,7 +40,7 @@ def most_valuable(
         cancelled=seen.cancelled,
     )
     found = Portfolio().solve(problem, budget)
-    if not found.has_answer:  # nodes were lost: more jobs must change than may
+    if not found.has_answer:  # nodes were lost, so more jobs must change than may
         return most_valuable(seen, options, value, allowed)
     if not len(kept):
         return found.choice
@@ -50,7 +50,7 @@ def most_valuable(
 def _problem(
     seen: Seen, options: Options, value: Floats, allowed: Bools, max_changes: int
 ) -> tuple[Problem, Ints]:
-    """Return the problem with one row a GPU type, and the option of each of its columns."""
+    """Return the problem with one row per GPU type, and the option of each of its columns."""
     draft, jobs = seen.draft, len(options.current)
     kept = np.flatnonzero(allowed)
     job = options.job[kept]

@@ -18,37 +18,42 @@ from tessera.solvers.schedulers.slots import in_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Morphling:
-    """Guaranteed jobs first at the least demand that reaches their request's rate; the rest by slope.
+    """A scheduler that serves guaranteed jobs first, and the rest by the slope of their curves.
 
-    Each job has a resource sensitivity curve: its best rate at each GPU count, flat where no plan
-    runs (``tessera.solvers.schedulers.curves``), measured in shares of its reference rate. Slopes are changes
-    of it a GPU. (1) Guaranteed jobs that wait are privileged while their minima fit their tenant's quota;
-    they take idle GPUs, then GPUs of the least sensitive jobs that hold more than their minimum. (2)
-    Best-effort jobs that wait and all that run follow, steepest first: each climbs its curve on idle GPUs,
-    then on those of jobs with lower slopes. A best-effort job's minimum is none, so it may be suspended. A
-    job that ends below its minimum does not run.
+    A guaranteed job gets the least demand that reaches its request's rate. Each job has a resource
+    sensitivity curve: its best rate at each GPU count, flat where no execution plan runs
+    (``tessera.solvers.schedulers.curves``), in shares of its reference rate. A slope is a change of
+    the curve per GPU.
 
-    What the paper leaves open, and what was chosen:
+    (1) Waiting guaranteed jobs are privileged while their minima fit their tenant's quota. They
+    take idle GPUs, then GPUs of the least sensitive jobs that hold more than their minimum. (2)
+    Waiting best-effort jobs and all running jobs follow, steepest first. Each climbs its curve on
+    idle GPUs, then on GPUs of jobs with lower slopes. A best-effort job has no minimum, so it may
+    be suspended. A job that ends below its minimum does not run.
 
-    * GPUs are the only resource that Cells carry. CPUs and host memory (lines 9 and 22) take their
-      places once Cells carry them; nodes (line 7) are placement's.
-    * Morphling knows one GPU type. A job climbs the curve of the type that it runs on, else of the type
-      that it requested, else (any type, or none of its Cells is there) of that on which its first step is
-      steepest, types with room for it first.
-    * One unit of resource is a step to the next count of the curve at which a plan runs; GPUs are
-      gathered for a whole step or not at all. Where a victim's step frees more, the rest idles.
-    * The plan that was submitted is not recorded, so the request's rate is that of the best plan there, or of
-      the plan that the job runs by. Hence the minimum differs from the request only where fewer GPUs
-      are at least as fast. A guaranteed job with no Cell within its request waits; one that runs all the
-      same keeps its least Cell.
-    * A guaranteed job that runs below its minimum (another scheduler's doing, or nodes were lost) is raised
-      to it first; charged quotas are the minima of all guaranteed jobs that run.
-    * Slopes are unweighted. The artifact's guard against starvation is not in the paper, and left out.
+    The paper leaves some points open. These choices were made:
 
-    Variants (section 7.3): without ``plans`` (Morphling-R) a job has only Cells of its plan and pipeline
-    degree, at any count; a plan of which neither was recorded is whatever is best at each count. Without
-    ``resources`` (Morphling-E) it has only Cells of its count; without both (Morphling-N) Algorithm 1 decides
-    who runs, and nothing else.
+    * GPUs are the only resource that Cells have. CPUs and host memory (lines 9 and 22) take their
+      places once Cells have them; nodes (line 7) are left to placement.
+    * Morphling knows one GPU type. A job climbs the curve of the type that it runs on, or else of
+      the type that it requested. If it takes any type, or has no Cell there, it climbs the curve on
+      which its first step is steepest, types with room for it first.
+    * One unit of resource is a step to the next count of the curve at which a plan runs. GPUs are
+      gathered for a whole step or not at all. If a victim's step frees more, the rest is idle.
+    * The submitted plan is not recorded, so the request's rate is that of the best plan there, or
+      of the plan that the job runs by. Therefore the minimum differs from the request only if fewer
+      GPUs are at least as fast. A guaranteed job with no Cell within its request waits; if it runs
+      nevertheless, it keeps its least Cell.
+    * A guaranteed job that runs below its minimum (because of another scheduler, or because nodes
+      were lost) is raised to it first. The quotas are charged with the minima of all guaranteed
+      jobs that run.
+    * Slopes are unweighted. The artifact's guard against starvation is not in the paper, and left
+      out.
+
+    There are three variants (section 7.3). Without ``plans`` (Morphling-R), a job has only Cells of
+    its plan and pipeline degree, at any count. If neither was recorded, it is the best plan at each
+    count. Without ``resources`` (Morphling-E), it has only Cells of its count. Without both
+    (Morphling-N), Algorithm 1 decides only which jobs run.
     """
 
     name: str = "morphling"
@@ -56,7 +61,7 @@ class Morphling:
     plans: bool = True
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         keep = self._reachable(seen.draft)
         options = options_of(replace(seen, draft=seen.draft.only(keep)))
         choice = _Round(seen, options).decide()
@@ -79,22 +84,23 @@ class Morphling:
 def _own_plan(draft: Draft, key: Ints) -> Ints:
     """Return the ``key`` (int64[columns]) of the plan that each job runs by or was submitted with.
 
-    Submitted with: that of its fastest Cell at the requested count (and type, where it has one there), or of
-    its fastest Cell of all.
+    For a job that does not run, it is that of its fastest Cell at the requested count (and type, if
+    it has one there), or of its fastest Cell of all.
     """
     jobs, owner = draft.snapshot.jobs, draft.job
     as_asked = draft.gpus == jobs.requested_gpus[owner]
     on_type = draft.gpu_type == jobs.requested_type[owner]
     order = np.lexsort((draft.rate, as_asked & on_type, as_asked, owner))
     found = np.full(len(jobs), -1, dtype=np.int64)
-    found[owner[order]] = key[order]  # the last of each job stays: the one that sorts highest
+    # the last write for each job stays: the column that sorts highest
+    found[owner[order]] = key[order]
     runs = draft.current >= 0
     found[runs] = key[draft.current[runs]]
     return found
 
 
 class _Round:
-    """Algorithm 1: who stands where on its curve, and what is idle."""
+    """Algorithm 1: the position of each job on its curve, and the idle GPUs."""
 
     def __init__(self, seen: Seen, options: Options) -> None:
         self._seen, self._options = seen, options
@@ -133,8 +139,11 @@ class _Round:
         return choice
 
     def _privileged(self) -> list[int]:
-        """Return the guaranteed jobs to be served first: running ones below their minimum, then those
-        that wait and whose minima fit the quotas, by arrival."""
+        """Return the guaranteed jobs to be served first.
+
+        They are running ones below their minimum, and then waiting ones whose minima fit the
+        quotas, by arrival.
+        """
         jobs, allowance = self._seen.draft.snapshot.jobs, Allowance(self._seen.draft.snapshot)
         waiting = [j for j in in_order(self._seen).tolist() if self._at[j] < 0]
         raised = []
@@ -162,7 +171,10 @@ class _Round:
             self._move(job, -1)
 
     def _climb(self, job: int, to: int) -> bool:
-        """Take the step to position ``to``, shrinking others for it; return whether it was taken."""
+        """Take the step to position ``to``, shrinking others for it.
+
+        Return whether it was taken.
+        """
         curve, slope = self._curves[job], self._slope(job)
         below = self._at[job] < curve.minimum
         takes = curve.held(to) - curve.held(self._at[job])
@@ -182,7 +194,7 @@ class _Round:
         return True
 
     def _slope(self, job: int) -> float:
-        """Return the gain a GPU of the next step up; 0: there is none."""
+        """Return the gain per GPU of the next step up; 0 if there is none."""
         curve, at = self._curves[job], self._at[job]
         to = curve.next(at)
         if to < 0:

@@ -1,4 +1,4 @@
-"""What published policies share: an option a (job, GPU type, count), and giving GPUs out job by job."""
+"""Shared parts of published schedulers: options (job, GPU type, count), and packing job by job."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import Seen
 
 Gain = Callable[[int, int], float]
-"""What it is worth to go from one option to another of the same job."""
+"""A function that returns the gain from one option to another of the same job."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Options:
-    """What jobs may be given: one option for each (job, GPU type, count), at the plan that is best there.
+    """The options of jobs: one for each (job, GPU type, count), with the best execution plan there.
 
-    Where a job runs on that type and count already, the option is the Cell that it runs on. Options are
-    grouped by job, those of job j are ``start[j] : start[j + 1]``, by type, then by rising count.
+    If a job runs on that type and count already, the option is the Cell that it runs on. Options
+    are grouped by job: those of job j are ``start[j] : start[j + 1]``, by type, then by rising
+    count.
     """
 
     start: Ints  # int64[jobs + 1]
@@ -31,9 +32,7 @@ class Options:
     gpu_type: Ints  # int64[options]
     gpus: Ints  # int64[options]
     rate: Floats  # float64[options], samples/s
-    current: (
-        Ints  # int64[jobs], the option that it holds now; -1: it holds none that is known to run
-    )
+    current: Ints  # int64[jobs], the option that it holds now; -1: none that is known to run
     requested_gpus: Ints  # int64[jobs]
     requested_type: Ints  # int64[jobs]; -1: any
 
@@ -62,14 +61,20 @@ class Options:
 
     @cached_property
     def on_type(self) -> Bools:
-        """Return which options are on the type that their job requested, or whose job wants any."""
+        """Return which options are on a type that their job accepts, bool[options].
+
+        That is the type that it requested, or any type if it requested none.
+        """
         wanted = self.requested_type[self.job]
         found: Bools = (wanted < 0) | (self.gpu_type == wanted)
         return found
 
     @cached_property
     def next_larger(self) -> Ints:
-        """Return the option with the next larger count of the same job and type, int64[options]; -1: none."""
+        """Return each option's next larger count, int64[options]; -1 if there is none.
+
+        It is an option of the same job and type.
+        """
         found = np.full(len(self), -1, dtype=np.int64)
         same = (self.job[1:] == self.job[:-1]) & (self.gpu_type[1:] == self.gpu_type[:-1])
         found[:-1][same] = np.flatnonzero(same) + 1
@@ -87,7 +92,7 @@ class Options:
         return range(int(self.start[job]), int(self.start[job + 1]))
 
     def grouped(self, keep: Bools) -> list[list[int]]:
-        """Return the options ``keep`` (bool[options]) of each job, fastest first."""
+        """Return each job's options for which ``keep`` (bool[options]) is true, fastest first."""
         found: list[list[int]] = [[] for _ in range(len(self.start) - 1)]
         picked = np.flatnonzero(keep)
         order = picked[np.lexsort((picked, -self.rate[picked], self.job[picked]))]
@@ -99,7 +104,8 @@ class Options:
 def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
     """Return the options of the jobs that may run.
 
-    ``requested_only``: those with the count that their job requested or holds, and no others.
+    With ``requested_only``, only options with the count that their job requested or holds are
+    included.
     """
     draft, jobs = seen.draft, seen.draft.snapshot.jobs
     count = len(jobs)
@@ -108,7 +114,8 @@ def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
         of_job = jobs.requested_gpus[draft.job], jobs.current_gpus[draft.job]
         columns = np.flatnonzero((draft.gpus == of_job[0]) | (draft.gpus == of_job[1]))
     job, gpu_type, gpus = draft.job[columns], draft.gpu_type[columns], draft.gpus[columns]
-    first = np.ones(len(job), dtype=np.bool_)  # columns lie by job, then as Cells do, fastest first
+    # columns are sorted by job, then as Cells are, fastest first
+    first = np.ones(len(job), dtype=np.bool_)
     first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in (job, gpu_type, gpus)])
     best, group = np.flatnonzero(first), np.cumsum(first) - 1
     is_current = np.flatnonzero(columns == draft.current[job])
@@ -133,7 +140,7 @@ def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
 
 
 class Packing:
-    """GPUs given out so far: at most one option a job, never more GPUs of a type than there are."""
+    """The GPUs given out so far: at most one option per job, and no more GPUs than exist."""
 
     def __init__(self, options: Options, capacity: Ints) -> None:
         self._options = options
@@ -143,13 +150,16 @@ class Packing:
         self._job: list[int] = options.job.tolist()
 
     def fits(self, option: int) -> bool:
-        """Return whether there is room for ``option`` once its job has given back what it has."""
+        """Return whether there is room for ``option`` once its job has returned what it has."""
         has, gpu_type = self.option[self._job[option]], self._gpu_type[option]
         returned = self._gpus[has] if has >= 0 and self._gpu_type[has] == gpu_type else 0
         return bool(self._gpus[option] <= self.free[gpu_type] + returned)
 
     def take(self, option: int) -> bool:
-        """Give the job of ``option`` that in place of what it has, if there is room; return whether."""
+        """Give the job of ``option`` that option in place of what it has, if there is room.
+
+        Return whether there was.
+        """
         if not self.fits(option):
             return False
         self.give_back(self._job[option])
@@ -169,13 +179,13 @@ class Packing:
             self.option[job] = -1
 
     def keep_running(self) -> None:
-        """Let jobs keep what they run on, first come first served where nodes were lost."""
+        """Let jobs keep what they run on, in their order if lost nodes leave too little room."""
         options = self._options
         now = options.current[options.runs]
         held = np.bincount(options.gpu_type[now], options.gpus[now], len(self.free)).astype(
             np.int64
         )
-        if max(self.option, default=-1) < 0 and (held <= self.free).all():  # all at once
+        if max(self.option, default=-1) < 0 and (held <= self.free).all():  # all together
             self.free = (np.array(self.free) - held).tolist()
             self.option = options.current.tolist()
             return
@@ -183,9 +193,10 @@ class Packing:
             self.take(option)
 
     def grow(self, gain: Gain) -> None:
-        """Spend what is free on the next larger counts of jobs that have GPUs, the greatest gain first.
+        """Spend free GPUs on the next larger counts of jobs that have GPUs, greatest gain first.
 
-        A step is taken while it fits and its gain is positive; of equal gains the earlier job's first.
+        A step is taken if it fits and its gain is positive; of equal gains, the earlier job's is
+        first.
         """
         larger = self._options.next_larger.tolist()
         queue: list[tuple[float, int, int]] = []
@@ -205,7 +216,7 @@ class Packing:
 
     @property
     def choice(self) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         option = np.array(self.option, dtype=np.int64)
         if not len(self._options):
             return option

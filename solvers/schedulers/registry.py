@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from tessera.formulation.errors import InvalidInput
 from tessera.solvers.schedulers.base import Published, Scheduler
 
-_CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported when asked for
+_CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported on demand
     "fcfs": ("tessera.solvers.schedulers.fcfs", "Fcfs", {}),
     "srt": ("tessera.solvers.schedulers.srt", "Srt", {}),
     "gandiva": ("tessera.solvers.schedulers.gandiva", "Gandiva", {}),
@@ -56,7 +56,7 @@ _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # importe
     "synergy": ("tessera.solvers.schedulers.synergy", "Synergy", {}),
     "antman": ("tessera.solvers.schedulers.antman", "AntMan", {}),
 }
-"""Name -> module, class, and what the class is built with."""
+"""A map from a name to the module, the class, and the arguments of the class."""
 
 _UNINTERRUPTIBLE: Final = frozenset({"gavel-las"})
 """Schedulers that spend their time in one library call: half a minute with 10,000 jobs."""
@@ -68,7 +68,10 @@ def names() -> tuple[str, ...]:
 
 
 def is_interruptible(name: str) -> bool:
-    """Return whether the scheduler soon notices a cancelled round. The empty name is interruptible."""
+    """Return whether the scheduler soon notices a cancelled round.
+
+    The empty name is interruptible.
+    """
     return name not in _UNINTERRUPTIBLE
 
 
@@ -76,7 +79,7 @@ def published(name: str) -> Published:
     """Return the published scheduler of that name.
 
     Raises:
-        InvalidInput: no scheduler has that name; the message lists those that there are.
+        InvalidInput: no scheduler has that name; the message lists the known ones.
     """
     if name not in _CLASSES:
         raise InvalidInput("scheduler", f"unknown {name!r}; choose one of {', '.join(names())}")
@@ -85,7 +88,7 @@ def published(name: str) -> Published:
 
 
 def scheduler_of(name: str) -> Scheduler | None:
-    """Return the scheduler of that name, which sees the estimates as they are; None for the empty name.
+    """Return the scheduler of that name, which sees all estimates; None for the empty name.
 
     Raises:
         InvalidInput: no scheduler has that name.

@@ -1,4 +1,4 @@
-"""Arena's scaling of jobs in number and type of GPUs: the search for what to take from whom."""
+"""Arena's scaling of jobs in number and type of GPUs: the search for which jobs to scale down."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.slots import Slots
 
 _WORTH = 1e-9
-"""A scaling up must gain more than this."""
+"""The least gain of a scaling up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One scaling: ``job`` goes to slot ``to``, at so much loss of the objective."""
+    """A single scaling: ``job`` goes to slot ``to``, which loses ``loss`` of the objective."""
 
     job: int
     to: int
@@ -25,7 +25,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """Scalings that free GPUs of one type: the free GPUs after them, by type, and what they lose."""
+    """Scalings that free GPUs of one type: the free GPUs after them, by type, and their loss."""
 
     free: tuple[int, ...]
     loss: float = 0.0
@@ -34,14 +34,16 @@ class Partial:
 
 
 class Scaling:
-    """Where each job is, and what scaling it in one step would lose or gain.
+    """The slot of each job, and the loss or gain of scaling it in one step.
 
-    The search frees GPUs of one type t: a step halves a job on t, or moves it to as many idle GPUs of another
-    type. Jobs on one slot free equally much by equal steps, so of them only those that lose least
-    are tried. Of partial plans with equally many GPUs of t free the one that loses least is kept, and of
-    each depth the ``breadth`` that lose least a GPU freed. (The artifact keeps each type's best step only,
-    expands plans of earlier depths again, and counts a moved job's gain twice; none of it is copied.)
-    Steps on other types that only make room for a move are not tried.
+    The search frees GPUs of one type t. A step halves a job on t, or moves it to an equal number of
+    idle GPUs of another type. Jobs on one slot free the same number of GPUs by the same steps, so
+    only those that lose least are tried. Of partial results with equally many free GPUs of t, the
+    one that loses least is kept; of each depth, the ``breadth`` that lose least per GPU freed are
+    kept. Steps on other types that only make room for a move are not tried.
+
+    (The artifact keeps only each type's best step, expands results of earlier depths again, and
+    counts a moved job's gain twice. None of this is copied.)
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class Scaling:
         self._type: list[int] = slots.gpu_type.tolist()
         self._half: list[int] = slots.half.tolist()
         self._found: dict[int, list[Partial]] = {}  # by type, of the present state
-        self._groups: dict[int, list[list[Step]]] = {}  # by slot, of those who are on it now
+        self._groups: dict[int, list[list[Step]]] = {}  # by slot, of the jobs that are on it now
 
     def keep_running(self) -> None:
-        """Let jobs keep what they run on, first come first served where nodes were lost."""
+        """Let jobs keep what they run on, in their order if lost nodes leave too little room."""
         for job in np.flatnonzero(self.slots.current >= 0).tolist():
             slot = int(self.slots.current[job])
             if self._gpus[slot] <= self._free[self._type[slot]]:
@@ -77,7 +79,10 @@ class Scaling:
         self._groups.pop(slot, None)
 
     def place_best(self, job: int, allowed: Bools) -> bool:
-        """Give ``job`` its best slot of ``allowed`` (bool[slots]) that fits; return whether one did."""
+        """Give ``job`` its best fitting slot of ``allowed`` (bool[slots]).
+
+        Return whether any fits.
+        """
         free = np.array(self._free, dtype=np.int64)[self.slots.gpu_type]
         fits = np.flatnonzero(allowed & (self.slots.gpus <= free))
         if not len(fits):
@@ -86,9 +91,10 @@ class Scaling:
         return True
 
     def suspend_for(self, job: int, allowed: Bools, others: Ints) -> bool:
-        """Place ``job`` by suspending as many of ``others`` as its least need takes, in their order.
+        """Place ``job`` by suspending as many of ``others`` as its least need takes.
 
-        The type is the one that leaves the largest total; return whether there was one.
+        They are suspended in their order. The type is the one that leaves the largest total. Return
+        whether there was one.
         """
         best: tuple[float, int, Ints] | None = None
         for gpu_type in range(self.slots.types):
@@ -117,9 +123,10 @@ class Scaling:
         return True
 
     def scale_down_for(self, job: int, halvings: Ints) -> bool:
-        """Place ``job`` by the plan of at most ``depth`` steps with the largest total, if there is one.
+        """Place ``job`` by the scalings of at most ``depth`` steps with the largest total, if any.
 
-        ``halvings`` (int64[slots]) counts its own steps to a slot; -1: not allowed.
+        ``halvings`` (int64[slots]) is the number of its own steps to a slot; -1: not allowed.
+        Return whether it was placed.
         """
         best: tuple[float, int, Partial] | None = None
         for slot in np.flatnonzero((halvings >= 0) & (halvings <= self._depth)).tolist():
@@ -141,7 +148,10 @@ class Scaling:
         return True
 
     def _plans(self, gpu_type: int) -> list[Partial]:
-        """Return the partial plans that free GPUs of ``gpu_type``, that of no step first."""
+        """Return the partial results that free GPUs of ``gpu_type``.
+
+        That without steps is first.
+        """
         found = self._found.get(gpu_type)
         if found is None:
             found = self._found[gpu_type] = self._search(gpu_type)
@@ -152,7 +162,8 @@ class Scaling:
         level = [Partial(free=tuple(self._free))]
         base, found = self._free[gpu_type], list(level)
         for _ in range(self._depth):
-            best: dict[int, tuple[float, Partial, Step]] = {}  # by GPUs of the type then free
+            # by the GPUs of the type that are then free
+            best: dict[int, tuple[float, Partial, Step]] = {}
             for plan in (p for p in level if p.free[gpu_type] < enough):
                 for step in self._steps(plan, gpu_type, groups):
                     has = plan.moved.get(step.job, int(self.at[step.job]))
@@ -178,7 +189,10 @@ class Scaling:
         )
 
     def _steps(self, plan: Partial, gpu_type: int, groups: list[list[Step]]) -> Iterator[Step]:
-        """Yield the steps worth trying after ``plan``: of each group the cheapest, and more of the moved."""
+        """Yield the steps worth trying after ``plan``.
+
+        They are the cheapest of each group, and further steps of the jobs already moved.
+        """
         for group in groups:
             for step in group:
                 if step.job not in plan.moved:
@@ -210,7 +224,7 @@ class Scaling:
         return found
 
     def _cheapest(self, gpu_type: int) -> list[list[Step]]:
-        """Return, for each (slot of ``gpu_type``, slot to go to), the ``depth`` steps that lose least."""
+        """Return the ``depth`` steps that lose least, per (slot of ``gpu_type``, next slot)."""
         width, found = len(self.slots.sizes), []
         for slot in range(gpu_type * width, (gpu_type + 1) * width):
             if slot not in self._groups:
@@ -231,7 +245,7 @@ class Scaling:
         return found
 
     def scale_up(self) -> bool:
-        """Take the single scaling up, or change of type, that gains most; return whether one gains."""
+        """Take the scaling up, or change of type, that gains most; return whether one gains."""
         placed = np.flatnonzero(self.at >= 0)
         slot, free = self.at[placed], np.array(self._free, dtype=np.int64)
         best, winner = _WORTH, (-1, -1)
@@ -251,7 +265,10 @@ class Scaling:
         return gain
 
     def _larger(self, slot: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Yield (slot to go to, GPUs of its type that this takes), each int64[jobs]; -1: no such slot."""
+        """Yield the next slot of each job and the GPUs that it takes of its type, each int64[jobs].
+
+        The slot is -1 if there is none.
+        """
         gpus, width = self.slots.gpus[slot], len(self.slots.sizes)
         if self._resize:
             yield self.slots.double[slot], gpus

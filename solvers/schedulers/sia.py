@@ -1,4 +1,4 @@
-"""Sia: type and count of every job by one integer program over normalised goodput."""
+"""Sia: the type and count of every job by one integer program over normalised goodput."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from tessera.solvers.schedulers.ilp import most_valuable
 from tessera.solvers.schedulers.packing import Options, options_of
 
 LEAST_FACTOR = 0.01
-"""A restart never takes more than all but this of a goodput (Arena's copy clips there too)."""
+"""The least share of a goodput that a restart leaves (Arena's copy clips there, too)."""
 
 
 class Sia:
     """Sia (SOSP'23, section 3.4).
 
-    Each job gets at most one (type, count). Goodput is the rate (batch sizes are fixed, so that statistical
-    efficiency is one), normalised by the job's least and times its least count. What would restart a
-    running job is worth less by the factor (age - restarts x S) / (age + S), S its restart seconds. With the
-    fairness power p < 0, as published -0.5, minimise the sum over jobs of goodput^p where one runs and
-    ``incentive`` (lambda, 1.1) where none does; with p > 0 (Arena's copy: +0.5), maximise
-    the sum of goodput^p + incentive over those that run. A job starts at the least count of a type
-    and at most doubles in a round.
+    Each job gets at most one (type, count). Goodput is the rate, since batch sizes are fixed and so
+    statistical efficiency is one. It is normalised by the job's least rate and multiplied by its
+    least count. An option that would restart a running job is worth less by the factor (age -
+    restarts x S) / (age + S), where S is the restart time in seconds. With the fairness power p < 0
+    (-0.5 as published), minimise the sum over jobs of goodput^p where one runs and ``incentive``
+    (lambda, 1.1) where none does. With p > 0 (+0.5 in Arena's copy), maximise the sum of goodput^p
+    + incentive over those that run. A job starts at the least count of a type and at most doubles
+    in a round.
 
-    Left open, and chosen here: restarts are allocations beyond the first; a suspended job starts at its least
-    count again, since the snapshot does not keep what it had; waiting jobs pay no factor.
-    Arena's copy rewards each start by 1000, which makes any start outweigh all goodput: not followed.
+    The paper leaves some points open. These choices were made: restarts are allocations beyond the
+    first; a suspended job starts at its least count again, since the snapshot does not keep what it
+    had; waiting jobs pay no factor. Arena's copy rewards each start by 1000, so that any start
+    outweighs all goodput. This is not followed.
     """
 
     def __init__(self, *, fairness: float = -0.5, incentive: float = 1.1) -> None:
@@ -35,7 +37,7 @@ class Sia:
         self._fairness, self._incentive = fairness, incentive
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         worth = _goodput(options) * _restart_factor(seen, options)
         if self._fairness < 0:
@@ -46,14 +48,14 @@ class Sia:
 
 
 def _goodput(options: Options) -> Floats:
-    """Return the normalised goodput of each option, float64[options]: 1 a GPU at the job's least."""
+    """Return each option's normalised goodput, float64[options]: 1 per GPU at the job's least."""
     least_rate = jobwise(np.minimum, options.rate, options.start)[options.job]
     least_gpus = jobwise(np.minimum, options.gpus.astype(np.float64), options.start)[options.job]
     return options.rate / least_rate * least_gpus
 
 
 def _restart_factor(seen: Seen, options: Options) -> Floats:
-    """Return what is left of each option's goodput if taking it is a restart, float64[options]."""
+    """Return the share of each option's goodput that a restart leaves, float64[options]."""
     snapshot = seen.draft.snapshot
     jobs = snapshot.jobs
     age_s = np.maximum(snapshot.now_s - jobs.submit_s, 0.0)

@@ -1,4 +1,7 @@
-"""Options as a table, job by (GPU type, count), for policies that scale many jobs; the order of jobs."""
+"""Options as a table, job by (GPU type, count), for schedulers that scale many jobs.
+
+It also has the order of jobs.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from tessera.solvers.schedulers.packing import Options
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Slots:
-    """Slot k is GPU type ``k // len(sizes)`` with ``sizes[k % len(sizes)]`` GPUs.
+    """A table of options by job and slot.
 
-    ``column`` is int64[jobs, slots], the job's column there (-1: none), ``worth`` float64[jobs, slots] what
-    it is worth (-inf: none), ``current`` int64[jobs] the slot that each job runs on (-1: none).
+    Slot k is GPU type ``k // len(sizes)`` with ``sizes[k % len(sizes)]`` GPUs. ``column`` is
+    int64[jobs, slots], the job's column there (-1: none). ``worth`` is float64[jobs, slots], its
+    value (-inf: none). ``current`` is int64[jobs], the slot that each job runs on (-1: none).
     """
 
-    sizes: Ints  # GPU counts that occur, rising
+    sizes: Ints  # the GPU counts that occur, rising
     types: int
     column: Ints
     worth: Floats
@@ -56,7 +60,7 @@ class Slots:
 
 
 def slots_of(options: Options, worth: Floats, types: int) -> Slots:
-    """Lay out ``options``; ``worth`` is float64[columns]."""
+    """Return ``options`` as a table; ``worth`` is float64[columns]."""
     sizes = np.unique(options.gpus)
     slot = options.gpu_type * len(sizes) + np.searchsorted(sizes, options.gpus)
     shape = (len(options.current), types * len(sizes))

@@ -13,17 +13,18 @@ from tessera.solvers.schedulers.packing import Packing, options_of
 class Srt:
     """Preemptive shortest remaining time at the requested count.
 
-    Remaining time is the work left over the job's reference rate (Eq. 6), so that jobs are compared on
-    what they asked for and not on what they happen to hold. In that order, each job gets its
-    requested count: where it runs now if it can stay there, because a move costs a restart, else on the
-    fastest type with room (a requested type is a wish to this policy; a pinned one binds). One for
-    which there is no room waits, or is suspended, and blocks nobody.
+    Remaining time is the remaining work over the job's reference rate (Eq. 6), so that jobs are
+    compared by what they requested and not by what they hold. In that order, each job gets its
+    requested count. It stays where it runs now if it can, because a move costs a restart. Otherwise
+    it gets the fastest type with room; a requested type is only a wish to this scheduler, but a
+    pinned one is binding. A job for which there is no room waits, or is suspended, and blocks no
+    other job.
     """
 
     name = "srt"
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         packing = Packing(options, seen.capacity)
         wanted = options.grouped(options.as_requested)
@@ -32,7 +33,7 @@ class Srt:
         )
         remaining_s = (
             work_left(seen.draft.snapshot) / seen.draft.requested_rate
-        )  # NaN: no Cell; sorts last
+        )  # NaN, which sorts last, means that it has no Cell
         for job in np.argsort(remaining_s, kind="stable").tolist():
             if not (stays[job] and packing.take(int(options.current[job]))):
                 packing.take_first(wanted[job])

@@ -1,4 +1,7 @@
-"""Synergy, as far as GPUs go (Mohan et al. 2022; Morphling sections 7.1 and 7.3 compare with it)."""
+"""Synergy, as far as GPUs are concerned (Mohan et al. 2022).
+
+Morphling compares with it in sections 7.1 and 7.3.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,19 @@ from tessera.solvers.schedulers.slots import in_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synergy:
-    """First come, first served, skipping what does not fit; the GPU count is fixed, nobody is preempted.
+    """First come, first served, skipping jobs that do not fit.
 
-    Synergy tunes the CPUs and host memory of jobs whose GPUs and plan are fixed. Cells carry GPUs alone so
-    far, so what remains is its queue; the tuning has its place once Cells carry the others. Each job runs at
-    the count that it requested, on the type that it requested (any: the fastest with room), by the plan that
-    is best there.
+    The GPU count is fixed, and no job is preempted. Synergy tunes the CPUs and host memory of jobs
+    whose GPUs and execution plan are fixed. Cells have only GPUs so far, so what remains is its
+    queue; the tuning has its place once Cells have the others. Each job runs at the count and on
+    the type that it requested, by the best plan there. If it takes any type, it gets the fastest
+    one with room.
     """
 
     name: str = "synergy"
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         packing = Packing(options, seen.capacity)
         packing.keep_running()
