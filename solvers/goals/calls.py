@@ -1,4 +1,4 @@
-"""Many calls of solvers in one round: their shares of its time, and their work, recorded call by call."""
+"""The solver calls of one round: their shares of its time, and their recorded work."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from tessera.formulation.solution import Solution
 from tessera.solvers.base import Budget, Solver
 
 CALLS: Final = "calls"
-"""Name under which the number of calls is recorded; it marks recorded work as that of several calls."""
+"""Name under which the number of calls is recorded.
+
+It marks recorded work as that of several calls."""
 
 OVER: Final = "over"
-"""Before a colon and a number: the question of that number found the time of its goal over."""
+"""Prefix, before a colon and a number, of a record that the time of a goal was over.
+
+The number is that of the question."""
 
 
 class Calls:
-    """Makes the calls of a round and numbers them; the work of call k is recorded as ``k:solver``.
+    """The numbered solver calls of a round; the work of call k is recorded as ``k:solver``.
 
-    Where the budget holds such a record, each call works under the limits of the same call then, and
-    one that time left out then is left out again, so that a round repeats. Which call comes next may
-    depend on answers only, never on a clock.
+    If the budget holds such a record, each call works under the limits that the same call had then.
+    A call that was left out for lack of time is left out again, so a round can be repeated. The
+    next call may depend on answers only, and never on a clock.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -33,7 +37,7 @@ class Calls:
     def solve(
         self, solver: Solver, problem: Problem, budget: Budget, hint: Solution | None = None
     ) -> Solution | None:
-        """Return the solver's answer; None: no time is left for the call."""
+        """Return the solver's solution, or None if no time is left for the call."""
         self._count += 1
         if self._recorded is not None:
             if self._count not in self._recorded:
@@ -48,7 +52,7 @@ class Calls:
     def over(self, budget: Budget) -> bool:
         """Return whether the time for a goal is over, or was when the round was recorded.
 
-        The answer is recorded, so that what a goal leaves out for lack of time is left out again.
+        The result is recorded, so that what a goal leaves out for lack of time is left out again.
         """
         self._questions += 1
         key = f"{OVER}:{self._questions}"

@@ -1,4 +1,7 @@
-"""The worst-off job as well off as can be, then the next: exact, by bisection over feasibility problems."""
+"""The max-min goal: the worst-off job is as well off as can be, then the next, and so on.
+
+It is exact, by bisection over feasibility problems.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,21 @@ from tessera.solvers.pricing import Pricing
 from tessera.solvers.waiting import read_back
 
 QUICK: Final = 0.5
-"""Share of the goal's time left that the prices may take of it in one try."""
+"""Share of the goal's remaining time that the shadow prices may take in one try."""
 EXACT: Final = 0.25
-"""Share of the goal's time left that the solver may take of it in one try."""
+"""Share of the goal's remaining time that the solver may take in one try."""
 ANY_ANSWER: Final = 0.9
-"""Gap asked of a solver that is to find any answer at all."""
+"""Gap for a solver that shall find any answer at all."""
 
 Tried = Ints | bool
-"""What trying a level came to: an answer; False: proven that there is none; True: not decided."""
+"""The result of trying a level.
+
+It is a choice; or False if it is proven that there is none; or True if it was not decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Settled:
-    """The answer, the levels reached in the places that were settled, and a proven bound of the first."""
+    """A choice, the levels reached in the settled places, and a proven bound of the first place."""
 
     choice: Ints
     places: tuple[float, ...]
@@ -48,9 +53,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Search:
-    """What every try needs. ``proofs`` has (level, most jobs that can be at or below it), as proven so far.
+    """The context of every try.
 
-    They hold for the places that follow too, because limits only ever come on top.
+    ``proofs`` has (level, most jobs that can be at or below it), as proven so far. They also hold
+    for later places, because limits are only ever added.
     """
 
     goal: Levels
@@ -60,7 +66,7 @@ class _Search:
     proofs: list[tuple[float, float]] = field(default_factory=list)
 
     def excludes(self, limit: Limit, jobs: int) -> bool:
-        """Return whether it is proven that ``limit`` cannot be kept among so many jobs."""
+        """Return whether it is proven that ``limit`` cannot be kept among ``jobs`` jobs."""
         least = jobs - limit.most
         return any(limit.above <= level and most < least for level, most in self.proofs)
 
@@ -68,12 +74,13 @@ class _Search:
 def settle(
     problem: Problem, goal: Levels, choice: Ints, solver: Solver, calls: Calls, budget: Budget
 ) -> Settled:
-    """Settle the first ``goal.depth`` places of the sorted levels; ``choice`` is an answer to start from.
+    """Settle the first ``goal.depth`` places of the sorted levels, starting from ``choice``.
 
-    Place n (from 0) is the least level above which an answer can have at most n jobs while the places
-    before it hold. Being so is monotone in the level, so it is found by bisection over the levels that
-    occur. A level that time leaves undecided is passed over like one that cannot be had, but only
-    what is proven counts for the bound. Places that time leaves no try for stay as ``choice`` has them.
+    Place n (from 0) is the least level above which a choice can have at most n jobs, while the
+    places before it hold. This property is monotone in the level, so place n is found by bisection
+    over the levels that occur. A level that time leaves undecided is treated like one that is
+    impossible, but only what is proven counts for the bound. Places for which no time is left keep
+    the level that they have in ``choice``, which must be feasible.
     """
     search = _Search(goal=goal, solver=solver, calls=calls, budget=budget)
     places: list[float] = []
@@ -94,19 +101,22 @@ def settle(
 
 
 def lowest(problem: Problem, goal: Levels) -> float:
-    """Return a true lower bound of the worst level, known without any solver; -inf: no job counts."""
+    """Return a true lower bound of the worst level, without any solver; -inf if no job counts."""
     return float(max(_floors(problem, goal), default=-math.inf))
 
 
 def nothing_excluded(problem: Problem, goal: Levels, bound: float, reached: float) -> bool:
-    """Return whether ``bound`` of the worst level excludes no level below ``reached`` that could occur."""
+    """Return whether ``bound`` of the worst level excludes no possible level below ``reached``."""
     levels = np.append(goal.level, goal.waiting[counted(problem)])
     possible = levels[(levels >= lowest(problem, goal)) & (levels < reached)]
     return bool(len(possible)) and bound <= float(possible.min())
 
 
 def limits_of(places: Sequence[float]) -> list[Limit]:
-    """Return the limits that hold ``places``, worst first; of equal levels the first says all."""
+    """Return the limits that hold ``places``, worst first.
+
+    Of equal levels, the first limit suffices.
+    """
     return [
         Limit(above=level, most=place)
         for place, level in enumerate(places)
@@ -115,7 +125,7 @@ def limits_of(places: Sequence[float]) -> list[Limit]:
 
 
 def loosened(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
-    """Return what later goals may raise ``places`` to."""
+    """Return the levels to which later goals may raise ``places``."""
     return tuple(
         level + goal.tolerance * abs(level) if math.isfinite(level) else level for level in places
     )
@@ -130,9 +140,9 @@ def _place(
     *,
     floor_first: bool,
 ) -> tuple[Ints, float]:
-    """Return the answer with the least level in ``place``, and a proven lower bound of that level.
+    """Return the choice with the least level in ``place``, and a proven lower bound of that level.
 
-    The ends are tried before the middle: often nothing can be had below what is known.
+    The ends are tried before the middle, since often nothing below the known level is possible.
     """
     goal = search.goal
     top = levels_of(problem, goal, choice)[place]
@@ -158,7 +168,7 @@ def _place(
 
 
 def _floors(problem: Problem, goal: Levels) -> Floats:
-    """Return, worst first, the least level that each job could have were it alone."""
+    """Return the least level that each job could have if it were alone, worst first."""
     who = np.flatnonzero(counted(problem))
     alone = np.where(lonely_fit(problem), goal.level, np.inf)
     best = jobwise(np.minimum, alone, problem.job_start)
@@ -167,7 +177,7 @@ def _floors(problem: Problem, goal: Levels) -> Floats:
 
 
 def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
-    """Return an answer that keeps ``limit`` as well, or whether it is undecided that there is none."""
+    """Return a choice that also keeps ``limit``, or whether it is undecided that none does."""
     goal, solver, calls, budget = search.goal, search.solver, search.calls, search.budget
     jobs = int(counted(problem).sum())
     if search.excludes(limit, jobs):
@@ -176,14 +186,15 @@ def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
     needed, origin = only_columns(asked, _needed(asked, goal, limit))
     if len(cannot_run(needed)):
         return False
-    if solver.name == "portfolio":  # its prices most often decide by a count, which ends sooner
+    if solver.name == "portfolio":  # a count by its shadow prices usually decides, and ends sooner
         counts, waiting = _count(problem, goal, limit, origin)
         found = calls.solve(Pricing(), counts, budget.share(QUICK), _hint(counts, origin, known))
         if found is None:
             return True
         most = found.bound + waiting
         if limit.most > 0 or not (problem.must_run.any() or len(problem.idle_row)):
-            search.proofs.append((limit.above, most))  # else columns above it might make room
+            # otherwise columns above the limit might make room
+            search.proofs.append((limit.above, most))
         if most < jobs - limit.most:
             return False
         answer = _lifted(asked, origin, found)
@@ -199,10 +210,11 @@ def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
 
 
 def _needed(asked: Problem, goal: Levels, limit: Limit) -> Bools:
-    """Return, bool[columns], what an answer may need: columns that fit, of jobs that cannot just wait.
+    """Return which columns a choice may need, bool[columns].
 
-    Of a job's columns that keep the limit and use one and the same row alone, the one that uses least
-    will do. A job that none fits, but which uses a row by waiting, keeps them all, as it must have some.
+    They are columns that fit, of jobs that cannot simply wait. Of a job's columns that keep the
+    limit and use only the same single row, the one that uses least is enough. If no column of a job
+    fits, but the job uses a row by waiting, it keeps all its columns, since it must have some.
     """
     fits, job = lonely_fit(asked), asked.column_job
     idles = np.diff(asked.idle_start) > 0
@@ -220,10 +232,10 @@ def _needed(asked: Problem, goal: Levels, limit: Limit) -> Bools:
 
 
 def _count(problem: Problem, goal: Levels, limit: Limit, origin: Ints) -> tuple[Problem, int]:
-    """Return the problem that counts jobs at or below the limit, less those that are there by waiting.
+    """Return the problem that counts jobs at or below the limit, and how many are there by waiting.
 
-    Beside it, how many those are. So waiting is worth 0. Its columns are ``origin`` of the whole: where
-    nobody may be above, those above are not among them.
+    The latter are not counted, so waiting is worth 0. Its columns are ``origin`` of the whole
+    problem. If no job may be above the limit, columns above it are not among them.
     """
     waits_below = ~problem.must_run & (goal.waiting <= limit.above)
     gain = (goal.level <= limit.above).astype(np.int64) - waits_below[problem.column_job]
@@ -234,7 +246,7 @@ def _count(problem: Problem, goal: Levels, limit: Limit, origin: Ints) -> tuple[
 
 
 def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:
-    """Return the known answer in the columns ``origin``; None where it needs others."""
+    """Return the known choice in the columns ``origin``, or None if it needs others."""
     place = np.searchsorted(origin, known)
     has = (known >= 0) & (place < len(origin))
     has[has] = origin[place[has]] == known[has]
@@ -251,7 +263,7 @@ def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:
 
 
 def _lifted(asked: Problem, origin: Ints, found: Solution) -> Ints | None:
-    """Return what was found as a choice of ``asked``; None where it does not answer that."""
+    """Return the solution's choice in the columns of ``asked``; None if it is infeasible there."""
     if not found.has_answer:
         return None
     choice = read_back(origin, found.choice)

@@ -1,4 +1,4 @@
-"""Goals in order: each is solved by any solver on the problem that the goals before it leave."""
+"""Goals in order: each is solved by any solver on the problem that the earlier goals leave."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tessera.solvers.goals.rows import keeps, kept, levels_of, limited, with_row
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
-    """An answer to a statement: ``solution`` is in the values of the last goal; a result for each goal.
+    """A solution of a statement, in the values of the last goal, with a result for each goal.
 
-    ``floors`` says, for each goal but the last, what later goals had to leave of it: for a sum its least
-    value, for levels the most in each place.
+    ``floors`` has, for each goal but the last, what later goals had to leave of it. For a sum it is
+    the least value, and for levels the most in each place.
     """
 
     solution: Solution
@@ -40,7 +40,7 @@ class Solved:
     floors: tuple[tuple[float, ...], ...] = ()
 
     def on(self, problem: Problem) -> Solution:
-        """Return the answer measured by the values of ``problem``, which has the same columns."""
+        """Return the solution measured by the values of ``problem``, which has the same columns."""
         if not self.solution.has_answer:
             return self.solution
         objective = objective_of(problem, self.solution.choice)
@@ -48,9 +48,10 @@ class Solved:
         return replace(self.solution, objective=objective, bound=max(objective, bound))
 
     def standing(self, statement: Statement, choice: Ints) -> tuple[float, ...]:
-        """Return how ``choice`` stands by the goals in order: of two choices the greater is the better.
+        """Return the standing of ``choice`` by the goals in order.
 
-        What a goal has beyond its floor counts for nothing. Empty for a single goal.
+        The choice with the greater standing is better. What a goal has beyond its floor does not
+        count. The standing is empty for a single goal.
         """
         found: list[float] = []
         if len(statement.goals) == 1:
@@ -77,10 +78,11 @@ def solve_goals(
 ) -> Solved:
     """Reach the goals in order, each within the tolerance of those before it.
 
-    ``greedy`` answers ``surrogate(statement)``: the result is never worse by the goals in order. With
-    several goals the time is shared evenly among those that are left, and the work is recorded call by
-    call (``tessera.solvers.goals.calls``). ``prices`` of the rows, float64[rows] in the last goal's integers,
-    are where its solver may begin; what it says of prices is its own.
+    ``greedy`` is a solution of ``surrogate(statement)``; the result is never worse by the goals in
+    order. With several goals, the time is shared evenly among those that are left, and the work is
+    recorded call by call (``tessera.solvers.goals.calls``). ``prices`` are shadow prices of the
+    rows, float64[rows] in the last goal's integers, from which its solver may begin. The resulting
+    shadow prices are the solver's.
     """
     if len(statement.goals) == 1 and isinstance(statement.goals[0], Linear):
         problem = statement.problem
@@ -104,7 +106,7 @@ def _linear_result(goal: Linear, found: Solution, trivial: bool) -> GoalResult:
 def _solve(
     problem: Problem, solver: Solver, budget: Budget, greedy: Solution, prices: Floats | None
 ) -> Solution:
-    """Return the solver's answer, or greedy's where that is better or the only verified one."""
+    """Return the solver's solution, or greedy's if that is better or the only verified one."""
     if solver.name == greedy.solver:
         return greedy
     found = solver.solve(problem, budget, _with_prices(greedy, problem, prices))
@@ -118,21 +120,25 @@ def _solve(
 
 
 def _with_prices(hint: Solution, problem: Problem, prices: Floats | None) -> Solution:
-    """Return ``hint`` with prices of the problem's first rows; rows that goals added cost nothing yet."""
+    """Return ``hint`` with shadow prices of the problem's first rows.
+
+    Rows that goals added cost nothing yet.
+    """
     if prices is None:
         return hint
     return replace(hint, prices=np.append(prices, np.zeros(len(problem.rows) - len(prices))))
 
 
 class _Ordered:
-    """Several goals: the problem that is left, the best answer so far, and what has been proven."""
+    """Several goals: the remaining problem, the best choice so far, and what is proven."""
 
     def __init__(
         self, statement: Statement, solver: Solver, budget: Budget, greedy: Solution
     ) -> None:
         self._statement, self._solver, self._budget = statement, solver, budget
         self._greedy = greedy
-        self._ask = solver.name != greedy.solver  # greedy is not asked what it has said
+        # False: the solver is greedy, which has already run
+        self._ask = solver.name != greedy.solver
         self._calls = Calls(budget)
         self._problem = statement.problem
         self._choice: Ints | None = greedy.choice if greedy.has_answer else None
@@ -161,7 +167,7 @@ class _Ordered:
         return self._solved(replace(found, prices=found.prices[:rows]))
 
     def _first_answer(self, last: Linear) -> Solution | None:
-        """Find an answer to start from; return why there is none."""
+        """Find a choice to start from; if there is none, return a solution that says why."""
         problem = revalued(self._statement.problem, last)
         part = self._budget.share(1.0 / (len(self._statement.goals) + 1))
         found = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy
@@ -200,7 +206,7 @@ class _Ordered:
         return self._choice
 
     def _best(self, goal: Linear, budget: Budget, prices: Floats | None = None) -> Solution:
-        """Return the best verified answer by ``goal``, and book what is proven of it."""
+        """Return the best verified solution by ``goal``, and record what is proven of the goal."""
         problem = revalued(self._problem, goal)
         found = self._best_on(problem, budget, prices)
         self._bounds.append(found.bound)
@@ -208,7 +214,7 @@ class _Ordered:
         return found
 
     def _best_on(self, problem: Problem, budget: Budget, prices: Floats | None) -> Solution:
-        """Return the best verified answer to ``problem``: the solver's, the last one, or greedy's."""
+        """Return the best verified solution of ``problem``: the solver's, the last, or greedy's."""
         start, made_by = self._known(), "goals"
         greedy = self._greedy.choice
         stands = self._greedy.has_answer and is_answer(problem, greedy)
@@ -256,7 +262,7 @@ def _first_bound(problem: Problem, goal: Goal) -> float:
 
 
 def _result(problem: Problem, goal: Goal, solution: Solution, bound: float) -> GoalResult:
-    """Return what became of ``goal`` in the answer as it is, so with what later goals gave away."""
+    """Return the result of ``goal`` in the final solution, with what later goals gave away."""
     if isinstance(goal, Linear):
         objective = objective_of(replace(problem, value=goal.value), solution.choice)
         gap = max(0.0, bound - objective) / max(abs(bound), 1.0)

@@ -1,4 +1,4 @@
-"""Goals that were reached, as rows: what later goals may not give away."""
+"""Rows that represent reached goals, so that later goals do not give them away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """At most ``most`` jobs have a level above ``above``."""
+    """A limit on levels: at most ``most`` jobs have a level above ``above``."""
 
     above: float
     most: int
@@ -50,12 +50,15 @@ def with_rows(problem: Problem, rows: Sequence[RowUse]) -> Problem:
 def _merged(
     owner: Ints, row: Ints, amount: Ints, added: list[tuple[int, Ints, Ints]], owners: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Return compressed rows (start, row, amount) with entries of higher rows added; no zeros of them."""
+    """Return compressed rows (start, row, amount) with the entries of higher rows added.
+
+    Entries of amount 0 are not added.
+    """
     parts = [(index, who[what > 0], what[what > 0]) for index, who, what in added]
     owner = np.concatenate([owner, *(who for _, who, _ in parts)])
     row = np.concatenate([row, *(np.full(len(who), index) for index, who, _ in parts)])
     amount = np.concatenate([amount, *(what for *_, what in parts)])
-    order = np.argsort(owner, kind="stable")  # added rows come after the rows that were there
+    order = np.argsort(owner, kind="stable")  # added rows come after the existing rows
     start = np.searchsorted(owner[order], np.arange(owners + 1))
     return start, row[order], amount[order]
 
@@ -63,14 +66,14 @@ def _merged(
 def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
     """Return the row that keeps ``goal`` at no less than ``kept(goal, reached)``.
 
-    With top_j the most that job j can add, at least 0 where it may wait, the sum of values is at least k
-    where what jobs fall short of it is at most its sum less k:
+    Let top_j be the most that job j can add, at least 0 if it may wait. The sum of values is at
+    least k if what the jobs fall short of top_j is at most the sum of top_j less k:
 
         sum over chosen columns of (top_j - v_c) + sum over waiting jobs of top_j
             <= sum over jobs of top_j - k
 
-    Should that exceed 2^53, amounts and capacity are divided by a power of two and rounded down: no
-    answer that keeps the goal is lost, and less than that power a job can be given away unseen.
+    If that exceeds 2^53, amounts and capacity are divided by a power of two and rounded down. No
+    choice that keeps the goal is lost; less than that power can be given away per job unnoticed.
     """
     may_wait = ~problem.must_run & (np.diff(problem.job_start) > 0)
     top = jobwise(np.maximum, goal.value.astype(np.float64), problem.job_start)
@@ -90,12 +93,15 @@ def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
 
 
 def kept(goal: Linear, reached: int) -> int:
-    """Return what later goals must leave of ``reached``, in the goal's integers."""
+    """Return the value that later goals must leave of ``reached``, in the goal's integers."""
     return reached - math.floor(goal.tolerance * abs(reached))
 
 
 def limited(problem: Problem, goal: Levels, limits: Sequence[Limit]) -> Problem:
-    """Return the problem with each of ``limits`` as a row; who may not wait any more must run."""
+    """Return the problem with each of ``limits`` as a row.
+
+    Jobs that may no longer wait must run.
+    """
     rows = [_at_most(problem, goal, limit) for limit in limits]
     nobody = min((limit.above for limit in limits if limit.most == 0), default=math.inf)
     must_run = problem.must_run | (counted(problem) & (goal.waiting > nobody))
@@ -103,10 +109,13 @@ def limited(problem: Problem, goal: Levels, limits: Sequence[Limit]) -> Problem:
 
 
 def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
-    """Return the row of a limit: a column or a wait above it counts 1; None: nothing is above it."""
+    """Return the row of a limit, or None if no column and no waiting is above it.
+
+    Each column or waiting job above the limit counts 1.
+    """
     column = np.flatnonzero(goal.level > limit.above)
     waits = counted(problem) & ~problem.must_run & (goal.waiting > limit.above)
-    idle_job = np.flatnonzero(waits & (limit.most > 0))  # else it must run
+    idle_job = np.flatnonzero(waits & (limit.most > 0))  # otherwise it must run
     if not len(column) and not len(idle_job):
         return None
     subject = f"{goal.name}: at most {limit.most} above {limit.above:.6g}"
@@ -120,7 +129,7 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
 
 
 def counted(problem: Problem) -> Bools:
-    """Return, bool[jobs], whose levels count: jobs without a column do not."""
+    """Return whose levels count, bool[jobs]; those of jobs without a column do not."""
     return np.diff(problem.job_start) > 0
 
 
@@ -133,7 +142,7 @@ def levels_of(problem: Problem, goal: Levels, choice: Ints) -> Floats:
 
 
 def only_columns(problem: Problem, keep: Bools) -> tuple[Problem, Ints]:
-    """Return the problem with the columns ``keep`` (bool[columns]) alone, and which ones those are.
+    """Return the problem with only the columns ``keep`` (bool[columns]), and where these were.
 
     A job that loses all of its columns may only wait, and must be free to.
     """

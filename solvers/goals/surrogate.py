@@ -1,4 +1,4 @@
-"""One problem whose values speak for all goals at once, for greedy and for placement."""
+"""The surrogate: one problem whose values stand for all goals, for greedy and for placement."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from tessera.formulation.tables import Floats
 from tessera.solvers.goals.rows import counted
 
 LATER: Final = 1e-3
-"""What a goal weighs beside the one before it, which is exact; a tolerance above it takes its place."""
+"""Weight of a goal relative to the one before it, if that one is exact.
+
+A tolerance above it takes its place."""
 STEEPNESS: Final = 14.0
 """The worst of all levels weighs exp(this), a million times the best."""
 SCALE: Final = 1e9
-"""Integers in the largest value of the first goal: three goals of weights 1, 1e-3 and 1e-6 are told apart."""
+"""Largest value of the first goal, as an integer.
+
+It is large enough to distinguish three goals of weights 1, 1e-3 and 1e-6."""
 
 
 def surrogate(statement: Statement) -> Problem:
-    """Return the problem whose values speak for all goals; that of a single goal is its own.
+    """Return the problem whose values stand for all goals; a single goal keeps its own.
 
-    Each goal is brought to values of at most 1 and weighs ``LATER`` of the one before, or the tolerance
-    of that one where it is larger. It is a guide: ``solve_goals`` reaches the goals themselves.
+    The values of each goal are scaled to at most 1. A goal weighs ``LATER`` times the one before
+    it, or the tolerance of that goal if it is larger. The surrogate is only a guide;
+    ``solve_goals`` reaches the goals themselves.
     """
     problem = statement.problem
     if len(statement.goals) == 1:
@@ -48,7 +53,7 @@ def surrogate(statement: Statement) -> Problem:
 
 
 def _normalised(problem: Problem, goal: Goal) -> tuple[Floats, Floats]:
-    """Return (value, restart price) of each column, the largest value 1."""
+    """Return (value, restart cost) of each column, scaled so that the largest value is 1."""
     if isinstance(goal, Levels):
         return _relief(problem, goal), np.zeros(len(goal.level))
     top = max(1.0, float(np.abs(goal.value + goal.restart_price).max(initial=0)))
@@ -56,10 +61,11 @@ def _normalised(problem: Problem, goal: Goal) -> tuple[Floats, Floats]:
 
 
 def _relief(problem: Problem, goal: Levels) -> Floats:
-    """Return how much each column spares its job, where the worst levels weigh most.
+    """Return by how much each column improves its job's level, where the worst levels weigh most.
 
-    Only the order of levels matters to the goal, so they are judged by rank; the sum of a steep function
-    of them is smallest, roughly, where the worst are best. The restart is in the levels already.
+    Only the order of levels matters to the goal, so levels are compared by rank. The sum of a steep
+    function of them is smallest, roughly, if the worst levels are best. The levels already include
+    the restart.
     """
     who = counted(problem)
     ranks = np.unique(np.append(goal.level, goal.waiting[who]), return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""Look-ahead admission: whose deadlines can be promised, by which schedule (Eqs. 22 to 29)."""
+"""Look-ahead admission: deadlines that can be promised, with schedules (Eqs. 22 to 29)."""
 
 from tessera.solvers.lookahead.admission import ADMISSION, admit
 

@@ -1,4 +1,4 @@
-"""Admission: promises first, then as much new weight as some schedule of all of them can meet."""
+"""Admission: promises first, and then as much new weight as one schedule of all can meet."""
 
 from __future__ import annotations
 
@@ -37,29 +37,37 @@ from tessera.solvers.lookahead.integers import Whole, integers
 from tessera.solvers.lookahead.rollout import roll_out
 
 ADMISSION: Final = "admission"
-"""Name under which the search's work is recorded."""
+"""Name under which the work of the search is recorded."""
 MOST_WORK: Final = 0.4
-"""Deterministic seconds of the search: about two of the wall's."""
+"""Deterministic seconds of the search: about two wall seconds."""
 WORK_PER_S: Final = 0.1
-"""Deterministic seconds planned for a wall second left: the round itself needs the most of the time."""
+"""Deterministic seconds planned for each remaining wall second.
+
+The round itself needs most of the time."""
 MANY_VARIABLES: Final = 5_000
-"""(option, slot) pairs that are all searched; of more only those of the options that pay best."""
+"""Number of (option, slot) pairs up to which all are searched.
+
+If there are more, only those of the options that pay best are searched."""
 MOST_VARIABLES: Final = 12_000
-"""Beyond so many there is no search: presolve alone would take seconds, and no work limit counts it."""
+"""Number of pairs above which there is no search.
+
+Presolve alone would take seconds, and no work limit counts it."""
 MANY_JOBS: Final = 100
-"""Beyond so many new jobs one order of admission is tried, not three."""
+"""Number of new jobs above which only one order of admission is tried, not three."""
 MOST_EARLIEST: Final = 64
-"""Refused jobs, by deadline, that are told the earliest deadline that would be met."""
+"""Number of refused jobs, by deadline, for which the earliest possible deadline is computed."""
 
 
 def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
-    """Decide whose deadlines are promised, so that one schedule meets them all.
+    """Decide which deadlines are promised, so that one schedule meets them all.
 
-    What was promised comes first: the schedule that it has is told again in today's slots, and is the
-    answer to fall back to. New jobs are then fitted in by deadline; where all are, nothing is left to prove.
-    Else CP-SAT looks for a schedule that admits more weight (``exact``). Promises are given up only where
-    they no longer fit together, least weight first. Under ``planned`` nobody new is promised anything
-    (``rollout``). Under ``keep`` jobs without a promise take no part.
+    Existing promises come first. The schedule that each of them has is expressed in today's slots,
+    and is the answer to fall back to. New jobs are then fitted in by deadline; if all fit, nothing
+    is left to prove. Otherwise CP-SAT searches for a schedule that admits more weight (``exact``).
+    Promises are given up only if they no longer fit together, least weight first.
+
+    Under ``planned``, no new job is promised anything (``rollout``). Under ``keep``, jobs without a
+    promise take no part.
     """
     if not np.isfinite(snapshot.jobs.deadline_s).any():
         return _nothing(snapshot, policy)
@@ -79,9 +87,9 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
 
 
 def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -> Admission:
-    """Return the plan of the jobs that are not promised anything, beside those in ``room`` that are.
+    """Return the schedule of the jobs without promises, with the promised ones in ``room``.
 
-    Steady jobs keep what they once have: they are fitted in first, by deadline.
+    Steady jobs keep what they once have, so they are fitted in first, by deadline.
     """
     steady = np.flatnonzero(ahead.steady & ~room.placed)
     fit_in(room, steady[np.argsort(ahead.deadline_s[steady], kind="stable")].tolist())
@@ -105,7 +113,7 @@ def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -
 def drafts(
     snapshot: Snapshot, policy: Policy, check: Callable[[], None] = go_on
 ) -> tuple[Draft, Draft]:
-    """Return the columns that are physically there, and those that the rules before deadlines leave."""
+    """Return the columns that physically exist, and those that the rules before deadlines leave."""
     base = replace(first_draft(snapshot, policy), check=check)
     for rule in PHYSICAL:
         base = rule(base)
@@ -117,9 +125,10 @@ def drafts(
 
 
 def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
-    """Return the best of first fits: new jobs by deadline, by weight, by weight for GPU time.
+    """Return the best of several first fits.
 
-    Where these leave jobs out, promises are moved to make room: all are planned anew by deadline.
+    New jobs are fitted in by deadline, by weight, and by weight per GPU time. If this leaves jobs
+    out, promises are moved to make room: all jobs are scheduled again by deadline.
     """
     new = np.flatnonzero(~ahead.promised)
     weigh = lambda room: float(ahead.weight[room.placed].sum())  # noqa: E731
@@ -159,7 +168,7 @@ def _gpu_s(ahead: Lookahead) -> Floats:
 def _searched(
     ahead: Lookahead, inherited: Picks, room: Room, budget: Budget
 ) -> tuple[Room, bool, float]:
-    """Return the room that CP-SAT finds where it is better and holds, whether proven, and the work."""
+    """Return CP-SAT's room if it is better and valid, whether it is proven, and the work."""
     limit = _work_limit(budget)
     allowed, whole_set = _searchable(ahead, room)
     if limit <= 0 or budget.expired() or allowed.sum() > MOST_VARIABLES:
@@ -190,9 +199,10 @@ def _work_limit(budget: Budget) -> float:
 
 
 def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
-    """Return, bool[options, slots], what is searched, and whether that is all there is.
+    """Return what is searched, bool[options, slots], and whether that is everything.
 
-    Of too many, each job keeps what it has or was given, and on each GPU type its leanest and its fastest.
+    If there is too much, each job keeps the options that it has or was given, and on each GPU type
+    its leanest and its fastest.
     """
     allowed = room.ok
     if int(allowed.sum()) <= MANY_VARIABLES:
@@ -213,7 +223,7 @@ def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
 
 
 def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> Room | None:
-    """Return the room with these schedules, or None where one breaks a rule: no answer is believed."""
+    """Return the room with these schedules, or None if one breaks a rule; no answer is trusted."""
     room = Room(ahead)
     for job in np.flatnonzero(admitted).tolist():
         used = np.flatnonzero(picks[job] >= 0)
@@ -258,9 +268,9 @@ def _admission(
 def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats:
     """Return the samples that each job must train in the first slot, float64[jobs] (Eq. 29).
 
-    With as many the legs from the second slot on suffice, a restart at its start included where the
-    certificate goes on through it without one. ``moved``: jobs that go on keep their Cell all the same, on
-    other GPUs, so that there is no such restart.
+    With that many, the legs from the second slot on suffice. They include a restart at their start,
+    if the certificate continues through it without one. If ``moved``, jobs that continue keep their
+    Cell nevertheless on other GPUs, so there is no such restart.
     """
     cost, found = ahead.cost, np.zeros(len(ahead.job))
     for job in range(len(ahead.job)):
@@ -275,9 +285,9 @@ def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats
 
 
 def _earliest(snapshot: Snapshot, room: Room, most: int) -> Floats:
-    """Return the earliest deadline of each refused job that what is left would meet (NaN: not refused).
+    """Return the earliest deadline of each refused job that could still be met; NaN: not refused.
 
-    That of the first ``most`` by deadline; inf for the others.
+    It is computed for the first ``most`` jobs by deadline, and inf for the others.
     """
     ahead = room.ahead
     found = np.full(len(snapshot.jobs), np.nan)
@@ -290,7 +300,7 @@ def _earliest(snapshot: Snapshot, room: Room, most: int) -> Floats:
 
 
 def _nothing(snapshot: Snapshot, policy: Policy) -> Admission:
-    """Return the admission of a round in which no deadline is open; late promises are given up."""
+    """Return the admission of a round without open deadlines; late promises are given up."""
     jobs = snapshot.jobs
     kept = jobs.admitted & (work_left(snapshot) <= 0) & np.isfinite(jobs.deadline_s)
     lost = jobs.admitted & np.isfinite(jobs.deadline_s) & ~kept

@@ -1,4 +1,7 @@
-"""CP-SAT on the plan: who is admitted, and the schedules, with the fewest GPU-seconds among equals."""
+"""CP-SAT for admission: the admitted jobs and their schedules.
+
+Of equal answers, it looks for the fewest GPU-seconds.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ LEAN_SHARE: Final = 0.2
 """Share of the work that is spent on leaner schedules once the weight is settled."""
 
 Variables = dict[tuple[int, int], cp_model.IntVar]
-"""(option, slot) -> whether the option runs in the slot."""
+"""A map from (option, slot) to the variable that says whether the option runs in the slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """What the search came to. ``repeatable``: no wall clock cut it short."""
+    """The result of the search; ``repeatable`` means that no wall clock cut it short."""
 
     picks: Picks | None
     admitted: Bools | None
@@ -36,10 +39,10 @@ class Found:
 
 
 def solve(whole: Whole, budget: Budget, limit: float, hint: tuple[Picks, Bools]) -> Found:
-    """Maximise the weight admitted, then, where it beats the hint's, use as little GPU time as can be found.
+    """Maximise the admitted weight, and then reduce the GPU time if the weight beats the hint's.
 
-    ``hint`` is a known answer. Where it keeps all promises, so does every answer; else as much of
-    their weight as can be.
+    ``hint`` is a known answer. If it keeps all promises, every answer must. Otherwise as much of
+    their weight as possible is kept.
     """
     model = cp_model.CpModel()
     x: Variables = {(int(o), int(k)): model.new_bool_var("") for o, k in np.argwhere(whole.allowed)}
@@ -101,7 +104,7 @@ def _run(
 
 
 def one_option_at_a_time(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
-    """Hold, for each job and slot: sum over its options of x[o, k] <= 1 (Eq. 24)."""
+    """Require, for each job and slot: sum over its options of x[o, k] <= 1 (Eq. 24)."""
     groups: dict[tuple[int, int], list[cp_model.IntVar]] = defaultdict(list)
     owner = whole.ahead.owner.tolist()
     for (option, slot), variable in x.items():
@@ -118,7 +121,7 @@ def _stays_without_a_break(model: cp_model.CpModel, x: Variables, whole: Whole) 
 
 
 def _starts(model: cp_model.CpModel, x: Variables, whole: Whole) -> Variables:
-    """Return s[o, k] >= x[o, k] - x[o, k - 1] of options that cost something to start (Eq. 26)."""
+    """Return s[o, k] >= x[o, k] - x[o, k - 1] for options that cost something to start (Eq. 26)."""
     starts: Variables = {}
     for (option, slot), variable in x.items():
         if whole.cost[option] > 0:
@@ -132,7 +135,7 @@ def _starts(model: cp_model.CpModel, x: Variables, whole: Whole) -> Variables:
 def work_is_done_by_the_deadline(
     model: cp_model.CpModel, x: Variables, y: list[cp_model.IntVar], starts: Variables, whole: Whole
 ) -> None:
-    """Hold, for each job: samples trained, less those that starts cost >= what is left * y (Eq. 25)."""
+    """Require, for each job: samples trained - cost of starts >= remaining work * y (Eq. 25)."""
     terms: dict[int, list[cp_model.IntVar]] = defaultdict(list)
     factors: dict[int, list[int]] = defaultdict(list)
     owner = whole.ahead.owner.tolist()
@@ -148,7 +151,7 @@ def work_is_done_by_the_deadline(
 
 
 def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
-    """Hold, for each resource and slot: what runs and what steady jobs keep <= what is free (Eq. 27)."""
+    """Require, per resource and slot: usage + what steady jobs keep <= what is free (Eq. 27)."""
     ahead = whole.ahead
     users: dict[tuple[int, int], list[cp_model.IntVar]] = defaultdict(list)
     amounts: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -166,7 +169,7 @@ def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> No
             users[kind, slot].append(variable)
             amounts[kind, slot].append(floor)
     for (resource, slot), variables in users.items():
-        # what steady jobs hold already may exceed what is left after a loss: then nothing is added to it
+        # after a loss, steady jobs may hold more than is left; then they get nothing in addition
         least = sum(
             floor
             for (job, kind), (_, floor) in keeps.items()
@@ -179,7 +182,7 @@ def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> No
 def _keeps(
     model: cp_model.CpModel, x: Variables, whole: Whole
 ) -> dict[tuple[int, int], tuple[cp_model.IntVar, int]]:
-    """Return, for each steady job and GPU type: whether it keeps some to the end, and how many."""
+    """Return, for each steady job and GPU type, whether it keeps some to the end, and how many."""
     ahead = whole.ahead
     found: dict[tuple[int, int], tuple[cp_model.IntVar, int]] = {}
     for job in np.flatnonzero(ahead.steady).tolist():
@@ -215,6 +218,6 @@ def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:
 
 
 def weight_of(whole: Whole, admitted: Bools) -> int:
-    """Return the integer weight of those admitted; any promise outweighs all that is new."""
+    """Return the integer weight of the admitted jobs; any promise outweighs all new jobs."""
     chosen: Ints = whole.weight[admitted]
     return int(chosen.sum())

@@ -1,6 +1,7 @@
-"""Schedules one job at a time on what the others leave: always ends, and starts the exact search.
+"""Schedules for one job at a time on what the others leave.
 
-A job's own best schedule on given free GPUs is found exactly, by a dynamic program over slots and options.
+This always terminates, and gives the exact search its start. A job's own best schedule on given
+free GPUs is found exactly, by a dynamic program over slots and options.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _EXACT = 1e-9
 
 
 class Room:
-    """What is free in each slot, and the schedules that have been given out so far."""
+    """The free resources of each slot, and the schedules that have been given out so far."""
 
     def __init__(self, ahead: Lookahead) -> None:
         self.ahead = ahead
@@ -48,7 +49,10 @@ class Room:
         self.picks[job], self.placed[job] = none, False
 
     def fits(self, job: int) -> Bools:
-        """Return, bool[options of job, slots], where its options fit beside what was given out."""
+        """Return where the options of ``job`` fit next to all given schedules.
+
+        The shape is bool[options of job, slots].
+        """
         span = self._span(job)
         use = self.ahead.use[span]
         if not self.ahead.steady[job]:
@@ -62,10 +66,10 @@ class Room:
         return np.asarray(self.ok[span] & free & (held | lasting)[:, None], dtype=np.bool_)
 
     def plan(self, job: int) -> Ints | None:
-        """Return a schedule for ``job`` on what is free: the leanest on one Cell, else the quickest of all.
+        """Return a schedule for ``job`` on what is free, or None if there is none on these slots.
 
-        Where plans do not bind, on the Cell that it has before all others. None: there is no schedule on
-        these slots.
+        It is the leanest schedule on one Cell, else the quickest of all. If schedules are not
+        binding, the Cell that the job has is preferred to all others.
         """
         self.ahead.check()
         target = self.ahead.work[job] - _EXACT * self.ahead.total_work[job]
@@ -92,13 +96,14 @@ class Room:
         enough = trained >= target
         if not enough.any():
             return self._quickest(job, fits, target)
-        if not self.ahead.binding:  # planned anew each round, jobs would be moved each round
+        # schedules that do not bind are made again each round; otherwise jobs would move each round
+        if not self.ahead.binding:
             used[stays] = 0.0
         best = int(np.argmin(np.where(enough, used, np.inf)))
         return np.where(runs[best], span.start + best, -1)
 
     def _quickest(self, job: int, fits: Bools, target: float) -> Ints | None:
-        """Return the schedule that trains most by the first slot in which it can be done, or None."""
+        """Return the schedule that trains most by the first slot where the job can end, or None."""
         span = self._span(job)
         table, came = forward(
             np.where(fits, self.gain[span], -np.inf), self.cost[span], self.ahead.stays[span]
@@ -114,10 +119,10 @@ class Room:
         return pick
 
     def earliest_s(self, job: int) -> float:
-        """Return the earliest deadline of ``job`` that could be promised on what is free, seconds since 1970.
+        """Return the earliest deadline of ``job`` that could be promised now, seconds since 1970.
 
-        As a deadline, it would let the job use the slots up to it whole; after the last one all goes on
-        as in it. inf: it fits nowhere.
+        With that deadline, the job could use all slots up to it entirely; after the last slot,
+        everything continues as in it. It is inf if the job fits nowhere.
         """
         self.ahead.check()
         ahead, span = self.ahead, self._span(job)
@@ -163,10 +168,11 @@ class Room:
 
 
 def forward(gain: Floats, cost: Floats, stays: Bools) -> tuple[Floats, Ints]:
-    """Return the most that can be trained by the end of each slot, by what runs in it, and from where.
+    """Return the most that can be trained by the end of each slot, by what runs in it.
 
-    Both [options + 1, slots]; the last row is waiting. ``gain`` is -inf where an option does not fit; one
-    that stays is entered in the first slot alone.
+    Also return, for the same entries, the row of the slot before. Both arrays are [options + 1,
+    slots]; the last row is waiting. ``gain`` is -inf if an option does not fit. An option that
+    stays can be entered in the first slot only.
     """
     options, slots = gain.shape
     table = np.full((options + 1, slots), -np.inf)
@@ -186,7 +192,10 @@ def forward(gain: Floats, cost: Floats, stays: Bools) -> tuple[Floats, Ints]:
 
 
 def kept_promises(ahead: Lookahead, inherited: Picks) -> Room:
-    """Return the room after the promises: each by the schedule it has where that still holds, else anew."""
+    """Return the room after the promises.
+
+    Each promise keeps its schedule if that still holds; otherwise it is scheduled again.
+    """
     room = Room(ahead)
     late = []
     for job in np.flatnonzero(ahead.promised).tolist():
@@ -204,12 +213,12 @@ def _in_place(room: Room, pick: Ints) -> bool:
 
 
 def arranged(ahead: Lookahead, size: Floats) -> Room | None:
-    """Return the room in which all jobs are planned anew by deadline, promised ones among them.
+    """Return the room in which all jobs, including promised ones, are scheduled again by deadline.
 
-    Where a promise finds no room, new jobs placed before it give way, the largest ``size`` (float64[jobs])
-    first; where a new job finds none, the largest new one before it does if that makes room and is larger
-    (Moore and Hodgson's rule, which is optimal for one machine and equal weights). None: promises do not all
-    fit in this order.
+    If a promise finds no room, new jobs placed before it give way, the largest ``size``
+    (float64[jobs]) first. If a new job finds none, the largest new one before it gives way, if that
+    makes room and it is larger. (This is Moore and Hodgson's rule, which is optimal for one machine
+    and equal weights.) Return None if the promises do not all fit in this order.
     """
     room = Room(ahead)
     for job in np.lexsort((size, ahead.deadline_s)).tolist():
@@ -240,7 +249,7 @@ def _placed_without(room: Room, job: int, other: int) -> bool:
 
 
 def fit_in(room: Room, jobs: Sequence[int]) -> None:
-    """Give each of ``jobs`` in turn a schedule on what is free, where there is one."""
+    """Give each of ``jobs`` in turn a schedule on what is free, if there is one."""
     for job in jobs:
         pick = room.plan(job)
         if pick is not None:

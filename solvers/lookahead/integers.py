@@ -1,4 +1,4 @@
-"""The plan in integers: the same numbers for CP-SAT and for the second solver."""
+"""The admission problem in integers: the same numbers for CP-SAT and for the second solver."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tessera.formulation.lookahead import NEED, Lookahead, Picks
 from tessera.formulation.tables import Bools, Ints
 
 _LEAST_SHARE = 1e-4
-"""Work below this share of what a restart costs counts as so much: integers stay small."""
+"""Least work of a job, as a share of its restart cost, so that integers stay small."""
 _WEIGHTS = 1000
 _GPU_TIME = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Whole:
-    """Eqs. (24) to (29) in integers. ``NEED`` stands for a job's remaining work."""
+    """Eqs. (24) to (29) in integers; ``NEED`` stands for a job's remaining work."""
 
     ahead: Lookahead
     allowed: Bools  # bool[options, slots]
     gain: Ints  # int64[options, slots]
-    cost: Ints  # int64[options], of a start
+    cost: Ints  # int64[options], of starting the option
     need: Ints  # int64[jobs]
-    weight: Ints  # int64[jobs], 0 to 1000; a promise weighs more than all that is new together
-    gpu_time: Ints  # int64[options, slots]; all GPUs over all slots are a million
+    weight: Ints  # int64[jobs], 0 to 1000; a promise weighs more than all new jobs together
+    gpu_time: Ints  # int64[options, slots]; all GPUs over all slots add up to a million
 
 
 def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
-    """Return the plan in integers; a schedule that a promise already has stays good enough."""
+    """Return the problem in integers; a schedule that a promise already has stays good enough."""
     owner = ahead.owner
     start_cost = ahead.cost
     dearest = np.zeros(len(ahead.job))

@@ -1,9 +1,9 @@
-"""Plans that promise nothing: earliest deadline first, and whatever list of the jobs meets more weight.
+"""Deadline schedules without promises: earliest deadline first, or a list that meets more weight.
 
-A list says in which order jobs are served and how each chooses among its Cells. Followed to its end
-(``tessera.solvers.kernels.rollout``) as if nobody else came, it shows whose deadlines it would meet; the best
-of several is kept, and changed while that helps (rollout; Bertsekas, Tsitsiklis and Wu 1997, J. Heuristics
-3).
+A list states the order in which jobs are served and how each chooses among its Cells. It is
+followed to its end (``tessera.solvers.kernels.rollout``) as if no other job came, which shows the
+deadlines that it would meet. The best of several lists is kept, and changed while that helps
+(rollout; Bertsekas, Tsitsiklis and Wu 1997, J. Heuristics 3).
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from tessera.solvers.kernels.rollout import DRAWS, MET, Log, World, improved, ro
 TRIES: Final = 200
 """Changes of the list that are tried."""
 MOST_VISITS: Final = 4_000_000
-"""Visits of a job at a moment that all tries may come to, if each meets one end a job: about 0.3 s."""
+"""Maximum number of visits of a job at a moment in all tries, if one job ends at each moment.
+
+It takes about 0.3 s."""
 SEED: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rollout:
-    """Whom a list meets, and what it has them run on.
+    """The jobs whose deadlines a list meets, and their legs.
 
-    Legs are of met jobs alone and follow one another; times are seconds from now.
+    Legs are those of met jobs only, and follow one another. Times are seconds from now.
     """
 
     met: Bools  # bool[jobs]
@@ -53,11 +55,12 @@ class Rollout:
 
 
 def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float) -> Rollout:
-    """Return the best list that was found for the jobs ``among`` (bool[jobs of ``ahead``]), followed.
+    """Return the best list found for the jobs ``among``, followed to its end.
 
-    ``free`` is int64[resources, slots]. The first list is EDF as ``tessera.solvers.schedulers.edf`` has it:
-    by deadline, each on what it runs on, else as requested, else on its fastest Cell. Another takes its
-    place only where it meets more weight, so that with nobody else to come no deadline is lost to EDF.
+    ``among`` is bool[jobs of ``ahead``]; ``free`` is int64[resources, slots]. The first list is EDF
+    as in ``tessera.solvers.schedulers.edf``: by deadline, each job on what it runs on, else as
+    requested, else on its fastest Cell. Another list takes its place only if it meets more weight.
+    So if no other job comes, no deadline is lost that EDF would meet.
     """
     if not among.any():
         none = np.zeros(0, np.int64)
@@ -84,7 +87,8 @@ def _world(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: floa
     now_s, owner = ahead.boundary_s[0], ahead.owner
     changes = np.flatnonzero(np.append(True, (free[:, 1:] != free[:, :-1]).any(axis=0)))
     trains = ahead.rate > 0
-    deadline_s = np.where(among, ahead.deadline_s - now_s, -1.0)  # who does not take part has lost
+    # jobs that do not take part count as lost
+    deadline_s = np.where(among, ahead.deadline_s - now_s, -1.0)
     return World(
         option_start=fixed(ahead.option_start),
         lists=fixed(_lists(ahead, jobs)),
@@ -105,7 +109,10 @@ def _world(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: floa
 
 
 def _lists(ahead: Lookahead, jobs: Jobs) -> Ints:
-    """Return each job's options by taste: as requested and then the fastest; the leanest; the fastest."""
+    """Return each job's options in the order of each taste.
+
+    The tastes are: as requested and then the fastest; the leanest; the fastest.
+    """
     owner, kind = ahead.owner, ahead.cells.gpu_type[ahead.cell]
     gpus, wanted = ahead.cells.gpus[ahead.cell], jobs.requested_type[ahead.job][owner]
     asked = (gpus == jobs.requested_gpus[ahead.job][owner]) & ((wanted < 0) | (kind == wanted))
@@ -120,9 +127,9 @@ def _lists(ahead: Lookahead, jobs: Jobs) -> Ints:
 
 
 def _orders(ahead: Lookahead, among: Bools) -> list[Ints]:
-    """Return the jobs by deadline, by the latest start on their fastest Cell, by GPU time for weight.
+    """Return three orders of the jobs, in which jobs that do not count come last.
 
-    Those that do not count come last.
+    They are by deadline, by latest start on the fastest Cell, and by GPU time per weight.
     """
     fastest, lean = np.full(len(ahead.job), 1e-300), np.full(len(ahead.job), np.inf)
     np.maximum.at(fastest, ahead.owner, ahead.rate)
