@@ -1,4 +1,5 @@
-"""Solvers to compare with, on the same problem: stock ones, and formulations and decompositions of peers.
+"""Solvers for comparison on the same problem.
 
-No round is decided by them; ``tessera bench solve`` runs each in a process of its own.
+They are stock solvers, and formulations and decompositions of peers. No round is decided by them;
+``tessera bench solve`` runs each in a separate process.
 """

@@ -29,23 +29,25 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.waiting import spells_out_waiting
 
 _WHOLE = 1 - 1e-6
-"""A share of at least this is the whole."""
+"""A share of at least this counts as the whole."""
 
 
 class GavelProgram:
-    """Maximises the sum of value x share over (job, type); keeps whole shares, lets greedy fill what is free.
+    """A solver that maximises the sum of value x share over (job, type).
 
-    Not like for like: Gavel realises shares over many rounds by priorities and keeps each job at its
-    requested count; here one round is decided, and since a problem knows no requests the middle one of a
-    job's counts stands for it. Jobs that must run keep all of their columns. The linear program bounds
-    those columns only, so the bound is the trivial one. Work is 1, or 0 without time for it.
+    It keeps whole shares and lets greedy fill what is free. The comparison is not like for like.
+    Gavel realises shares over many rounds by priorities, and keeps each job at its requested count.
+    Here one round is decided. Since a problem has no requests, the middle one of a job's counts
+    stands for it. Must-run jobs keep all of their columns. The linear program bounds only those
+    columns, so the bound is the trivial one. The recorded work is 1, or 0 if there was no time for
+    it.
     """
 
     name = "gavel"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem``; the hint is not used, on purpose."""
+        """Solve ``problem``; the hint is not used, on purpose."""
         del hint
         if len(cannot_run(problem)):
             return without_answer(
@@ -87,12 +89,13 @@ class GavelProgram:
 
 
 def _as_requested(problem: Problem) -> Bools:
-    """Return, bool[columns], which columns have the middle one of their job's counts, or must be kept."""
+    """Return which columns have their job's middle count or must be kept, bool[columns]."""
     gpus, job = problem.cells.gpus[problem.cell], problem.column_job
     order = np.lexsort((gpus, job))
     new = np.ones(len(order), dtype=np.bool_)
     new[1:] = (np.diff(job[order]) != 0) | (np.diff(gpus[order]) != 0)
-    count = np.bincount(job[order][new], minlength=len(problem.jobs))  # counts of each job
+    # the number of counts of each job
+    count = np.bincount(job[order][new], minlength=len(problem.jobs))
     first = np.cumsum(count) - count
     some = count > 0
     middle = np.zeros(len(problem.jobs), dtype=np.int64)
@@ -101,7 +104,10 @@ def _as_requested(problem: Problem) -> Bools:
 
 
 def _shares(problem: Problem, budget: Budget) -> Floats:
-    """Return the share of time of each column by the linear program, float64[columns]; 0 if it has none."""
+    """Return the share of time of each column by the linear program, float64[columns].
+
+    All are 0 if the program has no solution in time.
+    """
     columns = len(problem.cell)
     if not columns:
         return np.zeros(0)
@@ -126,6 +132,6 @@ def _shares(problem: Problem, budget: Budget) -> Floats:
         model.solve(solver=cp.SCIPY, scipy_options=options)
     except cp.SolverError as error:
         if math.isfinite(limit_s):
-            return np.zeros(columns)  # no answer in the time: greedy alone decides
+            return np.zeros(columns)  # there is no answer in time, so greedy alone decides
         raise SolverFailed(GavelProgram.name, str(error)) from error
     return np.zeros(columns) if share.value is None else np.asarray(share.value)

@@ -22,22 +22,22 @@ from tessera.solvers.waiting import spells_out_waiting
 
 _ENDED, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's status
 _LARGEST = 1e4
-"""The largest value that HiGHS sees: its tolerances are absolute."""
+"""The largest value that HiGHS sees, since its tolerances are absolute."""
 _TRUST = 1e-9
-"""Relative error that its bound is allowed, in floating point."""
+"""Relative error that its floating-point bound may have."""
 
 
 class Highs:
-    """Solves (1) to (4) within the gap asked for; the hint is not used, on purpose.
+    """A solver of (1) to (4) to within the requested gap; the hint is not used, on purpose.
 
-    SciPy tells no answers before the end. Work is 1, or 0 where the time ended first.
+    SciPy reports no answers before the end. The recorded work is 1, or 0 if the time ended first.
     """
 
     name = "highs"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem`` with HiGHS's own bound.
+        """Solve ``problem``, with HiGHS's own bound.
 
         Raises:
             SolverFailed: a status without a meaning here, or an answer that breaks a rule.
@@ -80,7 +80,7 @@ class Highs:
 
 
 def _bound(dual: float | None, unit: float) -> float:
-    """Return HiGHS's bound in the problem's integers: it minimises minus the value."""
+    """Return HiGHS's bound in the problem's integers; HiGHS minimises the negative value."""
     if dual is None or not math.isfinite(dual):
         return math.inf
     found = -dual * unit

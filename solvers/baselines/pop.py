@@ -1,7 +1,7 @@
-"""POP: random parts of the jobs, each with an equal part of every capacity, solved apart and joined.
+"""POP: random parts of the jobs, each with an equal part of every capacity, solved separately.
 
-D. Narayanan et al., "Solving Large-Scale Granular Resource Allocation Problems Efficiently with POP"
-(SOSP'21), section 3.
+D. Narayanan et al., "Solving Large-Scale Granular Resource Allocation Problems Efficiently with
+POP" (SOSP'21), section 3.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from tessera.solvers.waiting import spells_out_waiting
 
 
 class Pop:
-    """Splits the jobs at random into ``parts`` and every capacity evenly, and joins the answers.
+    """A solver that splits the jobs at random into ``parts``, and every capacity evenly.
 
-    Each part is solved by ``inner`` (HiGHS's branch and bound unless another is given) in an even share of
-    the time left, one after the other: POP would run them side by side, so on n cores up to n times
-    sooner. Nothing is proven of the whole, so the bound is the trivial one. Promises are not the paper's: a
-    part whose jobs must run and do not fit leaves the whole without an answer.
+    The answers of the parts are joined. Each part is solved by ``inner`` (HiGHS's branch and bound
+    unless another is given) in an even share of the remaining time, one after the other. POP would
+    run them in parallel, so it would be up to n times faster on n cores. Nothing is proven of the
+    whole, so the bound is the trivial one. The paper has no promises: if a part's must-run jobs do
+    not fit, the whole has no answer.
     """
 
     def __init__(self, parts: int = 8, inner: Solver | None = None) -> None:
@@ -32,7 +33,7 @@ class Pop:
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem``; the hint is not used, on purpose."""
+        """Solve ``problem``; the hint is not used, on purpose."""
         del hint
         work = ((self.name, 1.0),)
         if len(cannot_run(problem)):
@@ -65,18 +66,18 @@ class Pop:
 
 
 def _even(capacity: Ints, parts: int, number: int) -> Ints:
-    """Return what part ``number`` gets of each capacity; what does not divide goes round in turn."""
+    """Return the share of part ``number`` in each capacity; remainders go to the parts in turn."""
     turn = (number - np.arange(len(capacity))) % parts
     return np.asarray(capacity // parts + (turn < capacity % parts))
 
 
 def part_of(problem: Problem, jobs: Ints, capacity: Ints) -> Problem:
-    """Return the problem of ``jobs`` (rising) alone on ``capacity`` (int64[rows])."""
+    """Return the problem of only ``jobs`` (rising), with ``capacity`` (int64[rows])."""
     columns = ranges(problem.job_start[jobs], np.diff(problem.job_start)[jobs])
     return restricted(problem, jobs, columns, capacity=capacity)
 
 
 def _lifted(problem: Problem, jobs: Ints, choice: Ints) -> Ints:
-    """Return the choice of a part's jobs in the whole problem's columns."""
+    """Return the choice of a part's jobs in the columns of the whole problem."""
     start = np.append(0, np.cumsum(np.diff(problem.job_start)[jobs]))
     return np.where(choice >= 0, choice - start[:-1] + problem.job_start[jobs], -1)

@@ -30,21 +30,24 @@ _LARGEST = 1e4
 
 
 class SiaProgram:
-    """Chooses one configuration a job: maximise the sum of utility x A over a binary matrix A.
+    """A solver that chooses one configuration per job, by a binary matrix A.
 
-    A configuration is what a column uses, (GPU type, GPUs) in an ordinary round. As published, a matrix
-    has an entry for every job and every configuration of any job. Not like for like: the utilities are
-    this problem's values, restarts already taken off, not goodput to a power; batch sizes are fixed;
-    every count is reachable at once (Sia at most doubles); and HiGHS solves where the paper has GLPK, which
-    is slower. ``tessera.solvers.schedulers.sia`` is the scheduler itself. The bound is HiGHS's; the hint is
-    not used.
+    It maximises the sum of utility x A. A configuration is what a column uses: (GPU type, GPUs) in
+    an ordinary round. As published, the matrix has an entry for every job and every configuration
+    of any job.
+
+    The comparison is not like for like. The utilities are this problem's values with restart costs
+    already subtracted, not goodput to a power. Batch sizes are fixed. Every count is reachable
+    immediately, while Sia at most doubles. HiGHS solves the program, while the paper uses GLPK,
+    which is slower. ``tessera.solvers.schedulers.sia`` is the scheduler itself. The bound is
+    HiGHS's; the hint is not used.
     """
 
     name = "sia"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem``.
+        """Solve ``problem``.
 
         Raises:
             SolverFailed: a status without a meaning here, or an answer that breaks a rule.
@@ -78,10 +81,11 @@ class SiaProgram:
 
 
 def _configurations(problem: Problem) -> tuple[Ints, sparse.csr_array]:
-    """Return the best column of each job in each configuration, int64[jobs, configurations], -1: none.
+    """Return the best column of each job in each configuration; -1 if it has none.
 
-    Beside it what each configuration uses, float64[rows, configurations]. Columns that do not fit into the
-    empty cluster have none.
+    The shape is int64[jobs, configurations]. Also return what each configuration uses,
+    float64[rows, configurations]. Columns that do not fit into the empty cluster have no
+    configuration.
     """
     uses = np.diff(problem.usage_start)
     place = np.arange(len(problem.row)) - np.repeat(problem.usage_start[:-1], uses)
@@ -121,11 +125,12 @@ def _run(model: Any, budget: Budget) -> tuple[SolveStatus, float]:
         options["time_limit"] = max(remaining_s, 0.0)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # "inaccurate": said by the status
+            warnings.simplefilter("ignore", UserWarning)  # "inaccurate": the status expresses this
             model.solve(solver=cp.SCIPY, scipy_options=options)
     except cp.SolverError as error:
         if math.isfinite(remaining_s):
-            return SolveStatus.UNKNOWN, math.inf  # CVXPY's word for "no answer in the time"
+            # CVXPY raises SolverError when there is no answer in time
+            return SolveStatus.UNKNOWN, math.inf
         raise SolverFailed(SiaProgram.name, str(error)) from error
     if model.status == cp.INFEASIBLE:
         return SolveStatus.INFEASIBLE, math.inf

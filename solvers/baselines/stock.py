@@ -1,4 +1,4 @@
-"""CP-SAT as it comes: the whole problem, its own defaults, all of the time."""
+"""CP-SAT unmodified: the whole problem, with its own defaults and all of the time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def _unheard(_objective: float) -> None:
 
 
 class StockCpSat:
-    """States (1) to (4) whole, without prices, a core or a hint; only gap, time, seed and workers are set.
+    """A solver of (1) to (4) without shadow prices, a core or a hint.
 
-    ``tessera.solvers.cpsat`` plans deterministic work well inside the time, which would be unfair to a stock
-    solver. ``on_answer`` is called with the objective of each better answer as it is found.
+    Only gap, time, seed and workers are set. ``tessera.solvers.cpsat`` plans deterministic work
+    well below the time limit, which would be unfair to a stock solver. ``on_answer`` is called with
+    the objective of each better answer as it is found.
     """
 
     name = "stock-cp-sat"
@@ -36,7 +37,7 @@ class StockCpSat:
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem`` with CP-SAT's own bound; the hint is not used, on purpose."""
+        """Solve ``problem``, with CP-SAT's own bound; the hint is not used, on purpose."""
         del hint
         status, choice, bound = SolveStatus.UNKNOWN, None, math.inf
         if not budget.expired():
@@ -70,12 +71,12 @@ class StockCpSat:
 
 
 class _Heard(cp_model.CpSolverSolutionCallback):
-    """Passes on the objective of each better answer."""
+    """A callback that passes on the objective of each better answer."""
 
     def __init__(self, on_answer: Callable[[float], None]) -> None:
         super().__init__()
         self._on_answer = on_answer
 
     def on_solution_callback(self) -> None:
-        """Tell of the answer just found."""
+        """Report the answer just found."""
         self._on_answer(self.objective_value)

@@ -1,4 +1,4 @@
-"""CP-SAT: one Boolean a column, on the core that prices leave undecided."""
+"""CP-SAT with one Boolean for each column, on the core that shadow prices leave undecided."""
 
 from tessera.solvers.cpsat.model import CpSat
 

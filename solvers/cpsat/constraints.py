@@ -1,4 +1,4 @@
-"""The rules of a round, one function each."""
+"""The constraints of a round, one function for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.formulation.problem import Problem
 def at_most_one_column_a_job(
     model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem
 ) -> None:
-    """Hold, for each job j that may wait: sum over its columns of x[c] <= 1 (2)."""
+    """Require, for each job j that may wait: sum over its columns of x[c] <= 1 (2)."""
     for job in np.flatnonzero(~problem.must_run).tolist():
         columns = problem.columns_of(job)
         if len(columns) > 1:
@@ -19,14 +19,14 @@ def at_most_one_column_a_job(
 
 
 def must_run_jobs_run(model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem) -> None:
-    """Hold, for each job j that must run: sum over its columns of x[c] = 1 (2)."""
+    """Require, for each job j that must run: sum over its columns of x[c] = 1 (2)."""
     for job in np.flatnonzero(problem.must_run).tolist():
         columns = problem.columns_of(job)
         model.add_exactly_one(x[columns.start : columns.stop])
 
 
 def capacity(model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem) -> None:
-    """Hold, for each row r: sum over columns of usage[r, c] * x[c] <= capacity[r] (3)."""
+    """Require, for each row r: sum over columns of usage[r, c] * x[c] <= capacity[r] (3)."""
     order = np.argsort(problem.row, kind="stable")
     bounds = np.searchsorted(problem.row[order], np.arange(len(problem.rows) + 1))
     entry_column = problem.usage_column

@@ -1,4 +1,4 @@
-"""The CP-SAT solver: model, limits, and what its answer means."""
+"""The CP-SAT solver: its model, its limits, and the meaning of its result."""
 
 from __future__ import annotations
 
@@ -21,22 +21,28 @@ from tessera.solvers.prices import Priced, price
 from tessera.solvers.waiting import spells_out_waiting
 
 WORK_PER_S: Final = 0.25
-"""Deterministic seconds planned for a wall second; 0.5 to 0.8 were measured, so the plan ends in time."""
+"""Deterministic seconds planned for a wall second.
+
+The measured rate was 0.5 to 0.8, so the planned work ends in time."""
 BUILD_S: Final = 1e-5
-"""Wall seconds planned for building a column of the model, or one of its entries; half of it was measured."""
+"""Wall seconds planned for building a column of the model, or one of its entries.
+
+Half of it was measured."""
 MOST_WORK: Final = 1e6
-"""Deterministic seconds where nothing else limits: a number that can be recorded."""
+"""Deterministic seconds if nothing else limits them: a number that can be recorded."""
 FIRST_CORE: Final = 60
-"""Columns of the first core that are worse than their job's best: solved in tens of milliseconds."""
+"""Columns of the first core that are worse than their job's best.
+
+Such a core is solved in tens of milliseconds."""
 FIRST_WORK: Final = 0.1
-"""Deterministic seconds for the first core; a core that resists is widened rather than fought."""
+"""Deterministic seconds for the first core; a core that takes longer is widened instead."""
 GROWTH: Final = 2
-"""By how much each next core, and the work allowed for it, are larger."""
+"""Factor by which each next core, and its allowed work, is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Native:
-    """What one run of CP-SAT said. ``repeatable``: no wall clock cut it short."""
+    """The result of one run of CP-SAT; ``repeatable`` means that no wall clock cut it short."""
 
     status: SolveStatus
     choice: Ints | None
@@ -46,19 +52,20 @@ class _Native:
 
 
 class CpSat:
-    """Solves (1) to (4) exactly.
+    """An exact solver of (1) to (4).
 
-    With a hint that has prices, it solves a small core first and widens it until what was left out
-    cannot matter (``tessera.solvers.fixing``); otherwise the whole problem at once. Its work is the limit of
-    deterministic seconds that it ran under, the same for every repetition; 0 where a wall clock cut it
-    short, since that cannot be repeated. It never returns less than a usable hint.
+    If the hint has shadow prices, it solves a small core first and widens it until what was left
+    out cannot matter (``tessera.solvers.fixing``). Otherwise it solves the whole problem. Its work
+    is the limit of deterministic seconds that it ran under, which is the same for every repetition.
+    It is 0 if a wall clock cut the run short, since that cannot be repeated. The solution is never
+    worse than a usable hint.
     """
 
     name = "cp-sat"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem``; INFEASIBLE is proven in integers."""
+        """Solve ``problem``; INFEASIBLE is proven in integers."""
         known = usable_hint(problem, hint)
         priceless = known is None or hint is None or len(hint.prices) != len(problem.rows)
         built = max(len(problem.cell), len(problem.row)) if priceless else 0
@@ -106,8 +113,8 @@ def _less(problem: Problem, choice: Ints, known: Ints) -> bool:
 def _work_limit(budget: Budget, built: int) -> float:
     """Return the deterministic seconds to work: as recorded, or as many as surely fit in the time.
 
-    ``built`` is what is built at once, columns or what they use of rows, whichever are more; 0 where cores
-    are, which start small.
+    ``built`` is the number of columns, or of their uses of rows if that is larger, of a model that
+    is built as a whole. It is 0 for cores, which start small.
     """
     given = budget.work.get(CpSat.name, MOST_WORK)
     left_s = budget.remaining_s() - BUILD_S * built
@@ -130,7 +137,8 @@ def _widen(
 ) -> tuple[Ints, float, bool]:
     """Return (best choice, bound, whether repeatable) from ever wider cores around ``priced``.
 
-    Stops when the gap is met, the core held all that could be better, or the work is spent.
+    It ends when the gap is met, when the core held everything that could be better, or when the
+    work is spent.
     """
     needed = priced.total + priced.slack - objective_of(problem, known)
     loss = losses(problem, priced)
@@ -150,7 +158,7 @@ def _widen(
         bound = max(value, min(bound, max(native.bound, core.outside)))
         met = bound - value <= budget.gap * max(abs(bound), 1.0)
         proven = reach >= needed and native.status is SolveStatus.OPTIMAL
-        # a core holds a known answer, so "infeasible" is a fault of the solver: no wider core mends it
+        # a core contains a known answer, so "infeasible" is a fault of the solver
         faulty = native.status is SolveStatus.INFEASIBLE
         if met or proven or done >= limit or faulty:
             return known, bound, native.repeatable
@@ -162,7 +170,7 @@ def _widen(
 
 
 def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Native:
-    """Run CP-SAT on ``core``; the choice and the bound are the whole problem's."""
+    """Run CP-SAT on ``core``; the resulting choice and bound are those of the whole problem."""
     model = cp_model.CpModel()
     x = variables.runs_on(model, core.problem)
     budget.check()

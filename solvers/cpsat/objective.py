@@ -1,4 +1,4 @@
-"""What a round maximises."""
+"""The objective of a round."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tessera.formulation.problem import Problem
 def maximise_value(
     model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem, offset: int
 ) -> None:
-    """Maximise the sum over columns of value[c] * x[c] (1), plus the value of what is decided already.
+    """Maximise the sum over columns of value[c] * x[c] (1), plus the value of what is decided.
 
-    The offset changes no answer; it makes the solver's relative gap that of the whole problem.
+    The offset changes no answer, but makes the solver's relative gap that of the whole problem.
     """
     model.maximize(cp_model.LinearExpr.weighted_sum(x, problem.value.tolist()) + offset)

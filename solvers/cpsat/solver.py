@@ -1,4 +1,4 @@
-"""CP-SAT's solver as all who use it here begin with it."""
+"""The CP-SAT solver with the settings that all its users here share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATUS: Final = {
 
 
 POLL_S: Final = 0.05
-"""Seconds between two questions whether anybody still waits for the answer."""
+"""Seconds between two checks whether anybody still waits for the answer."""
 
 
 def solve_while_wanted(
@@ -43,7 +43,8 @@ def solve_while_wanted(
     def watch() -> None:
         while not ended.wait(POLL_S):
             if budget.cancelled():
-                solver.stop_search()  # again and again: one that comes before the search begins is lost
+                # repeat this, since a call before the search begins has no effect
+                solver.stop_search()
 
     watcher = threading.Thread(target=watch, name="cp-sat-watcher", daemon=True)
     watcher.start()
@@ -57,10 +58,10 @@ def solve_while_wanted(
 
 
 def solver_of(budget: Budget) -> cp_model.CpSolver:
-    """Return a solver with the budget's workers, seed and what is left of its time.
+    """Return a solver with the budget's workers, seed and remaining time.
 
-    It leaves interrupts alone: CP-SAT would take the signal's handler and not give it back, so that from the
-    first solve on Ctrl-C killed the process instead of ending it in order.
+    It does not handle interrupts. CP-SAT would replace the signal handler and not restore it, so
+    that from the first solve on, Ctrl-C would kill the process instead of ending it in order.
     """
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False

@@ -1,4 +1,4 @@
-"""The decision variables: x[c] is true where column c's job runs on column c."""
+"""The decision variables: x[c] is true if column c's job runs on column c."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Ints
 
 CHECK_EVERY: Final = 1024
-"""Columns between two questions whether anybody still waits for the answer."""
+"""Columns between two checks whether anybody still waits for the answer."""
 
 
 def runs_on(model: cp_model.CpModel, problem: Problem) -> list[cp_model.IntVar]:
@@ -25,7 +25,7 @@ def hint_choice(
     choice: Ints,
     check: Callable[[], None],
 ) -> None:
-    """Suggest ``choice`` (int64[jobs]) as a complete first answer. ``check`` is called now and then."""
+    """Suggest ``choice`` (int64[jobs]) as a complete first answer; call ``check`` now and then."""
     chosen = set(choice[choice >= 0].tolist())
     for column, variable in enumerate(x):
         if column % CHECK_EVERY == 0:

@@ -1,4 +1,4 @@
-"""Prices on the coupling rows by ascent on the Lagrangian dual, and an answer read off them."""
+"""Shadow prices of the coupling rows by the Lagrangian dual, and a solution derived from them."""
 
 from tessera.solvers.pricing.solver import Pricing
 

@@ -1,13 +1,15 @@
-"""Small cores closed without a solver: all ways to change a few choices, by rising loss.
+"""Small cores, closed without a solver by all ways to change a few choices, by rising loss.
 
-Let every job have its best column at prices. An answer that changes some of these falls short of the bound
-by what it loses: ``best - margin`` for each change, and the price of what it leaves of each row. In a row
-that costs more than may be lost nothing is left at all. So all answers that lose no more than some amount
-are found by listing the changes of either half of the jobs and joining those that fill such rows exactly
-(Horowitz and Sahni, 1974, for knapsacks). Of the ways of a half that use the same only the one of least
-loss is kept, which leaves few: GPU counts are round numbers. If there are any answers, the best is optimal;
-if there are none, that lowers the bound. The amount is raised until there is one, the gap is met, or there
-are too many ways.
+Let every job have its best column at the shadow prices. A choice that changes some of these falls
+short of the bound by its loss. The loss is ``best - margin`` for each change, plus the price of
+what it leaves of each row. In a row whose price exceeds the allowed loss, nothing is left at all.
+So all choices that lose no more than some amount can be found: list the changes of either half of
+the jobs, and join those that fill such rows exactly (Horowitz and Sahni, 1974, for knapsacks).
+
+Of the ways of a half with the same usage, only the one of least loss is kept. This leaves few,
+since GPU counts are round numbers. If there are any such choices, the best is optimal; if there are
+none, the bound falls. The amount is raised until there is one, the gap is met, or there are too
+many ways.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ from tessera.solvers.kernels.core import changes, joined, keys
 from tessera.solvers.prices import Priced
 
 MOST_WAYS: Final = 50_000
-"""Ways made for a half: together with joining them some 20 ms."""
+"""Maximum number of ways of a half; together with joining them, that takes some 20 ms."""
 MOST_CHANGES: Final = 400
-"""Changes looked at: with more there are too many ways."""
+"""Maximum number of changes; with more changes, there are too many ways."""
 MOST_PAIRS: Final = 200_000
 GROWTH: Final = 1.5
 _FACTOR: Final = 0x9E3779B97F4A7C15
-"""Odd, its multiples spread over 64 bits: rows' factors are its powers."""
+"""An odd number whose multiples spread over 64 bits; the factors of rows are its powers."""
 
 
 def closed(problem: Problem, priced: Priced, worth: float, gap: float) -> tuple[Ints | None, float]:
-    """Return a better answer than one of value ``worth``, int64[jobs] (None: none found), and a bound.
+    """Return a choice worth more than ``worth``, int64[jobs], or None, and a bound.
 
-    Where there is an answer it is optimal, and the bound is its value.
+    If there is a choice, it is optimal, and the bound is its value.
     """
     total, slack = priced.total, priced.slack
     short = total - worth
@@ -62,7 +64,10 @@ def closed(problem: Problem, priced: Priced, worth: float, gap: float) -> tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Changes:
-    """Choices beside the best ones, by job: int64 job and column (-1: to wait), float64 loss."""
+    """The alternatives to the best choices, sorted by job.
+
+    They have int64 job and column (-1: waiting), and float64 loss.
+    """
 
     job: Ints
     column: Ints
@@ -73,7 +78,7 @@ class _Changes:
 
 
 def _changes(problem: Problem, priced: Priced, allowed: float) -> _Changes:
-    """Return all that lose at most ``allowed``."""
+    """Return all changes that lose at most ``allowed``."""
     lost, job = losses(problem, priced), problem.column_job
     own = np.flatnonzero((lost <= allowed) & (np.arange(len(job)) != priced.choice[job]))
     idle = np.flatnonzero((priced.choice >= 0) & ~problem.must_run & (priced.best <= allowed))
@@ -89,7 +94,10 @@ def _changes(problem: Problem, priced: Priced, allowed: float) -> _Changes:
 def _least(
     problem: Problem, priced: Priced, every: _Changes, allowed: float
 ) -> tuple[Ints | None, float] | None:
-    """Return the answer of least loss if one loses at most ``allowed``, and its loss; None: too many ways."""
+    """Return the choice of least loss, or None if none loses at most ``allowed``, and its loss.
+
+    Return None instead of the pair if there are too many ways.
+    """
     few = every.those(every.loss <= allowed)
     if len(few.job) > MOST_CHANGES:
         return None
@@ -128,7 +136,7 @@ def _least(
 
 
 def _use(problem: Problem, column: Ints) -> Ints:
-    """Return what each of ``column`` (-1: waiting) uses, int64[columns, rows]."""
+    """Return what each of ``column`` uses, int64[columns, rows]; -1 is waiting."""
     out = np.zeros((len(column), len(problem.rows)), np.int64)
     some = np.flatnonzero(column >= 0)
     first = problem.usage_start[column[some]]
@@ -142,7 +150,10 @@ def _use(problem: Problem, column: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ways:
-    """Ways to change choices, by rows: what each loses and uses more. The last three lead to its changes."""
+    """Ways to change choices: the loss of each and its additional usage of rows.
+
+    The last three arrays lead to the changes of a way.
+    """
 
     loss: Floats
     used: Ints
@@ -160,7 +171,10 @@ class _Ways:
 
 
 def _ways(few: _Changes, more: Ints, factor: Ints, allowed: float) -> _Ways | None:
-    """Return the least loss of all ways to take some of these, one for each usage; None: too many."""
+    """Return the least loss of all ways to take some changes, one for each usage.
+
+    None: too many.
+    """
     start = np.append(np.flatnonzero(np.diff(few.job, prepend=-1)), len(few.job))
     total, used = np.empty(MOST_WAYS), np.empty((MOST_WAYS, more.shape[1]), np.int64)
     parent, column = np.empty(MOST_WAYS, np.int64), np.empty(MOST_WAYS, np.int64)

@@ -1,12 +1,14 @@
-"""The Lagrangian dual by cutting planes in a trust box.
+"""The Lagrangian dual by cutting planes in a trust region (a box).
 
-    minimise over p >= 0   L(p) = p . b + sum over jobs of max(0 unless it must run, max_c v_c - p . u_c)
+    minimise over p >= 0
+        L(p) = p . b + sum over jobs of max(0 unless it must run, max_c v_c - p . u_c)
 
-L is convex and piecewise linear; b less what the best columns use is a subgradient, so each evaluation
-gives L and a plane below it. The next prices minimise the highest plane inside a box around the best
-prices so far; the box grows where the model was right and its edge was met, and shrinks where it was
-wrong. There are as many unknowns as rows, a handful, so nearly all time goes into evaluations, and one
-evaluation is one compiled pass over the columns (``tessera.solvers.kernels.pricing``).
+L is convex and piecewise linear. b less what the best columns use is a subgradient, so each
+evaluation gives L and a plane below it. The next prices minimise the highest plane inside a box
+around the best prices so far. The box grows if the model was right and the minimum was at the box's
+edge, and shrinks if the model was wrong. There are as many unknowns as rows, a handful. So nearly
+all time is spent on evaluations, and one evaluation is one compiled pass over the columns
+(``tessera.solvers.kernels.pricing``).
 """
 
 from __future__ import annotations
@@ -27,26 +29,30 @@ from tessera.solvers.prices import Shown, price_near, rounding
 from tessera.solvers.pricing.surface import Surface, near, whole
 
 MOST_PASSES: Final = 400
-"""Evaluations at most: 30 to 60 are usual with up to 10 rows."""
+"""Maximum number of evaluations: 30 to 60 are usual with up to 10 rows."""
 GOOD_STEP: Final = 0.1
-"""Share of the promised decrease that a step must bring, or the box shrinks."""
+"""Share of the promised decrease that a step must achieve; otherwise the box shrinks."""
 SHRINK: Final = 0.5
 GROW: Final = 2.0
 LEAP: Final = 4.0
 FARTHEST: Final = 1e6
-"""Largest box, in typical prices: jobs that cannot all run are found out long before."""
-WARM_BOX: Final = 0.05
-"""First box around prices that are known, as a share of them; around a guess it is as large as they are."""
-FLOOR: Final = 0.1
-"""Share of a typical price that a price counts as at least where a box around it is drawn."""
-DRIFT: Final = 0.02
-"""How far prices near known ones may go, as a share of them; ``DRIFT_OF_FEW / sqrt(jobs)`` if that is more.
+"""Size of the largest box, in typical prices.
 
-Measured at 2 % churn: they move by 0.02 with 10,000 jobs and more, by 0.045 with 2,000.
-"""
+It is far more than is needed to find that some jobs cannot all run."""
+WARM_BOX: Final = 0.05
+"""Size of the first box around known prices, as a share of these.
+
+Around a guess, the box is as large as the typical prices."""
+FLOOR: Final = 0.1
+"""Least value of a price when a box is drawn around it, as a share of a typical price."""
+DRIFT: Final = 0.02
+"""The distance to which prices near known ones may go, as a share of these.
+
+It is ``DRIFT_OF_FEW / sqrt(jobs)`` if that is more. As measured at 2 % churn, prices move by 0.02
+with 10,000 jobs and more, and by 0.045 with 2,000."""
 DRIFT_OF_FEW: Final = 3.0
 PLANES_A_ROW: Final = 4
-"""Planes kept for each row, the highest at the best prices, beside the newest ones."""
+"""Planes kept for each row, the highest at the best prices, in addition to the newest ones."""
 
 _NOT_ASKED: Final = (
     np.zeros(0),
@@ -58,10 +64,10 @@ _NOT_ASKED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dual:
-    """What the ascent found: float64[rows] prices, L there, and how many evaluations that took.
+    """The result of the descent: float64[rows] prices, L there, and the number of evaluations.
 
-    ``infeasible``: L fell below what any answer is worth, which proves that the jobs that must run do
-    not fit together.
+    ``infeasible`` means that L fell below the value of any answer, which proves that the must-run
+    jobs do not fit together.
     """
 
     prices: Floats
@@ -81,9 +87,10 @@ def descend(
 ) -> Dual:
     """Minimise L until no model can promise a decrease of more than the share ``tolerance`` of it.
 
-    It ends as well once L proves that an answer of value ``known`` is within the budget's gap. ``start`` are
-    prices to begin with, e.g. of the last round; None: a guess. Stops after ``most`` evaluations, when the
-    budget is spent, or where a model cannot be solved; whatever it stops at is a true bound.
+    It also ends once L proves that an answer of value ``known`` is within the budget's gap.
+    ``start`` are prices to begin with, e.g. of the last round; if it is None, prices are guessed.
+    It stops after ``most`` evaluations, when the budget is spent, or when a model cannot be solved.
+    L is a true bound wherever it stops.
     """
     surface, size = whole(problem), _size(problem)
     unit = size / np.maximum(surface.capacity, 1.0)
@@ -98,11 +105,11 @@ def descend(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NearDual:
-    """What was found near some prices: better ones, and what they show.
+    """The result near some prices: better prices, and what they show.
 
-    ``jobs`` (rising) are those whose choice was not clear before, and ``lead`` is how much it is ahead of the
-    next best. ``inside``: no price
-    would rather be further from where it was.
+    ``jobs`` (rising) are those whose choice was not clear before. ``lead`` is by how much their
+    choice beats the next best. ``inside`` means that no price is held back by the limits around its
+    start.
     """
 
     shown: Shown
@@ -112,10 +119,11 @@ class NearDual:
 
 
 def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual:
-    """Minimise L near ``prices``, at which the capacity costs something, in one pass over all columns.
+    """Minimise L near ``prices`` in one pass over all columns.
 
-    The choice of most jobs is the same at all prices so near (``margins`` proves it), so few columns are
-    looked at again, and no clock. What they come to in the end is a bound as true as any other.
+    At these prices the capacity must cost something. Most jobs have the same choice at all nearby
+    prices (``margins`` proves it), so few columns are evaluated again. No clock is read. The
+    resulting bound is as true as any other.
     """
     capacity = problem.capacity.astype(np.float64)
     worth = float(prices @ capacity) / max(int(np.count_nonzero(prices)), 1)  # of a row, typically
@@ -161,8 +169,8 @@ def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual
 class _Descent:
     """The model so far.
 
-    ``unit``: typical prices, float64[rows]; ``size``: about what all jobs are worth; ``worth``: what any
-    answer is worth at least, less the jobs that need not run.
+    ``unit`` has typical prices, float64[rows]. ``size`` is about the value of all jobs. ``worth``
+    is the least value of any answer, without the jobs that need not run.
     """
 
     def __init__(
@@ -177,7 +185,7 @@ class _Descent:
         self._levels = np.empty(0)  # of each plane at p = 0
         self._total = math.inf
         self._passes = 0
-        self.limited = False  # by the surface's limits, in the last step
+        self.limited = False  # whether the surface's limits were met in the last step
 
     def run(self, budget: Budget, most: float, tolerance: float, known: float) -> Dual:
         """Take steps until the model promises too little."""
@@ -195,7 +203,7 @@ class _Descent:
                 break
             before = self._total
             self._evaluate(prices)
-            if promise <= enough:  # nothing more to gain in this box: look beyond it
+            if promise <= enough:  # there is nothing more to gain in this box, so look beyond it
                 self._box *= LEAP
             elif before - self._total < GOOD_STEP * promise:
                 self._box *= SHRINK
@@ -211,7 +219,8 @@ class _Descent:
         )
 
     def _infeasible(self) -> bool:
-        sold = float(self._best @ self._capacity)  # may be far above what it cancels down to
+        # it may be far above the difference in which it cancels
+        sold = float(self._best @ self._capacity)
         slack = 1e-9 * (abs(self._worth) + self._size + sold) + 1.0
         return self._total < self._worth - slack
 
@@ -240,12 +249,11 @@ class _Descent:
             self._total, self._best = total, prices
 
     def _step(self) -> tuple[Floats, float, bool] | None:
-        """Return the model's best prices in the box, the decrease it promises, and whether no edge was met.
+        """Return the model's best prices in the box, the promised decrease, and if no edge was met.
 
-        None: rounding keeps the model from being solved, e.g. planes that are all but the same.
-
-        In units of the box and of what all jobs are worth, so that the program is well scaled whatever
-        the rows count.
+        Return None if rounding keeps the model from being solved, for example because planes are
+        almost the same. The program is in units of the box and of the value of all jobs, so it is
+        well scaled whatever the rows count.
         """
         scale = max(abs(self._total), self._size)
         low = np.maximum(-1.0, (self._surface.low - self._best) / self._box)
@@ -264,7 +272,7 @@ class _Descent:
         return prices, max(0.0, -lowest * scale), not bool(at_edge.any())
 
     def _forget(self) -> None:
-        """Keep the planes that are highest at the best prices."""
+        """Keep only the planes that are highest at the best prices."""
         most = PLANES_A_ROW * len(self._capacity) + 10
         if len(self._levels) > 2 * most:
             height = self._levels + self._slopes @ self._best
@@ -273,13 +281,16 @@ class _Descent:
 
 
 def _size(problem: Problem) -> float:
-    """Return what all jobs together are worth; a price at which a row's capacity costs that is typical."""
+    """Return the value of all jobs together.
+
+    A price is typical if the whole capacity of the row costs that much.
+    """
     top = jobwise(np.maximum, np.abs(problem.value).astype(np.float64), problem.job_start)
     return max(float(top.sum()), 1.0)
 
 
 def _guess(problem: Problem, unit: Floats) -> Floats:
-    """Return prices to begin with: those rows cost that all jobs together would overfill."""
+    """Return prices to begin with: rows that all jobs together would overfill have a price."""
     use = np.bincount(problem.row, weights=problem.amount, minlength=len(unit))
     columns = np.maximum(np.bincount(problem.row, minlength=len(unit)), 1)
     wanted = use / columns * len(problem.jobs)
@@ -287,7 +298,7 @@ def _guess(problem: Problem, unit: Floats) -> Floats:
 
 
 def _least_worth(problem: Problem) -> float:
-    """Return what any answer, less the jobs that need not run, is worth at least."""
+    """Return the least value of any answer, without the jobs that need not run."""
     value = np.where(lonely_fit(problem), problem.value.astype(np.float64), np.inf)
     least = jobwise(np.minimum, value, problem.job_start)
     return float(least[problem.must_run].sum()) if problem.must_run.any() else 0.0

@@ -1,4 +1,7 @@
-"""The pricing solver: prices by the dual, an answer by inserting jobs at them, both in compiled passes."""
+"""The pricing solver: shadow prices by the dual, and a choice made by inserting jobs at them.
+
+Both run in compiled passes.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,26 @@ from tessera.solvers.waiting import spells_out_waiting
 CLOSE: Final = 0.05
 """The dual stops once its model promises less than this share of the wanted gap."""
 SAMPLE: Final = 4096
-"""Jobs whose dual gives the prices to begin with where there are many more: it takes some 40 passes, and
-then few of the long ones are left to take."""
+"""Number of jobs whose dual gives the first prices if there are many more jobs.
+
+That takes some 40 passes, and then only few of the long passes remain."""
 
 GENEROUS: Final = 0.3
-"""Share of the gap to aim at where the prices are known and jobs are many: a pass near them costs less than
-greedy, whose answer is the sooner known to be worth less."""
+"""Share of the gap to aim at if the prices are known and there are many jobs.
+
+A pass near known prices costs less than greedy. The closer the bound, the sooner it is known that
+greedy's answer is worth less."""
 LEAST_SOLD: Final = 1e-3
-"""What the whole capacity must cost at known prices, in the problem's integers, or they say nothing."""
+"""Least cost of the whole capacity at known prices, in the problem's integers.
+
+Below it, the prices carry no information."""
 FEW: Final = 512
-"""Jobs that move first where an answer is mended, and a thirty-second of all."""
+"""Number of jobs that move first when a choice is repaired, plus a thirty-second of all."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """The best answer, the best bound and its prices so far."""
+    """The best choice, the best bound and its shadow prices so far."""
 
     choice: Ints | None = None
     worth: float = -math.inf
@@ -55,50 +63,51 @@ class _Found:
     infeasible: bool = False
 
     def prove(self, shown: Shown) -> None:
-        """Take in what prices prove."""
+        """Record what prices prove."""
         if self.shown is None or shown.bound <= self.bound:
             self.bound, self.shown = shown.bound, shown
 
     def prices(self) -> Floats | None:
-        """Return the prices of the best bound."""
+        """Return the shadow prices of the best bound."""
         return None if self.shown is None else self.shown.prices
 
     def offer(self, problem: Problem, choice: Ints | None) -> None:
-        """Take in the answer ``choice`` if it is better."""
+        """Record ``choice`` if it is better."""
         if choice is not None and objective_of(problem, choice) > self.worth:
             self.choice, self.worth = choice, objective_of(problem, choice)
 
     def take(self, problem: Problem, priced: Priced, gap: float) -> None:
-        """Take in what ``priced`` proves, and the answers near it, until one is within ``gap``."""
+        """Record what ``priced`` proves, and the choices near it, until one is within ``gap``."""
         self.prove(priced.shown())
         for way in (mended, inserted_by_lead):
             if not self.close(gap):
                 self.offer(problem, way(problem, priced))
 
     def close(self, gap: float) -> bool:
-        """Return whether the answer is within ``gap`` of the bound."""
+        """Return whether the choice is within ``gap`` of the bound."""
         return self.bound - self.worth <= gap * max(abs(self.bound), 1.0)
 
 
 class Pricing:
-    """Bounds (1) to (3) by prices, and answers by them.
+    """A solver that bounds (1) to (3) by shadow prices and derives choices from them.
 
-    Jobs are given their best column at the prices, those first that would lose most by another one; then
-    every step that still gains is taken. Prices of the hint, e.g. the last round's, are tried as they
-    are before any are looked for. Its work counts the evaluations of the whole dual.
+    Jobs get their best column at the prices, those first that would lose most by another one. Then
+    every step that still gains is taken. The prices of the hint, e.g. of the last round, are tried
+    unchanged before others are searched. The recorded work is the number of evaluations of the
+    whole dual.
     """
 
     name = "pricing"
 
     @spells_out_waiting
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        """Answer ``problem`` with prices and a bound; INFEASIBLE is proven."""
+        """Solve ``problem``, with shadow prices and a bound; INFEASIBLE is proven."""
         return self.solve_and_show(problem, budget, hint)[0]
 
     def solve_and_show(
         self, problem: Problem, budget: Budget, hint: Solution | None = None
     ) -> tuple[Solution, Shown | None]:
-        """Return the answer, and what its prices show; None: there are none."""
+        """Return the solution, and what its shadow prices show, or None if there are none."""
         found = _Found()
         if len(cannot_run(problem)):
             found.passes, found.infeasible = 1, True
@@ -123,7 +132,10 @@ class Pricing:
     def _near(
         self, problem: Problem, budget: Budget, known: Floats, found: _Found
     ) -> tuple[Floats, bool]:
-        """Take in what prices near the ``known`` ones tell; return where to search on, if that is needed."""
+        """Record what prices near ``known`` show.
+
+        Return where to search on, and whether no search is needed.
+        """
         aim = budget.gap * (GENEROUS if len(problem.jobs) > SAMPLE else 1.0)
         near = descend_near(problem, known, CLOSE * aim)
         found.passes = 1
@@ -146,7 +158,7 @@ class Pricing:
     ) -> None:
         most = budget.work.get(self.name, math.inf) - found.passes
         if found.passes and (most <= 0 or budget.expired()):
-            return  # what is known is told already
+            return  # what is known has already been recorded
         tolerance = CLOSE * budget.gap
         if known is None and len(problem.jobs) > 4 * SAMPLE:
             part = replace(budget, work={})
@@ -184,7 +196,7 @@ class Pricing:
 
 
 def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
-    """Return the prices that ``hint`` brings for the rows, if the capacity costs anything at them."""
+    """Return the shadow prices of ``hint``, or None if the capacity costs nothing at them."""
     if hint is None or len(hint.prices) != len(problem.rows):
         return None
     prices = np.where(np.isfinite(hint.prices) & (hint.prices > 0), hint.prices, 0.0)
@@ -192,15 +204,16 @@ def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
 
 
 def mended(problem: Problem, priced: Priced) -> Ints | None:
-    """Return what each job would choose at the prices, mended where rows are overfull; None: it cannot be."""
+    """Return the jobs' best choices at the prices, repaired where rows are overfull, or None."""
     return repaired(problem, priced.choice, priced.prices)
 
 
 def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
-    """Return an answer near the prices: jobs inserted by falling lead, then every step that gains.
+    """Return a feasible choice near the prices, or None if the must-run jobs find no room this way.
 
-    A job's lead is what its best choice is ahead of its next best one, so those that hardly care come
-    last and fill what is left. None: the jobs that must run found no room this way.
+    Jobs are inserted by falling lead, and then every step that gains is taken. A job's lead is by
+    how much its best choice beats its next best one. So jobs to which it hardly matters come last
+    and fill what is left.
     """
     choice = np.full(len(problem.jobs), -1, dtype=np.int64)
     lead = np.where(problem.must_run, np.inf, priced.lead)
@@ -223,7 +236,7 @@ def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
 
 
 def _sample(problem: Problem) -> Problem:
-    """Return the problem of about ``SAMPLE`` jobs, evenly picked, with their share of the capacity."""
+    """Return the problem of about ``SAMPLE`` evenly picked jobs with their share of capacity."""
     step = len(problem.jobs) // SAMPLE
     jobs = np.arange(0, len(problem.jobs), step)
     picked = np.zeros(len(problem.jobs), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The Lagrangian dual as a function: of a whole problem, or of what prices near some leave undecided."""
+"""The Lagrangian dual as a function, of a whole problem or of its undecided part."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from tessera.solvers.prices import Open, Priced
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surface:
-    """L(p) = offset + p . capacity + sum over jobs of max(0 unless it must run, max_c v_c - p . u_c).
+    """A function L of shadow prices p, the Lagrangian dual.
 
-    It is that for ``low <= p <= high`` (float64[rows]). Jobs, columns and usage are in a Problem's arrays.
+        L(p) = offset + p . capacity + sum over jobs of max(0 unless it must run, max_c v_c - p .
+            u_c)
+
+    It is valid for ``low <= p <= high`` (float64[rows]). Jobs, columns and usage are arrays as in a
+    Problem.
     """
 
     job_start: Ints
@@ -49,9 +53,9 @@ def whole(problem: Problem) -> Surface:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Nearby:
-    """What prices near some leave undecided: its surface, and which jobs and columns of the problem it has.
+    """The part of a problem that nearby prices leave undecided: its surface, jobs and columns.
 
-    ``settled`` is int64[jobs]: the choice of all other jobs, -1 for these.
+    ``settled`` is int64[jobs]: the choice of all other jobs, and -1 for these.
     """
 
     surface: Surface
@@ -63,8 +67,8 @@ class Nearby:
 def near(problem: Problem, priced: Priced, found: Open) -> Nearby:
     """Return L of ``problem`` at prices no further from those of ``priced`` than ``found`` allows.
 
-    A job with one choice left adds a constant and takes its part of the capacity; the others keep the
-    columns that may be best.
+    A job with one choice left adds a constant and takes its part of the capacity. The others keep
+    the columns that may be best.
     """
     only = np.where(found.must_take, found.count == 1, found.count == 0)
     fixed = np.repeat(only, found.count)
