@@ -1,4 +1,7 @@
-"""Paths and priorities of the jobs that run: in a round after its placement, and between rounds. Pure."""
+"""Paths and priorities of the running jobs, in a round after its placement and between rounds.
+
+These functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,14 @@ def plan_network(
     policy: Policy,
     cancelled: Callable[[], bool] = never,
 ) -> NetworkOutcome:
-    """Return paths, levels and tags of the jobs that run on the snapshot's network.
+    """Return paths, priority levels and tags of the jobs that run on the snapshot's network.
 
-    Jobs of whose Cell nothing is known, whose hosts the topology lacks, or whose GPUs no path joins, have no
-    part in it; that is said of each. What was measured of a job corrects what its Cell was estimated to send.
+    A job has no part in it if nothing is known of its Cell, if the topology lacks its hosts, or if
+    no path joins its GPUs. Its decision has a note about that. A measurement of a job corrects the
+    estimate of what its Cell sends.
 
     Raises:
-        InvalidInput: the network is not described, or the options are beyond what it has.
+        InvalidInput: the network is not described, or the options exceed its limits.
         DeadlineTooShort: ``cancelled`` has become true.
     """
     if snapshot.topology is None:
@@ -95,7 +99,7 @@ def plan_network(
 def _measured(
     topology: Topology, jobs: Sequence[NetworkJob], seen: Mapping[str, Seen], routes: Routes
 ) -> tuple[Contention, list[Note]]:
-    """Return jobs as they were measured, else as estimated, with what they load, and one note on a job."""
+    """Return the jobs' load, as measured or else as estimated, and one note for each job."""
     corrected, notes, used = with_bytes(topology, jobs, seen)
     c, others = contention(topology, corrected, routes=routes)
     period_s = [seen[name].period_s if name in used else None for name in c.jobs]
@@ -109,7 +113,7 @@ def _measured(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KnownRoutes:
-    """Routes remember what they found, for one thread at a time: who has the lock."""
+    """Routes with a lock: they cache what they found, so only one thread may use them at a time."""
 
     routes: Routes
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -123,7 +127,10 @@ def _routes(described: DescribedTopology) -> _KnownRoutes:
 def _tags(
     snapshot: Snapshot, running: Sequence[Running], c: Contention, demand: Demand, plan: NetworkPlan
 ) -> Settings:
-    """Return the tag of each job with traffic, and remarks; one that a job runs with stays its tag."""
+    """Return the tag of each job with traffic, and remarks.
+
+    A job keeps the tag that it runs with.
+    """
     names, standing = snapshot.jobs.name, snapshot.standing
     generation = {names[r.job]: r.generation for r in running}
     kept: dict[str, int] = {}
@@ -132,7 +139,7 @@ def _tags(
     )
     for row, (job, made_for, tag) in enumerate(rows):
         runs = job >= 0 and generation.get(names[job]) == made_for
-        if tag >= 0:  # that of another allocation is nobody's, but was given up only now
+        if tag >= 0:  # the tag of another allocation belongs to no job, but was only just released
             kept[names[job] if runs else f"row {row}"] = tag
     sends = demand.comm_s > 0
     levels = {name: int(plan.level[k]) for k, name in enumerate(c.jobs) if sends[k]}
@@ -149,7 +156,7 @@ def _decisions(
     tags: Mapping[str, int],
     said: Mapping[str, str],
 ) -> Iterable[NetworkDecision]:
-    """Yield one decision for each job that runs; those that have no part rank last."""
+    """Yield one decision for each running job; those that have no part rank last."""
     at = {name: k for k, name in enumerate(c.jobs)}
     rank, meets, intensity = plan.rank, met_by(demand, plan), demand.intensity
     last = len(c.jobs)

@@ -1,4 +1,4 @@
-"""What a caller may ask of a round, and how it is to be solved."""
+"""The options of a round, and how it shall be solved."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from tessera.formulation.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOptions(Policy):
-    """What a caller may ask of a round, and how it is to be solved; recorded with it."""
+    """The options that a caller may give for a round, with those of its solution.
+
+    They are recorded with the round.
+    """
 
     solver: str = "portfolio"
     gap: float = 1e-4
     seed: int = 0
     solve_limit_s: float = math.inf
     scheduler: str = ""
-    """A published policy (``tessera.solvers.schedulers``) decides, e.g. ``fcfs``; no promise or limit binds
-    it. Empty: Tessera's own statement."""
+    """A published scheduler (``tessera.solvers.schedulers``) that decides, e.g. ``fcfs``.
+
+    No promise or limit binds it. If it is empty, Tessera's own statement is solved."""
     work: tuple[tuple[str, float], ...] = ()
-    """Solver -> deterministic work at which to stop; empty: only time and gap stop it."""
+    """Pairs of a solver and the deterministic work at which to stop it.
+
+    If it is empty, only time and gap stop it."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""

@@ -1,4 +1,4 @@
-"""From an answer to GPUs: the solver's or greedy's, whichever is worth more once placed."""
+"""The step from a solution to GPUs: the solver's or greedy's, whichever is worth more once placed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NEVER: Final = 2**63 - 1
 
 
 def place_answers(work: RoundWork, solved: Solved) -> tuple[RoundWork, Placed]:
-    """Return the better of the solver's and greedy's answers placed, and the round that it answers.
+    """Return the better of the solver's and greedy's placed solutions, and the round it solves.
 
-    Where a launched or admitted job finds no blocks under a cap on changes, the cap is doubled until it
-    does: promises go before it (35). If no cap helps, it stays.
+    If a launched or admitted job finds no blocks under a cap on changes, the cap is doubled until
+    it does, since promises take precedence (35). If no cap helps, the cap stays.
     """
     best: tuple[int, RoundWork, Placed] | None = None
     for stated in map(work.restated, _with_rising_cap(work.statement)):
@@ -46,7 +46,7 @@ def place_answers(work: RoundWork, solved: Solved) -> tuple[RoundWork, Placed]:
 def defragmented(
     work: RoundWork, problem: Problem, placed: Placed, *, chosen_only: bool = False
 ) -> Placed:
-    """Return ``placed``, which answers ``problem``, defragmented in the rounds that look for it."""
+    """Return ``placed``, which solves ``problem``; in rounds that defragment, after that pass."""
     every = work.policy.defragment_every_rounds
     if not every or work.snapshot.round_number % every:
         return placed
@@ -67,7 +67,7 @@ def next_defragmented(snapshot: Snapshot, policy: Policy) -> int:
 
 
 def _with_rising_cap(statement: Statement) -> Iterator[Statement]:
-    """Yield the statement, then the same with twice the changes, until nothing more could change."""
+    """Yield the statement, then the same with a doubled cap, until all jobs could change."""
     yield statement
     problem = statement.problem
     kinds = [row.kind for row in problem.rows]
@@ -88,9 +88,9 @@ def _promises_broken(snapshot: Snapshot, problem: Problem, placed: Placed) -> in
 
 
 def _better(work: RoundWork, solved: Solved) -> Placed:
-    """Return the solver's answer placed, or greedy's where that is worth more once placed.
+    """Return the solver's solution placed, or greedy's if that is worth more once placed.
 
-    With several goals choices are compared by them; the score decides between equals.
+    With several goals, choices are compared by these; the score decides between equals.
     """
     problem, solution, greedy = work.surrogate, solved.on(work.surrogate), work.greedy
     standing = partial(solved.standing, work.statement)

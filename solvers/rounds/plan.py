@@ -1,6 +1,7 @@
 """One round as a pure function: from a snapshot to decisions, with no database, network or clock.
 
-The service, what-if calls, the simulator, benchmarks and ``tessera replay`` all call ``plan_round``.
+The service, what-if calls, the simulator, benchmarks and ``tessera replay`` all call
+``plan_round``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = ["Outcome", "RoundOptions", "plan_round"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a round came to. With ``violations`` it must not be committed."""
+    """The outcome of a round; if it has ``violations``, it must not be committed."""
 
     problem: Problem
     solution: Solution
@@ -47,29 +48,34 @@ class Outcome:
     placed: Placed
     decisions: tuple[Decision, ...]
     violations: tuple[Violation, ...]
-    greedy_objective: int  # 0 where a published policy decided
-    given_up: frozenset[int]  # jobs that had a promise which could not be kept
+    greedy_objective: int  # 0 if a published scheduler decided
+    given_up: frozenset[int]  # jobs whose promise could not be kept
     admission: Admission | None
     network: NetworkOutcome | None = (
         None  # None: the network is not described, or the round is refused
     )
     stands_until: int = 0
-    """Number of the next round that need be decided where nothing happens but that running jobs train on:
-    those before it would change nothing, like this one. 0: the very next one."""
+    """Number of the next round that must be decided if nothing happens except training.
+
+    The rounds before it would change nothing, like this one. If it is 0, it is the very next round.
+    """
 
     @property
     def placed_score(self) -> float:
-        """Return what the round is worth as it was placed, in units of the last goal."""
+        """Return the value of the round as it was placed, in units of the last goal."""
         return score(self.problem, self.solution, self.placed.placement)
 
     @property
     def bound_is_trivial(self) -> bool:
-        """Return whether nothing was proven of the last goal, so that the gap says nothing."""
+        """Return whether nothing was proven of the last goal, so that the gap has no meaning."""
         return self.goals[-1].bound_is_trivial
 
     @property
     def prices(self) -> dict[str, float]:
-        """Return what a unit of each row costs, in units of the last goal; empty where no one priced."""
+        """Return the shadow price of each row, in units of the last goal.
+
+        Empty if there are none.
+        """
         prices, rows = self.solution.prices, self.problem.rows
         return {
             row.name: float(price) / self.problem.scale
@@ -83,10 +89,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answered:
-    """A round's answer, placed but not checked. ``broken`` is what was wrong with it before."""
+    """A round's solution, placed but not checked.
+
+    ``broken`` has violations from before placement.
+    """
 
     work: RoundWork
-    statement: Statement  # with what the answer itself has changed
+    statement: Statement  # with the changes that follow from the solution itself
     solution: Solution
     goals: tuple[GoalResult, ...]
     placed: Placed
@@ -110,16 +119,17 @@ def plan_round(
 ) -> Outcome:
     """Decide a round: state it, solve it, place it, check it, explain it.
 
-    These are steps 3 to 7 of a round; loading before them and committing after them is the service's.
+    These are steps 3 to 7 of a round; the service loads before them and commits after them. If a
+    ``scheduler`` is given, it decides, and ``solver`` is not called; the objective measures its
+    choice. ``book`` is called with the name of each phase as it ends (build, greedy, solve, place,
+    check).
 
-    With a ``scheduler`` that decides, and ``solver`` is not asked: the objective measures what it chose.
+    Only the solver is limited by the budget's time. Placement limits its own effort, so that a
+    round that is decided again with the recorded work is placed as before. Once the budget is
+    cancelled, every phase ends, since nobody wants the answer any more.
 
-    ``book`` is called with the name of each phase as it ends (build, greedy, solve, place, check).
-    Only the solver is bound by the budget's time: placement's effort is bounded by itself, so that a
-    round that is decided again with the recorded work is placed as it was. Once the budget is cancelled
-    every phase ends, since nobody wants the answer any more.
-    The answer is never worth less than greedy's on the same problem, by the objective as stated and,
-    where both had to bend to the blocks that are free, by what was placed.
+    By the objective as stated, the solution is never worth less than greedy's on the same problem.
+    If both had to adapt to the free blocks, the same holds for what was placed.
 
     Raises:
         DeadlineTooShort: the budget was cancelled.
@@ -131,19 +141,19 @@ def plan_round(
 
     budget.check()
     seen = at_real_pace(snapshot)
-    # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its goals in
-    # order. Step 6: place the answer on nodes.
+    # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
+    # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
         answered = _scheduled(seen, policy, scheduler, budget, mark)
     else:
         answered = _solved(seen, policy, solver, budget, mark)
     mark("place")
-    # Step 7: check and explain, by code that no solver shares.
+    # Step 7: check and explain, with code that no solver shares.
     outcome = _checked(answered)
     mark("check")
     decisions = at_training_pace(outcome.decisions, snapshot.clock_factor)
     outcome = replace(outcome, decisions=decisions)
-    # Step 6 again: network paths and priorities, which only jobs that are let run have.
+    # Step 6, continued: network paths and priorities, which only jobs that may run have.
     if snapshot.topology is not None and not outcome.violations:
         outcome = _networked(snapshot, outcome, policy, budget)
         mark("network")
@@ -153,7 +163,7 @@ def plan_round(
 
 
 def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy, budget: Budget) -> Outcome:
-    """Return the outcome with paths and priorities for what it lets run, checked."""
+    """Return the outcome with checked paths and priorities for the jobs that it lets run."""
     network = plan_network(
         snapshot, running_after(snapshot, outcome.decisions), policy, budget.cancelled
     )
@@ -163,9 +173,9 @@ def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy, budget: Bud
 
 
 def _changes_nothing(outcome: Outcome) -> bool:
-    """Return whether all stays as it is, and no job was kept from its GPUs by fragmentation alone.
+    """Return whether everything stays as it is, and fragmentation keeps no job from GPUs.
 
-    Whether to make room for such a job by moving others depends on what moves cost by then.
+    Whether to move other jobs to make room for such a job depends on what moves will cost by then.
     """
     if outcome.violations or outcome.placed.unplaced:
         return False
@@ -180,9 +190,9 @@ def _solved(
     budget: Budget,
     mark: Callable[[str], None],
 ) -> _Answered:
-    """Return the solver's answer to the round's statement, placed."""
+    """Return the solver's solution of the round's statement, placed."""
     looks_ahead = policy.deadline_mode in LOOKS_AHEAD
-    if policy.deadline_mode == KEEP:  # without a promise there is nothing to look after
+    if policy.deadline_mode == KEEP:  # without a promise, there is nothing to look after
         looks_ahead = bool(snapshot.jobs.admitted.any())
     admission = admit(snapshot, policy, budget) if looks_ahead else None
     statement = state(snapshot, policy, admission, check=budget.check)
@@ -229,7 +239,7 @@ def _scheduled(
     budget: Budget,
     mark: Callable[[str], None],
 ) -> _Answered:
-    """Return what a published scheduler chooses, placed on the GPU types and counts that it chose.
+    """Return a published scheduler's choice, placed on the GPU types and counts that it chose.
 
     Its bound is the trivial one, since nothing was proven.
     """
@@ -251,7 +261,8 @@ def _scheduled(
         chosen_only=True,
     )
     placed = defragmented(work, problem, placed, chosen_only=True)
-    # placement must not hide what the scheduler broke; where it changed nothing, the round's check will see
+    # Placement must not hide what the scheduler broke. If it changed nothing, the round's check
+    # finds it.
     broken = () if placed.solution is solution else violations(problem, solution)
     solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
     return _Answered(
@@ -265,7 +276,7 @@ def _scheduled(
 
 
 def _checked(answered: _Answered) -> Outcome:
-    """Return the outcome: checked, explained and, where no rule is broken, decided job by job."""
+    """Return the checked and explained outcome; if no rule is broken, it decides each job."""
     snapshot, gangs = answered.work.snapshot, answered.work.gangs
     statement, solution, placed = answered.statement, answered.solution, answered.placed
     problem, given_up = statement.problem, answered.given_up

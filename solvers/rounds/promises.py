@@ -1,4 +1,4 @@
-"""Which promises a round can keep, and which it could not keep in the end."""
+"""The promises that a round can keep, and those that it could not keep in the end."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tessera.solvers.rounds.work import RoundWork
 
 
 def keep_promises(work: RoundWork) -> RoundWork:
-    """Return the round with the promises that can be kept, and with greedy's answer as its hint.
+    """Return the round with the promises that can be kept, and with greedy's solution as its hint.
 
-    Where the jobs that must run no longer fit together (nodes were lost), the promises kept are those
-    of greatest total weight that greedy finds; the round is stated again without the others.
+    If the must-run jobs no longer fit together (nodes were lost), greedy finds promises of great
+    total weight that can be kept. The round is then stated again without the others.
     """
     solver, problem, budget = Greedy(), work.surrogate, work.budget
     greedy = solver.solve(problem, budget, _witness(work.statement, problem))
@@ -44,7 +44,7 @@ def keep_promises(work: RoundWork) -> RoundWork:
     relaxed = work.surrogate
     hint = _witness(statement, relaxed)
     if hint is None:
-        others = kept.choice if len(problem.idle_row) else -1  # waiting may use what is short
+        others = kept.choice if len(problem.idle_row) else -1  # waiting may use a row that is short
         choice = _carried(problem, relaxed, np.where(must_run, kept.choice, others))
         hint = replace(kept, choice=choice, objective=objective_of(relaxed, choice), bound=math.inf)
     return replace(work, hint=solver.solve(relaxed, budget, hint))
@@ -53,7 +53,7 @@ def keep_promises(work: RoundWork) -> RoundWork:
 def released(problem: Problem, solution: Solution) -> tuple[Problem, frozenset[int]]:
     """Return the problem in which jobs that found no blocks need not run, and these jobs.
 
-    Placement has displaced all that it may before it leaves such a job without GPUs.
+    Placement displaces all jobs that it may before it leaves such a job without GPUs.
     """
     lost = problem.must_run & (solution.choice < 0)
     if not lost.any():
@@ -64,15 +64,16 @@ def released(problem: Problem, solution: Solution) -> tuple[Problem, frozenset[i
 
 
 def promised_before(snapshot: Snapshot) -> Bools:
-    """Return which jobs may have had a promise before the round, bool[jobs]: launched or admitted ones.
+    """Return which jobs may have had a promise before the round, bool[jobs].
 
-    One that is only to start, by its queue, its quota or an admission of this round, has nothing to lose.
+    They are launched or admitted. A job that would only start, by its queue, its quota or an
+    admission of this round, has nothing to lose.
     """
     return launched(snapshot) | snapshot.jobs.admitted
 
 
 def _witness(statement: Statement, problem: Problem) -> Solution | None:
-    """Return the answer that the rules packed for the jobs that must run, if they had to."""
+    """Return the choice that the rules packed for the must-run jobs as a solution, or None."""
     if statement.witness is None:
         return None
     return Solution(
@@ -85,7 +86,10 @@ def _witness(statement: Statement, problem: Problem) -> Solution | None:
 
 
 def _carried(before: Problem, after: Problem, choice: Ints) -> Ints:
-    """Return ``choice`` in the columns of ``after``, which states the same Cells; -1 where it has none."""
+    """Return ``choice`` in the columns of ``after``, which states the same Cells.
+
+    -1: it has none.
+    """
     found = np.full(len(choice), -1, dtype=np.int64)
     for job in np.flatnonzero(choice >= 0).tolist():
         columns = after.columns_of(job)

@@ -1,4 +1,4 @@
-"""A round in the making: what is decided on, and what is known of it so far."""
+"""A round in progress: its input, and what is known of it so far."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tessera.solvers.goals import surrogate
 
 @dataclass(frozen=True, kw_only=True)
 class RoundWork:
-    """A round that is being decided. Each step returns it with what that step found out.
+    """A round that is being decided; each step returns it with the step's results added.
 
-    ``gangs``: the current gang of each job that has one. ``hint``: an answer to ``surrogate``, greedy's; None
-    until there is one. ``waived``: the jobs whose promises the statement leaves out, because they could not
-    all be kept.
+    ``gangs`` has the current gang of each job that has one. ``hint`` is greedy's solution of
+    ``surrogate``, or None as long as there is none. ``waived`` has the jobs whose promises the
+    statement leaves out, because not all could be kept.
     """
 
     snapshot: Snapshot
@@ -45,7 +45,7 @@ class RoundWork:
         statement: Statement,
         admission: Admission | None = None,
     ) -> Self:
-        """Return the round as it is stated first."""
+        """Return the round with its first statement."""
         return cls(
             snapshot=snapshot,
             policy=policy,
@@ -62,11 +62,11 @@ class RoundWork:
 
     @property
     def greedy(self) -> Solution:
-        """Return greedy's answer to the surrogate, once there is one."""
+        """Return greedy's solution of the surrogate, once there is one."""
         if self.hint is None:
             raise AssertionError("greedy has not been asked yet")
         return self.hint
 
     def restated(self, statement: Statement) -> Self:
-        """Return the round with another statement; the answer to the former is kept."""
+        """Return the round with another statement; the solution of the former one is kept."""
         return self if statement is self.statement else replace(self, statement=statement)
