@@ -1,8 +1,9 @@
-"""What candidate stages cost: kernels, collectives, gradients, updates, transfers and memory, in arrays.
+"""Costs of candidate stages as arrays: kernels, collectives, gradients, updates, transfers, memory.
 
-A candidate is a contiguous segment of layers on ``dp * tp`` GPUs. All that depends on a layer and a
-setting (dp, tp, ep, sp) is computed once for each of the D distinct settings, summed cumulatively over
-layers, and read off at a segment's ends. What the groups are and which collectives run is in README.md.
+A candidate is a contiguous segment of layers on ``dp * tp`` GPUs. Everything that depends on a
+layer and a setting (dp, tp, ep, sp) is computed once for each of the D distinct settings. It is
+then summed cumulatively over the layers, and read at the ends of each segment. README.md describes
+the groups and the collectives that run on them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tessera.estimator.plans import (
 from tessera.formulation.tables import Bools, Floats, Ints
 
 UPDATE_UTILISATION = 0.8
-"""Share of the memory bandwidth that the optimizer's kernels reach: they only stream."""
+"""Share of the memory bandwidth that the optimizer's kernels reach. They only stream."""
 
 
 def candidates_of(
@@ -42,12 +43,12 @@ def candidates_of(
     expert_parallel: bool = True,
     sequence_parallel: bool = True,
 ) -> Candidates:
-    """Return every segment of layers on every number of GPUs under every setting that layers allow.
+    """Return every segment of layers on every number of GPUs under every allowed setting.
 
-    GPUs of a stage: powers of two and, for the one stage of a job without a pipeline, all of them.
-    Tensor and expert degrees: powers of two that divide the GPUs, within the limits of the segment's
-    layers, with equally many experts on each GPU. Settings that change nothing (expert degrees without
-    experts, sequence parallelism without a tensor group) are left out.
+    The GPUs of a stage are powers of two. A single stage (a job without a pipeline) may also have
+    all GPUs. Tensor and expert degrees are powers of two that divide the GPUs, within the limits of
+    the segment's layers and with equally many experts on each GPU. Settings that change nothing are
+    left out: expert degrees without experts, and sequence parallelism without a tensor group.
     """
     total = shape.gpus
     counts = sorted({*powers_of_two(total), total}) if stage_gpus is None else sorted(stage_gpus)
@@ -81,7 +82,10 @@ def candidates_of(
 
 
 def _over_segments(column: Floats, by: np.ufunc) -> Floats:
-    """Return minimum or maximum over layers ``a`` to ``b`` (exclusive), shape (L, L + 1); 0 where b <= a."""
+    """Return the minimum or maximum over layers ``a`` to ``b`` (exclusive), shape (L, L + 1).
+
+    Entries with b <= a are 0.
+    """
     count = len(column)
     found = np.zeros((count, count + 1))
     for a in range(count):
@@ -101,7 +105,10 @@ def stage_costs(
     states: States | None = None,
     copies: Copies | None = None,
 ) -> StageCosts:
-    """Return the costs of candidate stages. ``states``: ZeRO and offload; without them, neither."""
+    """Return the costs of candidate stages.
+
+    ``states`` describes ZeRO and offload. If it is None, neither is used.
+    """
     kept = states or States()
     settings, which = settings_of(candidates, training, shape)
     ends = (which, candidates.start, candidates.end)
@@ -126,7 +133,7 @@ def stage_costs(
 
 
 def _summed(layers: Floats, ends: tuple[Ints, Ints, Ints]) -> Floats:
-    """Return sums over segments, shape (K,), of what settings' layers cost, shape (D, L)."""
+    """Return the sums over segments, shape (K,), of the layer costs of settings, shape (D, L)."""
     which, start, end = ends
     total = np.zeros((layers.shape[0], layers.shape[1] + 1))
     np.cumsum(layers, axis=1, out=total[:, 1:])
@@ -134,7 +141,10 @@ def _summed(layers: Floats, ends: tuple[Ints, Ints, Ints]) -> Floats:
 
 
 def _runs(graph: Graph, training: Training, candidates: Candidates) -> Bools:
-    """Return which candidates can run: degrees within layers' limits, a sample for every replica."""
+    """Return which candidates can run.
+
+    Their degrees must be within the limits of the layers, and each replica needs a sample.
+    """
     start, end = candidates.start, candidates.end
     tensor_limit = _over_segments(graph.tensor_limit, np.minimum)[start, end]
     experts = _over_segments(graph.experts, np.maximum)[start, end]
@@ -147,7 +157,10 @@ def _runs(graph: Graph, training: Training, candidates: Candidates) -> Bools:
 def _kernels_s(
     graph: Graph, training: Training, compute: Compute, settings: Settings
 ) -> tuple[Floats, Floats]:
-    """Return forward and backward seconds, shape (D, L); asked for once a distinct (samples, tp)."""
+    """Return forward and backward seconds, shape (D, L).
+
+    They are computed once for each distinct (samples, tp).
+    """
     pairs = np.stack([settings.samples, settings.tp], axis=1)
     distinct, which = np.unique(pairs, axis=0, return_inverse=True)
     forward, backward = compute.layer_s(
@@ -159,9 +172,10 @@ def _kernels_s(
 def _collectives_s(
     graph: Graph, training: Training, network: Network, settings: Settings, states: States
 ) -> Floats:
-    """Return seconds of a micro-batch's collectives in each layer, both passes, shape (D, L).
+    """Return the seconds of a micro-batch's collectives in each layer, both passes, shape (D, L).
 
-    Each backward pass mirrors its forward pass (Megatron-LM, figure 4); a repeated forward pass repeats it.
+    Each backward pass mirrors its forward pass (Megatron-LM, figure 4). A repeated forward pass
+    repeats the collectives as well.
     """
     passes = training.forwards + 1
     width = graph.element_bytes
@@ -177,7 +191,7 @@ def _collectives_s(
     per_pass_s = count * whole
     if (settings.ep > 1).any():
         share = (settings.samples / settings.tp)[:, None]
-        half = width * share * graph.exchanged / 2  # out to the experts, and back
+        half = width * share * graph.exchanged / 2  # to the experts, and the same amount back
         per_pass_s += 2 * spread.seconds(Primitive.ALL_TO_ALL, half, settings.expert)
     return passes * per_pass_s + _divided_s(graph, training, spread, settings, states)
 
@@ -185,10 +199,10 @@ def _collectives_s(
 def _divided_s(
     graph: Graph, training: Training, spread: _Spread, settings: Settings, states: States
 ) -> Floats:
-    """Return seconds of what ZeRO adds to a micro-batch in each layer, shape (D, L).
+    """Return the seconds that ZeRO adds to a micro-batch in each layer, shape (D, L).
 
-    Divided gradients (2 and 3) are reduced after each backward pass, divided weights (3) gathered before
-    each pass (ZeRO, section 7).
+    Divided gradients (stages 2 and 3) are reduced after each backward pass. Divided weights (stage
+    3) are gathered before each pass (ZeRO, section 7).
     """
     width, taken_s = graph.element_bytes, np.zeros((len(settings.dp), len(graph)))
     if states.zero < 2:
@@ -204,9 +218,10 @@ def _divided_s(
 
 
 def messages(graph: Graph) -> Floats:
-    """Return in how many all-reduces a layer's ``reduced`` goes, shape (L,): each as large as a boundary.
+    """Return the number of all-reduces that carry a layer's ``reduced``, shape (L,).
 
-    A last layer hands on nothing: the boundary before it counts.
+    Each of them is as large as the layer's boundary. The last layer hands on nothing, so the
+    boundary before it counts.
     """
     before = np.concatenate([graph.boundary[:1], graph.boundary[:-1]])
     message = np.where(graph.boundary > 0, graph.boundary, before)
@@ -217,7 +232,7 @@ def messages(graph: Graph) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """Asks a network for (D, L) payloads of D groups."""
+    """A network for (D, L) payloads of D groups."""
 
     network: Network
     layers: int
@@ -233,7 +248,7 @@ class _Spread:
 
 
 def _positive_s(network: Network, primitive: Primitive, payload: Floats, groups: Groups) -> Floats:
-    """Return seconds of collectives; none where nothing is sent, whatever their latency."""
+    """Return the seconds of collectives. Where nothing is sent they are 0, without latency."""
     sent = np.flatnonzero((payload > 0) & (groups.size > 1)).astype(np.int64)
     taken = np.zeros(len(payload))
     if len(sent):
@@ -246,7 +261,7 @@ def _picked(groups: Groups, which: Ints) -> Groups:
 
 
 class _Rows:
-    """Sums of graph columns over the candidates' segments, and their settings; arrays of shape (K,)."""
+    """Sums of graph columns over the candidates' segments, with their settings, of shape (K,)."""
 
     def __init__(
         self, graph: Graph, candidates: Candidates, settings: Settings, which: Ints
@@ -262,34 +277,39 @@ class _Rows:
         self.expert_replicas = np.maximum(self.dp * self.tp // self.ep, 1)
 
     def total(self, column: Floats) -> Floats:
-        """Return sums over each segment."""
+        """Return the sum over each segment."""
         running = np.concatenate([[0.0], np.cumsum(column)])
         return np.asarray(running[self.end] - running[self.start], dtype=np.float64)
 
     def most(self, column: Floats) -> Floats:
-        """Return the largest in each segment."""
+        """Return the maximum of each segment."""
         return np.asarray(
             _over_segments(column, np.maximum)[self.start, self.end], dtype=np.float64
         )
 
     def divided(self, parts: Floats, whole: Floats, by: Callable[[Floats], Floats]) -> Floats:
-        """Return ``by`` of what a tensor group divides and of what it divides only with the sequence."""
+        """Return ``by`` of ``parts`` and ``whole`` as each GPU of a tensor group holds them.
+
+        A tensor group always divides ``parts``, but ``whole`` only with sequence parallelism.
+        """
         return by(parts) / self.tp + by(whole) / np.where(self.sp, self.tp, 1)
 
     def states(self, graph: Graph, training: Training, states: States) -> Floats:
-        """Return bytes of states on a GPU."""
+        """Return the bytes of states on a GPU."""
         dense = state_bytes(graph, training, states, self.own + self.shared, self.dp)
         return dense + state_bytes(graph, training, states, self.experts, self.expert_replicas)
 
 
 def _handed_s(graph: Graph, network: Network, settings: Settings) -> Floats:
-    """Return seconds of handing a micro-batch's activations over a cut and their gradients back.
+    """Return the seconds for handing a micro-batch's activations over a cut, and gradients back.
 
-    Shape (D, L + 1): the cut before each layer; nothing is handed over before the first and after the last.
+    The shape is (D, L + 1), for the cut before each layer. Nothing is handed over before the first
+    layer or after the last.
 
-    Each GPU sends its part of what its tensor group has to a partner in the next stage (Narayanan et al.,
-    SC 2021, section 4.1), where it is gathered; that stage is taken to be like this one. A job on several
-    nodes has a pair of stages on different ones, and the slower way counts for all.
+    Each GPU sends its part of the tensor group's activations to a partner in the next stage
+    (Narayanan et al., SC 2021, section 4.1), where they are gathered. The next stage is assumed to
+    be like this one. A job on several nodes has a pair of stages on different nodes, and its slower
+    path counts for all.
     """
     taken_s = np.zeros((len(settings.dp), len(graph) + 1))
     inner = graph.boundary[:-1]
@@ -312,11 +332,12 @@ def _handed_s(graph: Graph, network: Network, settings: Settings) -> Floats:
 def _syncs_s(
     graph: Graph, network: Network, settings: Settings, rows: _Rows, states: States
 ) -> Floats:
-    """Return seconds of the replicas' exchange of gradients, once an iteration.
+    """Return the seconds of the gradient exchange between replicas, once per iteration.
 
-    Weights over the data-parallel group, an expert's over the GPUs that hold it too. Weights that tensor
-    parts share have equal gradients on each, unless the parts hold different positions of a sequence.
-    Under ZeRO the updated parts are gathered; 2 and 3 have reduced gradients before.
+    Weights are exchanged over the data-parallel group, and an expert's weights over the GPUs that
+    also hold it. Weights that tensor parts share have equal gradients on each part, unless the
+    parts hold different positions of a sequence. Under ZeRO, the updated parts are gathered. ZeRO 2
+    and 3 have already reduced the gradients.
     """
     width = graph.element_bytes
 
@@ -344,7 +365,7 @@ def _syncs_s(
 def _updates_s(
     graph: Graph, training: Training, hardware: Hardware, rows: _Rows, states: States
 ) -> Floats:
-    """Return seconds of the optimizer: all states read and written once, under ZeRO in parts."""
+    """Return the seconds of the optimizer, which accesses all states once, under ZeRO in parts."""
     shared_out = states.zero >= 1
     updated = (rows.own + rows.shared) / (rows.dp if shared_out else 1)
     updated = updated + rows.experts / (rows.expert_replicas if shared_out else 1)
@@ -359,10 +380,11 @@ def _updates_s(
 
 
 def _flight_bytes(graph: Graph, training: Training, rows: _Rows) -> Floats:
-    """Return bytes that a GPU keeps of a micro-batch between its two passes.
+    """Return the bytes of a micro-batch that a GPU keeps between the two passes.
 
-    Layers' inputs, whole on each tensor part unless the sequence is divided, and what else a backward pass
-    needs; that is not kept where the forward pass is repeated.
+    They are the inputs of layers, which are whole on each tensor part unless the sequence is
+    divided, and whatever else a backward pass needs. The latter is not kept if the forward pass is
+    repeated.
     """
     inputs = _inputs(graph)
     divided = np.zeros(len(graph)) if training.checkpointing else graph.kept - graph.unsplit
@@ -371,17 +393,17 @@ def _flight_bytes(graph: Graph, training: Training, rows: _Rows) -> Floats:
 
 
 def _inputs(graph: Graph) -> Floats:
-    """Return activations handed to each layer, shape (L,); none to the first."""
+    """Return the activations handed to each layer, shape (L,). The first layer receives none."""
     return np.concatenate([[0.0], graph.boundary[:-1]])
 
 
 def _working_bytes(
     graph: Graph, training: Training, rows: _Rows, states: States, copies: Copies
 ) -> Floats:
-    """Return bytes alive while a micro-batch is computed, and not between its passes.
+    """Return the bytes in use while a micro-batch is computed, but not between its passes.
 
-    The largest layer's activations and their gradients (and what it keeps, where the forward pass is
-    repeated); a stage's input and output; buffers of collectives.
+    They are the largest layer's activations with their gradients (and what it keeps, if the forward
+    pass is repeated), the input and output of a stage, and the buffers of collectives.
     """
     repeated = 1.0 if training.checkpointing else 0.0
     divided, whole = repeated * (graph.kept - graph.unsplit), repeated * graph.unsplit
@@ -393,10 +415,11 @@ def _working_bytes(
 
 
 def _buffers(graph: Graph, rows: _Rows, states: States, copies: Copies) -> Floats:
-    """Return scalars that collectives hold beside their operands.
+    """Return the scalars that collectives hold in addition to their operands.
 
-    The largest all-reduce or all-to-all of a micro-batch or, under ZeRO 3, layer of gathered weights; and
-    gradients on their way between replicas, which ZeRO 2 and 3 reduce layer by layer.
+    They are the largest all-reduce or all-to-all of a micro-batch or, under ZeRO 3, the largest
+    layer of gathered weights. Gradients on their way between replicas are added, except under ZeRO
+    2 and 3, which reduce them layer by layer.
     """
     reduced = rows.most(graph.reduced / messages(graph)) * (rows.tp > 1)
     exchanged = rows.most(graph.exchanged) / 2 / rows.tp * (rows.ep > 1)

@@ -14,26 +14,28 @@ from tessera.estimator.times import Parts
 from tessera.formulation.tables import Floats, Ints
 
 LIKELY = 0.02
-"""Plans less likely than this are left out."""
+"""Share below which a plan is left out as unlikely."""
 _TIE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualStages:
-    """Takes the pipeline degree that looks fastest to it, more or less.
+    """A runtime that tends to choose the pipeline degree that looks fastest to its search.
 
-    To Alpa's search a stage costs its kernels and collectives, and for each micro-batch a part of its
-    gradients' exchange; transfers are free (OSDI 2022, section 5.2, and the cost model of its artifact).
+    To Alpa's search, a stage costs its kernels and collectives and, for each micro-batch, a part of
+    its gradient exchange. Transfers are free (OSDI 2022, section 5.2, and the cost model of its
+    artifact).
     """
 
     sync_weight: float = 8.0
-    """Times that the exchange of gradients counts. By judgement: more than once, as the searches that the
-    Arena artifact recorded on nodes of two GPUs prefer pipelines to replicas on several nodes throughout."""
+    """Weight of the gradient exchange in the search. By judgement, it is above 1: the searches that
+    the Arena artifact recorded on nodes of two GPUs always preferred pipelines to replicas on
+    several nodes."""
     softness: float = 0.1
-    """How much longer, as a log ratio, a plan must look to be 1 / e as likely as the best."""
+    """The log ratio of latencies at which a plan is 1 / e as likely as the best."""
 
     def candidates(self, setting: Setting) -> Candidates:
-        """Return the stages of each number of GPUs that is the whole over a power of two."""
+        """Return the stages whose number of GPUs is the whole divided by a power of two."""
         gpus = setting.shape.gpus
         sizes = [gpus // stages for stages in powers_dividing(gpus)]
         return candidates_of(
@@ -43,7 +45,7 @@ class EqualStages:
     def plans(
         self, parts: Parts, factors: Floats, degrees: Sequence[int]
     ) -> list[tuple[float, Ints]]:
-        """Return the plan of each likely degree; the shares add up to one."""
+        """Return the plan of each likely degree with its share. The shares sum to one."""
         count, gpus = parts.setting.training.micro_batches, parts.setting.shape.gpus
         costs = parts.at(factors)
         slot_s = costs.busy_s + self.sync_weight * costs.sync_s / count
@@ -63,19 +65,21 @@ class EqualStages:
 
 
 def _equal_plan(parts: Parts, slot_s: Floats, degree: int) -> Ints:
-    """Return the rows of the plan of so many equal stages whose slowest is fastest, then whose sum is least.
+    """Return the rows of the best plan of ``degree`` equal stages.
 
-    Empty: none fits.
+    The best plan has the fastest slowest stage and, among those, the smallest sum. If no plan fits,
+    the result is empty.
     """
     candidates, layers = parts.candidates, len(parts.setting.graph)
     own = np.flatnonzero(candidates.gpus == parts.setting.shape.gpus // degree)
-    own = own[
-        np.argsort(-slot_s[own], kind="stable")
-    ]  # of equal stretches the fastest is written last
+    # Among stages of equal layers, the fastest is written last.
+    own = own[np.argsort(-slot_s[own], kind="stable")]
     tables = [
+        # Tables are ordered from the last stage to the first.
         _table(candidates, slot_s, own[parts.depth[own] >= place], layers)
         for place in range(1, degree + 1)
     ]
+    # The first pass finds the slowest stage of the best plan.
     worst = np.full(layers + 1, np.inf)
     worst[layers] = -np.inf
     for seconds, _ in tables:
@@ -83,6 +87,7 @@ def _equal_plan(parts: Parts, slot_s: Floats, degree: int) -> Ints:
     limit_s = worst[0] * (1 + _TIE)
     if not np.isfinite(limit_s):
         return np.zeros(0, dtype=np.int64)
+    # The second pass minimises the sum without exceeding that time.
     left = np.full(layers + 1, np.inf)
     left[layers] = 0.0
     steps = []
@@ -99,7 +104,7 @@ def _equal_plan(parts: Parts, slot_s: Floats, degree: int) -> Ints:
 
 
 def _table(candidates: Candidates, slot_s: Floats, rows: Ints, layers: int) -> tuple[Floats, Ints]:
-    """Return seconds and row of each stretch of layers, by its start and end, shape (L, L + 1)."""
+    """Return the seconds and the row of each segment by start and end, shape (L, L + 1)."""
     seconds = np.full((layers, layers + 1), np.inf)
     row = np.full((layers, layers + 1), -1, dtype=np.int64)
     at = (candidates.start[rows], candidates.end[rows])
@@ -109,5 +114,5 @@ def _table(candidates: Candidates, slot_s: Floats, rows: Ints, layers: int) -> t
 
 
 def _least(total: Floats) -> Floats:
-    """Return the least over ends for each start; nothing is left to do after the last layer only once."""
+    """Return the minimum over ends for each start, with infinity after the last layer."""
     return np.append(total.min(axis=1), np.inf)

@@ -1,6 +1,6 @@
-"""A model as a chain of layers: all that the planner, the cost model and the profiler know of it.
+"""A model as a chain of layers, as the planner, the cost model and the profiler use it.
 
-Whatever the model came from (a configuration, a JAX function, a PyTorch module), it becomes a :class:`Graph`.
+A configuration, a JAX function and a PyTorch module all become a :class:`Graph`.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from tessera.formulation.errors import TesseraError
 from tessera.formulation.tables import Floats, Ints
 
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
-"""Types of weights and activations in compute, and bytes of a scalar."""
+"""Data types of weights and activations in compute, with the bytes of a scalar."""
 
 
 class Untraceable(TesseraError):
-    """A model that cannot be brought to a graph."""
+    """An error for a model that cannot be converted to a graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What one sample costs in one layer. Counts are of scalars, not bytes.
+    """The costs of one sample in one layer. Counts are of scalars, not bytes.
 
-    ``kind`` names layers that are the same operators at the same shapes: they are profiled once.
+    ``kind`` is the same for layers with the same operators at the same shapes. They are profiled
+    once.
     """
 
     kind: str
-    flops: float  # of the forward pass, two a multiply-add; a tensor group divides them
+    flops: float  # of the forward pass, two per multiply-add; a tensor group divides them
     touched: float  # activations read and written by its kernels in a forward pass
     kernels: float  # launched in a forward pass
     weights: float  # divided within a tensor group
     expert_weights: float = 0.0  # divided within an expert group
     shared_weights: float = 0.0  # kept whole by every GPU
     boundary: float  # activations handed to the next layer
-    kept: float = (
-        0.0  # further activations kept for the backward pass, divided within a tensor group
-    )
-    unsplit: float = 0.0  # of ``kept``, what is divided only if activations are divided by sequence
+    # Further activations kept for the backward pass, divided within a tensor group.
+    kept: float = 0.0
+    # The part of ``kept`` that is divided only if activations are divided by sequence.
+    unsplit: float = 0.0
     working: float = 0.0  # activations alive only while this layer is computed, divided likewise
     reduced: float = 0.0  # activations all-reduced over a tensor group in a forward pass
-    exchanged: float = (
-        0.0  # activations that change GPU (all-to-all) within an expert group, forward
-    )
+    # Activations that move between GPUs (all-to-all) in an expert group, forward.
+    exchanged: float = 0.0
     tensor_limit: float = 2.0**30  # largest tensor degree (attention heads, channels)
-    experts: float = 1.0  # expert degrees divide them
+    experts: float = 1.0  # must be a multiple of the expert degree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
-    """The layers of a model in order, as arrays of shape (L,). The fields are those of :class:`Layer`."""
+    """The layers of a model in order, as arrays of shape (L,) with the fields of :class:`Layer`."""
 
     name: str
     dtype: str
@@ -82,7 +82,7 @@ class Graph:
 
     @property
     def element_bytes(self) -> int:
-        """Return bytes of an activation or weight in compute."""
+        """Return the bytes of an activation or weight in compute."""
         return DTYPE_BYTES[self.dtype]
 
 
@@ -90,7 +90,7 @@ _AMOUNTS = tuple(f.name for f in fields(Layer) if f.name != "kind")
 
 
 def graph_of(name: str, dtype: str, layers: Sequence[Layer]) -> Graph:
-    """Return the graph of these layers.
+    """Return the graph of the given layers.
 
     Raises:
         Untraceable: no layer, an unknown type, or an amount that is negative or not finite.
@@ -114,10 +114,10 @@ def layer_of(graph: Graph, index: int) -> Layer:
 
 
 def merged(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
-    """Return the graph with neighbours joined until at most ``most`` layers are left, of about equal work.
+    """Return the graph with neighbours joined into at most ``most`` layers of about equal work.
 
-    Planners work on a bounded number of coarse layers (Alpa, section 5; the Arena artifact uses 16). The
-    cut, by dynamic programming, is the one that makes the heaviest coarse layer lightest.
+    Planners work on a bounded number of coarse layers (Alpa, section 5; the Arena artifact uses
+    16). Dynamic programming finds the cut whose heaviest coarse layer is lightest.
 
     Raises:
         DeadlineTooShort: it was cancelled.
@@ -131,9 +131,10 @@ def merged(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Gr
 
 
 def _joined(graph: Graph, start: int, end: int) -> Layer:
-    """Return layers ``start`` to ``end`` (exclusive) as one.
+    """Return the layers ``start`` to ``end`` (exclusive) as one.
 
-    Inner boundaries are kept and unsplit; a planner that checkpoints keeps the last boundary alone.
+    Inner boundaries are kept and unsplit. A planner with checkpointing keeps only the last
+    boundary.
     """
     part = {f: getattr(graph, f)[start:end] for f in _AMOUNTS}
     amounts = {f: float(column.sum()) for f, column in part.items()}

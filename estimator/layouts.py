@@ -1,4 +1,4 @@
-"""How a stage's GPUs are grouped and where the groups lie: tensor parts inside, replicas outside."""
+"""The groups of a stage's GPUs and their places: tensor parts are inside, replicas outside."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Settings:
-    """The D distinct (dp, tp, ep, sp); arrays of shape (D,)."""
+    """The D distinct settings (dp, tp, ep, sp), as arrays of shape (D,)."""
 
     dp: Ints
     tp: Ints
     ep: Ints
     sp: Bools
-    samples: Floats  # of a micro-batch on the fullest replica
+    samples: Floats  # samples of a micro-batch on the fullest replica
     shape: Shape
 
     @property
     def gpus(self) -> Ints:
-        """Return the GPUs of each."""
+        """Return the GPUs of each setting."""
         return self.dp * self.tp
 
     def groups(self, size: Ints, stride: Ints) -> Groups:
-        """Return groups of every ``stride``-th GPU of the stage; stages start at a node or share one.
+        """Return the groups of every ``stride``-th GPU of the stage. Stages start at a node or
+        share one.
 
-        Strides below a node's GPUs put as many groups side by side on the same nodes. Where groups do not
-        fill nodes evenly, those of a stage on several nodes are as slow as one that lies on two.
+        A stride below the GPUs of a node puts as many groups side by side on the same nodes. Where
+        groups do not fill nodes evenly, those of a stage on several nodes are as slow as one that
+        is on two.
         """
         node = self.shape.gpus_per_node
         apart = np.minimum(stride, node)
@@ -43,22 +45,22 @@ class Settings:
 
     @property
     def tensor(self) -> Groups:
-        """Return the groups of tensor parts: neighbours."""
+        """Return the groups of tensor parts, which are neighbours."""
         return self.groups(self.tp, np.ones_like(self.tp))
 
     @property
     def data(self) -> Groups:
-        """Return the groups of replicas, one GPU of each."""
+        """Return the groups of replicas, with one GPU of each."""
         return self.groups(self.dp, self.tp)
 
     @property
     def expert(self) -> Groups:
-        """Return the groups that experts are divided over: neighbours."""
+        """Return the groups over which experts are divided, which are neighbours."""
         return self.groups(self.ep, np.ones_like(self.ep))
 
     @property
     def expert_data(self) -> Groups:
-        """Return the groups that hold the same experts."""
+        """Return the groups of GPUs that hold the same experts."""
         return self.groups(self.gpus // self.ep, self.ep)
 
     @property
@@ -68,8 +70,9 @@ class Settings:
 
 
 def settings_of(candidates: Candidates, training: Training, shape: Shape) -> tuple[Settings, Ints]:
-    """Return the distinct settings and, of shape (K,), which of them is each candidate's."""
+    """Return the distinct settings and the index of each candidate's setting, shape (K,)."""
     stacked = np.stack([candidates.dp, candidates.tp, candidates.ep, candidates.sp], axis=1)
+    # Each distinct (dp, tp, ep, sp) becomes one number.
     base = int(stacked.max(initial=1)) + 1
     code = ((stacked[:, 0] * base + stacked[:, 1]) * base + stacked[:, 2]) * 2 + stacked[:, 3]
     _, first, which = np.unique(code, return_index=True, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Memory of a stage: states, activations in flight, working set; and what to say when it does not fit."""
+"""Memory of a stage (states, activations in flight, working set), and the stage that overflows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from tessera.formulation.tables import Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Where parameters, gradients and optimizer states live (ZeRO, SC 2020; ZeRO-Offload, ATC 2021)."""
+    """The place of parameters, gradients and optimizer states.
+
+    See ZeRO (SC 2020) and ZeRO-Offload (ATC 2021).
+    """
 
     zero: int = 0
-    """What replicas divide: 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """The ZeRO stage.
+
+    Replicas divide optimizer states from 1, gradients from 2, parameters from 3.
+    """
     offload: bool = False
-    """Optimizer states live in the host's memory and are updated there."""
-    host_bytes_per_s: float = 16e9  # to and from the host, of one GPU: half of PCI Express 4.0 x16
+    """Whether optimizer states are in the host's memory and updated there."""
+    host_bytes_per_s: float = 16e9  # between host and one GPU: half of PCI Express 4.0 x16
     host_update_bytes_per_s: float = 100e9
-    """States that the host's processors update, of one node: ZeRO-Offload, Table 4, moves 10 G parameters
-    in 2.6 s, some 32 bytes each."""
+    """Bytes of states per second that the processors of one host update. In ZeRO-Offload, Table 4,
+    they update 10 G parameters of some 32 bytes each in 2.6 s."""
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
@@ -34,18 +40,20 @@ class States:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """How often a runtime holds what is alive while a micro-batch is computed; a calibration replaces them.
+    """The number of copies that a runtime holds of the memory in use during a micro-batch.
 
-    The defaults are what the operators need. Compilers hold more: operands in two types or layouts, a
-    repeated forward pass run ahead of the backward pass that needs it.
+    A calibration replaces them. The defaults are what the operators need. Compilers hold more:
+    operands in two types or layouts, or a repeated forward pass that runs ahead of its backward
+    pass.
     """
 
     layer: float = 1.0  # of the largest layer's activations
     stage: float = 0.0
-    """Of the activations of all of a stage's layers, where their forward pass is repeated."""
+    """Copies of the activations of all layers of a stage, if their forward pass is repeated."""
     gradients: float = 1.0
-    """Of gradients, in buffers for their exchange, where there are replicas: PyTorch's DDP has one in its
-    buckets unless told otherwise; XLA has one too (``benchmarks/estimator/memory.py``)."""
+    """Copies of gradients in buffers for their exchange between replicas. PyTorch's DDP has one in
+    its buckets unless configured otherwise. XLA has one too (``benchmarks/estimator/memory.py``).
+    """
 
     def __post_init__(self) -> None:
         if min(self.layer, self.stage, self.gradients) < 0:
@@ -54,15 +62,17 @@ class Copies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a GPU's memory is good for."""
+    """The part of a GPU's memory that a stage can use."""
 
-    usable: float = 0.9  # share; the rest is fragmentation and what other processes keep
+    usable: float = 0.9  # share; the rest is fragmentation and memory of other processes
     context_bytes: float = 0.6 * GIB
-    """Driver context, kernels and libraries' handles: 0.4 to 0.8 GiB a process on recent GPUs."""
+    """Driver context, kernels and libraries' handles: 0.4 to 0.8 GiB per process on recent GPUs."""
 
 
 def parameter_bytes(graph: Graph, training: Training) -> tuple[float, float, float]:
-    """Return bytes a parameter of weights, gradients and optimizer states; together ``state_bytes``.
+    """Return the bytes per parameter of weights, gradients and optimizer states.
+
+    Together they are ``state_bytes``.
 
     Raises:
         TesseraError: ``state_bytes`` does not even hold a weight and its gradient.
@@ -80,7 +90,7 @@ def parameter_bytes(graph: Graph, training: Training) -> tuple[float, float, flo
 def state_bytes(
     graph: Graph, training: Training, states: States, parameters: Floats, replicas: Ints
 ) -> Floats:
-    """Return bytes of states on a GPU that holds ``parameters`` of which there are so many replicas."""
+    """Return the bytes of states on a GPU with ``parameters`` that have ``replicas`` replicas."""
     weight, gradient, optimizer = parameter_bytes(graph, training)
     divided = [replicas if states.zero >= stage else 1 for stage in (3, 2, 1)]
     on_gpu = weight / divided[0] + gradient / divided[1]
@@ -90,10 +100,11 @@ def state_bytes(
 
 
 def in_flight(schedule: Schedule, stages: int, micro_batches: int) -> Ints:
-    """Return micro-batches whose activations a stage keeps at once, shape (stages,).
+    """Return the number of micro-batches whose activations each stage keeps at a time, shape
+    (stages,).
 
-    GPipe runs all forward passes first; under 1F1B stage i starts with the backward pass once
-    ``stages - i`` forward passes are done (Narayanan et al., SC 2021, section 2.2).
+    GPipe runs all forward passes first. Under 1F1B, stage i starts with the backward pass after
+    ``stages - i`` forward passes (Narayanan et al., SC 2021, section 2.2).
     """
     if schedule is Schedule.GPIPE:
         return np.full(stages, micro_batches, dtype=np.int64)
@@ -101,24 +112,27 @@ def in_flight(schedule: Schedule, stages: int, micro_batches: int) -> Ints:
 
 
 def memory_bytes(costs: StageCosts, flights: Ints | int, room: Room | None = None) -> Floats:
-    """Return bytes on the fullest GPU of each candidate, shape (K,), with so many micro-batches in flight."""
+    """Return the bytes on the fullest GPU of each candidate, shape (K,).
+
+    ``flights`` is the number of micro-batches in flight.
+    """
     context = (room or Room()).context_bytes
     return costs.state_bytes + costs.flight_bytes * flights + costs.working_bytes + context
 
 
 def limit_bytes(memory: float, room: Room | None = None) -> float:
-    """Return bytes that a stage may use of a GPU's ``memory``."""
+    """Return the bytes of a GPU's ``memory`` that a stage may use."""
     return (room or Room()).usable * memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """The stage that does not fit, and by how much."""
+    """The stage that does not fit, with the bytes that it needs and the limit."""
 
     stage: int
     needed_bytes: float
     limit_bytes: float
-    largest: str  # what most of it is
+    largest: str  # name of the largest part of it
     largest_bytes: float
 
     def __str__(self) -> str:
@@ -131,9 +145,10 @@ class Overflow:
 def overflow(
     costs: StageCosts, rows: Sequence[int], flights: Ints, memory: float, room: Room | None = None
 ) -> Overflow | None:
-    """Return the stage of a plan that is fullest beyond the limit; None: the plan fits.
+    """Return the stage of a plan that exceeds the limit most. If the plan fits, return None.
 
-    ``rows`` are the stages' candidates in order, ``flights`` the micro-batches each keeps.
+    ``rows`` are the candidates of the stages in order. ``flights`` are the micro-batches that each
+    keeps.
     """
     at = np.asarray(rows, dtype=np.int64)
     parts = {

@@ -1,4 +1,4 @@
-"""Why a job has no Cell at a pipeline degree: by how much the plan that needs least memory is too large."""
+"""Reasons why a job has no Cell at a pipeline degree: the memory that its tightest plan lacks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ def misses(
     known: Container[int],
     rule: MicroBatches | None = None,
 ) -> dict[int, Overflow | None]:
-    """Return, for each degree that is not ``known``, what overflows in the plan that needs least memory.
+    """Return, for each degree that is not ``known``, the overflow of the plan that needs least
+    memory.
 
-    None: there is no plan at all, whatever the memory (more stages than layers; a micro-batch that is not
-    shared among so many GPUs; GPUs that are not the sum of so many powers of two). ``degrees`` is what
-    ``cells`` was asked for, ``known`` what it answered.
+    An entry is None if there is no plan, whatever the memory. There may be more stages than layers,
+    a micro-batch that cannot be shared among the GPUs, or a number of GPUs that is not a sum of
+    powers of two, one for each stage. ``degrees`` is the argument of ``cells`` and ``known`` its
+    result.
     """
     asked = sorted(set(degrees))
     coarse = coarse_for(setting.graph, asked[-1])

@@ -1,13 +1,14 @@
-"""How long an iteration takes: stages in a pipeline, transfers between them, gradients and weights after.
+"""Iteration times of pipelines: stages, the transfers between them, gradients and weight updates.
 
-With B micro-batches the first passes through all stages and the other B - 1 follow at the slowest's pace:
+With B micro-batches, the first passes through all stages and the other B - 1 follow at the pace of
+the slowest:
 
     sum of busy + (B - 1) * max of busy + transfers + gradients + max of update
 
-(Alpa, section 5.2; Crius, section 5.1; Arena, section 3.4). Every term is a sum or a maximum over stages,
-so a search may fix the maxima and add up the rest. GPipe and 1F1B take equally long in it. That is exact
-for GPipe where all stages have the same ratio of backward to forward, and never too short for 1F1B then;
-:func:`simulated_s` runs both schedules event by event.
+(Alpa, section 5.2; Crius, section 5.1; Arena, section 3.4). Every term is a sum or a maximum over
+stages, so a search may fix the maxima and add up the rest. GPipe and 1F1B take equally long in it.
+That is exact for GPipe if all stages have the same ratio of backward to forward, and then never too
+short for 1F1B. :func:`simulated_s` runs both schedules event by event.
 """
 
 from __future__ import annotations
@@ -23,32 +24,36 @@ from tessera.formulation.tables import Floats, Ints
 
 
 class Transfers(StrEnum):
-    """When activations travel between stages."""
+    """The time at which activations travel between stages."""
 
     ADDED = "added"
-    """Micro-batches wait for them: the slowest one counts B - 1 times (the Arena artifact)."""
+    """Micro-batches wait for transfers. The slowest one counts B - 1 times (the Arena artifact)."""
     HIDDEN = "hidden"
-    """Behind compute in the steady part: only the first micro-batch waits (Crius, section 5.1)."""
+    """Compute hides transfers, but the first micro-batch waits for them (Crius, section 5.1)."""
     OVERLAPPED = "overlapped"
-    """Behind compute as far as it lasts: the pace is the slowest stage's or transfer's."""
+    """Compute hides transfers for as long as it lasts.
+
+    The slowest stage or transfer sets the pace.
+    """
     IN_LINE = "in-line"
-    """A stage computes, sends and receives in turn: the pace is that of the stage with the largest sum (the
-    instruction lists of Alpa's runtime)."""
+    """A stage computes, sends and receives in turn. The stage with the largest sum sets the pace
+    (the instruction lists of Alpa's runtime)."""
     FREE = "free"
-    """Not counted at all, as Alpa's search takes them (OSDI 2022, section 5.2)."""
+    """Transfers do not count at all, as in Alpa's search (OSDI 2022, section 5.2)."""
 
 
 class Sync(StrEnum):
-    """When replicas exchange gradients."""
+    """The time at which replicas exchange gradients."""
 
     IN_TURN = "in-turn"  # one stage after another: a sum (the Arena artifact)
-    TOGETHER = "together"  # all stages at once, when the pipeline is empty: a maximum
-    BEHIND = "behind-backward"  # behind the stage's own last backward pass, as far as that lasts
+    TOGETHER = "together"  # all stages at the same time, when the pipeline is empty: a maximum
+    # The stage's own last backward pass hides it, for as long as that lasts.
+    BEHIND = "behind-backward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What runs at the same time as what."""
+    """The activities that run at the same time."""
 
     transfers: Transfers = Transfers.OVERLAPPED
     sync: Sync = Sync.TOGETHER
@@ -59,25 +64,28 @@ DEFAULT = Overlap()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pipelines:
-    """P plans of up to S stages. All arrays have shape (P, S); a plan with fewer stages has zeros after its
-    own. Seconds; of one micro-batch, but for ``sync_s`` and ``update_s``."""
+    """P plans of up to S stages. All arrays have shape (P, S).
+
+    A plan with fewer stages has zeros after its last. All values are seconds of one micro-batch,
+    except ``sync_s`` and ``update_s``.
+    """
 
     busy_s: Floats  # both passes with their collectives
     send_s: Floats  # to the next stage and back; 0 for a last stage
     receive_s: Floats  # from the stage before and back; 0 for a first stage
-    backward_s: Floats  # the part of busy_s that gradients may hide behind
+    backward_s: Floats  # the part of busy_s that may hide gradients
     sync_s: Floats
     update_s: Floats
 
 
 def pipelined_s(slot_s: Floats, micro_batches: int | Ints) -> Floats:
-    """Return seconds, shape (P,), for all micro-batches to pass slots of shape (P, S) one after another."""
+    """Return the seconds, shape (P,), for all micro-batches to pass slots of shape (P, S)."""
     total_s: Floats = slot_s.sum(axis=1) + (micro_batches - 1) * slot_s.max(axis=1)
     return total_s
 
 
 def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = DEFAULT) -> Floats:
-    """Return seconds of an iteration of each plan, shape (P,)."""
+    """Return the seconds of an iteration of each plan, shape (P,)."""
     steady_s = sum(slots.max(axis=1) for slots in paces_s(plans, overlap))
     first_s = plans.busy_s.sum(axis=1) + first_send_s(plans.send_s, overlap).sum(axis=1)
     synced_s = exposed_sync_s(plans.sync_s, plans.backward_s, overlap)
@@ -90,7 +98,7 @@ def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = 
 def paces_s(costs: Pipelines | StageCosts, overlap: Overlap = DEFAULT) -> list[Floats]:
     """Return the slots whose maxima over stages add up to the time between micro-batches.
 
-    Each has the shape of the costs' columns.
+    Each array has the shape of the columns of ``costs``.
     """
     match overlap.transfers:
         case Transfers.ADDED:
@@ -104,19 +112,22 @@ def paces_s(costs: Pipelines | StageCosts, overlap: Overlap = DEFAULT) -> list[F
 
 
 def first_send_s(send_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
-    """Return what the first micro-batch waits for each transfer."""
+    """Return the seconds that the first micro-batch waits for each transfer."""
     return np.zeros_like(send_s) if overlap.transfers is Transfers.FREE else send_s
 
 
 def exposed_sync_s(sync_s: Floats, backward_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
-    """Return what of each stage's gradient exchange nothing hides."""
+    """Return the part of each stage's gradient exchange that nothing hides."""
     if overlap.sync is Sync.BEHIND:
         return np.maximum(sync_s - backward_s, 0.0)
     return sync_s
 
 
 def pipelines_of(costs: StageCosts, rows: Ints) -> Pipelines:
-    """Return the plans whose stages are these candidates, shape (P, S); -1 after a plan's last stage."""
+    """Return the plans whose stages are the candidates ``rows``, shape (P, S).
+
+    A row is -1 after the last stage of a plan.
+    """
     there = rows >= 0
 
     def picked(column: Floats) -> Floats:
@@ -139,9 +150,10 @@ def simulated_s(
     micro_batches: int,
     send_s: Sequence[float] | None = None,
 ) -> float:
-    """Return seconds until the last backward pass ends, event by event; for checking, not for planning.
+    """Return the seconds until the last backward pass ends, event by event.
 
-    ``send_s[i]`` is one way from stage i to i + 1 and as long back; transfers never wait for one another.
+    This is for checks, not for planning. ``send_s[i]`` is the time from stage i to i + 1, and as
+    long back. Transfers never wait for one another.
     """
     stages = len(forward_s)
     wires = [0.0] * stages if send_s is None else list(send_s)
@@ -164,7 +176,7 @@ def simulated_s(
 def _order(
     schedule: Schedule, stages: int, stage: int, micro_batches: int
 ) -> list[tuple[bool, int]]:
-    """Return a stage's passes in order: (is it backward, micro-batch)."""
+    """Return the passes of a stage in order, as pairs (whether it is backward, micro-batch)."""
     ahead = micro_batches if schedule is Schedule.GPIPE else min(stages - stage, micro_batches)
     order = [(False, batch) for batch in range(ahead)]
     for batch in range(micro_batches):
@@ -180,7 +192,10 @@ def _ready_s(
     stages: int,
     task: tuple[int, bool, int],
 ) -> float | None:
-    """Return when what a pass needs has arrived; None: that has not been computed yet."""
+    """Return the time at which the input of a pass has arrived.
+
+    If the input has not been computed yet, return None.
+    """
     stage, back, batch = task
     if not back and stage == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""How a Cell runs: GPUs, the training's switches, candidate stages with their costs, and plans."""
+"""Execution plans: GPUs, training settings, candidate stages with their costs, and plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 
 class Schedule(StrEnum):
-    """The order of forward and backward passes in a pipeline. Equally long here; 1F1B needs less memory."""
+    """The order of forward and backward passes in a pipeline.
+
+    The model gives both the same iteration time, but 1F1B needs less memory.
+    """
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -20,7 +23,7 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Equal numbers of GPUs on some nodes."""
+    """An equal number of GPUs on each of some nodes."""
 
     nodes: int
     gpus_per_node: int
@@ -32,7 +35,7 @@ class Shape:
 
 
 def shape_of(gpus: int, node_gpus: int) -> Shape:
-    """Return the fewest nodes on which the GPUs lie in equal parts."""
+    """Return the shape with the fewest nodes on which the GPUs are spread evenly."""
     nodes = -(-gpus // node_gpus)
     while gpus % nodes:
         nodes += 1
@@ -51,58 +54,67 @@ def powers_dividing(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What stays as it is wherever the job runs."""
+    """The settings of a training job that are the same wherever it runs."""
 
     global_batch: int
     micro_batches: int = 16
     state_bytes: float = 16.0
-    """Of a parameter with its gradient and optimizer states (Adam: ZeRO, SC 2020, section 3.1)."""
+    """Bytes of a parameter with its gradient and optimizer states.
+
+    The default is Adam's (ZeRO, SC 2020, section 3.1).
+    """
     checkpointing: bool = False
-    """Only boundaries are kept; the forward pass is repeated in the backward pass."""
+    """Whether only boundaries are kept and the forward pass is repeated in the backward pass."""
     schedule: Schedule = Schedule.ONE_F_ONE_B
 
     @property
     def micro_batch(self) -> int:
-        """Return the samples of a micro-batch; the last one may have fewer."""
+        """Return the samples of a micro-batch. The last one may have fewer."""
         return math.ceil(self.global_batch / self.micro_batches)
 
     def at(self, global_batch: int) -> Training:
-        """Return the training at another batch, in no more micro-batches than it fills."""
+        """Return the training at another global batch, in no more micro-batches than it fills."""
         return replace(self, global_batch=global_batch).within(self.micro_batches)
 
     def within(self, micro_batches: int) -> Training:
-        """Return the training in so many micro-batches, or in as many of their size as the batch fills."""
+        """Return the training in at most ``micro_batches`` micro-batches.
+
+        There are fewer if the global batch does not fill that many of their size.
+        """
         size = math.ceil(self.global_batch / micro_batches)
         return replace(self, micro_batches=math.ceil(self.global_batch / size))
 
     @property
     def forwards(self) -> int:
-        """Return how often the forward pass runs in an iteration's micro-batch."""
+        """Return the number of forward passes of a micro-batch in an iteration."""
         return 2 if self.checkpointing else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Stages that a plan may be made of, one a row: layers ``start`` to ``end`` (exclusive) on
-    ``dp * tp`` GPUs. All arrays have shape (K,)."""
+    """The candidate stages of plans, one per row. All arrays have shape (K,).
+
+    A row is the layers ``start`` to ``end`` (exclusive) on ``dp * tp`` GPUs.
+    """
 
     start: Ints
     end: Ints
     dp: Ints
     tp: Ints
-    ep: Ints  # GPUs over which experts are divided; 1: each keeps all. Divides dp * tp
-    sp: Bools  # activations between tensor-parallel parts are divided by sequence (Korthikanti et al. 2022)
+    ep: Ints  # GPUs over which experts are divided; with 1, each keeps all. Divides dp * tp
+    # Activations between tensor-parallel parts are divided by sequence (Korthikanti et al. 2022).
+    sp: Bools
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def gpus(self) -> Ints:
-        """Return the GPUs of each, shape (K,)."""
+        """Return the GPUs of each candidate, shape (K,)."""
         return self.dp * self.tp
 
     def rows(self, at: Ints) -> Candidates:
-        """Return these rows."""
+        """Return the candidates at these rows."""
         return Candidates(
             start=self.start[at],
             end=self.end[at],
@@ -115,29 +127,28 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts:
-    """What candidates cost, row for row. Shape (K,); times in seconds, of the slowest GPU of the stage.
+    """The costs of candidates, row by row, of shape (K,), in seconds of the stage's slowest GPU.
 
-    ``inf`` in ``forward_s``: it cannot run (a degree above the layer's limit, a micro-batch that replicas
-    cannot share).
+    ``forward_s`` is ``inf`` if a candidate cannot run: a degree is above the limit of its layers,
+    or the replicas cannot share a micro-batch.
     """
 
     candidates: Candidates
     forward_s: Floats  # computing one micro-batch
     backward_s: Floats  # with the repeated forward pass, if any
-    comm_s: Floats  # collectives inside the stage, of one micro-batch, both passes
-    send_s: Floats  # handing one micro-batch on and getting its gradient back; 0 for the last layer
-    receive_s: (
-        Floats  # the same with the stage before, taken to be like this one; 0 for the first layer
-    )
-    sync_s: Floats  # gradients, once an iteration
-    update_s: Floats  # optimizer, once an iteration
+    comm_s: Floats  # collectives inside the stage, for one micro-batch, both passes
+    send_s: Floats  # sending one micro-batch on and receiving its gradient; 0 for the last layer
+    # The same with the stage before, assumed to be like this one; 0 for the first layer.
+    receive_s: Floats
+    sync_s: Floats  # gradients, once per iteration
+    update_s: Floats  # optimizer, once per iteration
     state_bytes: Floats  # parameters, gradients, optimizer states on one GPU
     flight_bytes: Floats  # activations kept on one GPU for each micro-batch in flight
-    working_bytes: Floats  # alive only while a layer is computed, with buffers of collectives
+    working_bytes: Floats  # in use only while a layer is computed, with buffers of collectives
 
     @property
     def busy_s(self) -> Floats:
-        """Return seconds of a micro-batch in the stage, both passes, with its collectives."""
+        """Return the seconds of a micro-batch in the stage, both passes, with its collectives."""
         return self.forward_s + self.backward_s + self.comm_s
 
 
@@ -160,7 +171,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order, with the time and memory that the cost model gives them."""
+    """An execution plan: stages in order, with the time and memory that the cost model predicts."""
 
     stages: tuple[Stage, ...]
     micro_batches: int
@@ -174,20 +185,21 @@ class Plan:
 
 
 class Compute(Protocol):
-    """Where the time of kernels comes from: a roofline, or a profile."""
+    """A source of kernel times: a roofline or a profile."""
 
     def layer_s(
         self, graph: Graph, training: Training, samples: Floats, tp: Ints
     ) -> tuple[Floats, Floats]:
         """Return forward and backward seconds of each layer, both of shape (D, L).
 
-        Row d: ``samples[d]`` samples in ``1 / tp[d]`` of the layer. Backward holds no repeated forward pass.
+        Row d is for ``samples[d]`` samples in ``1 / tp[d]`` of the layer. Backward seconds do not
+        include a repeated forward pass.
         """
         ...
 
 
 class Primitive(StrEnum):
-    """A collective operation; ``SEND`` is from one GPU to another."""
+    """A collective operation. ``SEND`` goes from one GPU to another."""
 
     ALL_REDUCE = "all-reduce"
     REDUCE_SCATTER = "reduce-scatter"
@@ -198,8 +210,11 @@ class Primitive(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Groups:
-    """Where collectives run, one a row, shape (K,): ``size`` GPUs evenly on ``nodes`` nodes, while
-    ``beside`` such groups (itself included) use the same nodes."""
+    """The groups of GPUs on which collectives run, one per row, shape (K,).
+
+    A group has ``size`` GPUs, evenly on ``nodes`` nodes. ``beside`` is the number of such groups
+    that use the same nodes, including itself.
+    """
 
     size: Ints
     nodes: Ints
@@ -207,12 +222,12 @@ class Groups:
 
 
 class Network(Protocol):
-    """Where the time of collectives comes from: a model of links, or measured tables."""
+    """A source of collective times: a model of links or measured tables."""
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
-        """Return seconds of each collective, shape (K,); 0 for groups of one GPU.
+        """Return the seconds of each collective, shape (K,). They are 0 for groups of one GPU.
 
-        ``payload_bytes`` is the full tensor: all-reduce and reduce-scatter each GPU's input, all-gather each
-        GPU's output, all-to-all each GPU's input, send the message.
+        ``payload_bytes`` is the full tensor. For all-reduce, reduce-scatter and all-to-all it is
+        the input of each GPU, for all-gather the output of each GPU, and for send the message.
         """
         ...

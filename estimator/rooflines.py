@@ -1,4 +1,4 @@
-"""Seconds of kernels from data sheets: products, memory traffic, small products, launches."""
+"""Kernel times from data sheets: products, memory traffic, small products and launches."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from tessera.formulation.errors import TesseraError
 from tessera.formulation.tables import Floats, Ints
 
 PARTS: Final = ("compute", "memory", "rows", "launch")
-"""What a layer's seconds are the sum of: its products' FLOPs, its traffic, what products over few rows lose,
-its launches."""
+"""The parts whose sum is a layer's seconds: the FLOPs of its products, its memory traffic, the loss
+of products over few rows, and its launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What share of a GPU's data sheet kernels reach. Chosen by judgement; a calibration corrects them."""
+    """The shares of a GPU's data sheet that kernels reach.
+
+    They are chosen by judgement, and a calibration corrects them.
+    """
 
     utilisation: float  # of the peak FLOP/s, by large kernels
     half_rows: float
-    """Rows (samples times positions) over which a product with a weight reaches half of the utilisation."""
+    """Rows (samples times positions) at which products with weights reach half the utilisation."""
     memory_utilisation: float  # of the memory bandwidth, by large kernels
-    launch_s: float  # of each kernel, beyond its work
-    backward: float = 2.0  # a backward pass' work in forward passes: two products for each one
+    launch_s: float  # of each kernel, in addition to its work
+    backward: float = 2.0  # work of a backward pass in forward passes: two products for each one
 
     def __post_init__(self) -> None:
         shares = (self.utilisation, self.memory_utilisation)
@@ -41,29 +44,31 @@ class Rates:
 
 
 DEFAULT_RATES: Mapping[str, Rates] = {
-    # Products alone reach four fifths of the peak, their traffic's share and launches come on top: together
-    # half of the peak in training (Narayanan et al., SC 2021, Table 1: 44-52 % of an A100's).
+    # Products alone reach four fifths of the peak. Memory traffic and launches add to their time.
+    # The result is half of the peak in training (Narayanan et al., SC 2021, Table 1: 44-52 % of an
+    # A100's).
     "f16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
     "bf16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
-    # Without tensor cores: convolutions. They read each activation more than once, and fall off below a
-    # thousand rows (late layers of a Wide-ResNet have 49 positions a sample).
+    # This type has no tensor cores and is used for convolutions. They read each activation more
+    # than once, and lose speed below a thousand rows (late layers of a Wide-ResNet have 49
+    # positions a sample).
     "f32": Rates(utilisation=0.8, half_rows=1000.0, memory_utilisation=0.8, launch_s=1e-5),
 }
-"""By type of compute. Rounded so that kernel times which the Arena artifact recorded on A40s
-(``cell_modules.csv``; other records than the iteration times that estimates are judged on) are about right on
-the mean; README.md has the ratios."""
+"""Rates by data type of compute. They are rounded so that kernel times which the Arena artifact
+recorded on A40s are about right on the mean (``cell_modules.csv``). The iteration times on which
+estimates are judged are other records. README.md has the ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineCompute:
-    """Kernels of one GPU type; meets :class:`tessera.estimator.plans.Compute`.
+    """Kernel times of one GPU type, as a :class:`tessera.estimator.plans.Compute`.
 
-    Not the roofline's maximum (Williams et al., CACM 2009) but a sum: in a layer products and the
-    element-wise kernels between them run one after another.
+    They are not the roofline's maximum (Williams et al., CACM 2009) but a sum. In a layer, products
+    and the element-wise kernels between them run one after another.
     """
 
     hardware: Hardware
-    rates: Mapping[str, Rates] = field(default_factory=lambda: DEFAULT_RATES)  # by type
+    rates: Mapping[str, Rates] = field(default_factory=lambda: DEFAULT_RATES)  # by data type
 
     def layer_s(
         self, graph: Graph, training: Training, samples: Floats, tp: Ints
@@ -91,7 +96,7 @@ class RooflineCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePart:
-    """One of :data:`PARTS` alone; meets :class:`tessera.estimator.plans.Compute`."""
+    """Kernel times of one of :data:`PARTS`, as a :class:`tessera.estimator.plans.Compute`."""
 
     whole: RooflineCompute
     part: int
@@ -107,7 +112,7 @@ class RooflinePart:
 def _weights(graph: Graph, tp: Ints) -> Floats:
     """Return the parameters in a GPU's products, shape (D, L).
 
-    Of the experts one is counted: how many more a GPU has depends on the expert degree.
+    Only one of the experts is counted, because the number on a GPU depends on the expert degree.
     """
     experts = np.maximum(graph.experts, tp[:, None])
     return np.asarray(graph.weights / tp[:, None] + graph.expert_weights / experts)

@@ -1,8 +1,9 @@
-"""What a plan sends between GPUs in one iteration, and when: for the network, where jobs meet on links.
+"""The traffic of a plan between GPUs in one iteration, with its start, for the network.
 
-The groups and collectives are those that :mod:`tessera.estimator.costs` prices; here they are bytes. A
-collective of V bytes in a ring of n sends 2 V (n - 1) / n from each member to the next for an all-reduce, V
-(n - 1) / n for a reduce-scatter or an all-gather, in as many messages as it has steps.
+The groups and collectives are those whose times :mod:`tessera.estimator.costs` computes. Here they
+are bytes. A collective of V bytes in a ring of n members sends 2 V (n-1) / n bytes from each member
+to the next for an all-reduce, and V (n-1) / n for a reduce-scatter or an all-gather. It sends as
+many messages as it has steps.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ Sent = tuple[float, int]
 
 
 def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
-    """Return one iteration of ``plan``, a plan of ``tessera.estimator.cells.cells`` for this setting.
+    """Return the traffic of one iteration of ``plan``.
 
-    Compute is the plan's pipeline without any communication. Gradients can leave once the last backward pass
-    has begun, everything else as soon as there are activations, so communication as a whole may begin at the
-    mean of the two moments, by bytes.
+    ``plan`` is a plan of ``tessera.estimator.cells.cells`` for this setting. Compute is its
+    pipeline without any communication. Gradients can be sent after the last backward pass has
+    begun, and everything else as soon as there are activations. Communication as a whole therefore
+    begins at the mean of the two moments, weighted by bytes.
 
     Raises:
-        InvalidInput: the plan does not run here (more replicas than samples, a degree above a limit).
+        InvalidInput: the plan does not run here (more replicas than samples, a degree above a
+            limit).
     """
     coarse = replace(
         setting,
-        graph=coarsened(setting.graph, plan.stages[-1].end),  # as many layers as it was planned in
+        graph=coarsened(setting.graph, plan.stages[-1].end),  # the number of layers of its planning
         training=setting.training.within(plan.micro_batches),
     )
     training = coarse.training
@@ -55,7 +58,10 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
 
 
 def gradient_share(stages: Sequence[StageTraffic]) -> float:
-    """Return the share of gradients in the bytes that all GPUs send; 0 where nothing is sent."""
+    """Return the share of gradients in the bytes that all GPUs send.
+
+    If nothing is sent, return 0.
+    """
     gradients = sum(s.gpus * (s.data[0] + s.expert_data[0]) for s in stages)
     others = sum(
         s.gpus * (s.tensor[0] + s.expert[0] * (s.ep - 1) + 2 * s.handed[0]) for s in stages
@@ -64,7 +70,10 @@ def gradient_share(stages: Sequence[StageTraffic]) -> float:
 
 
 def _compute_s(setting: Setting, stages: Sequence[Stage]) -> tuple[float, float]:
-    """Return seconds of the pipeline without communication, and of its longest backward pass and update."""
+    """Return the seconds of the pipeline without communication.
+
+    The second result is the seconds of its longest backward pass and update.
+    """
     costs = setting.costs(_candidates(stages))
     quiet = _quiet(costs)
     pipelines = pipelines_of(quiet, np.arange(len(stages), dtype=np.int64)[None])
@@ -122,14 +131,17 @@ def _passes(training: Training) -> int:
 
 
 def _ring(payload_bytes: float, size: int, rounds: int, in_turn: int = 1) -> Sent:
-    """Return what a ring of ``size`` sends in ``rounds`` rounds, each of ``in_turn`` messages a step."""
+    """Return the bytes and messages of a ring of ``size`` GPUs.
+
+    There are ``rounds`` rounds, each with ``in_turn`` messages per step.
+    """
     if size < 2 or payload_bytes <= 0:
         return 0.0, 0
     return rounds * payload_bytes * (size - 1) / size, rounds * in_turn * (size - 1)
 
 
 def _gradients(payload_bytes: float, size: int, zero: int, training: Training) -> Sent:
-    """Return what replicas send of gradients and weights under a ZeRO stage (ZeRO, section 7)."""
+    """Return the traffic of gradients and weights between replicas under ZeRO (its section 7)."""
     match zero:
         case 0 | 1:
             rounds = 2  # all-reduce, or reduce-scatter and all-gather
