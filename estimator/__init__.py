@@ -1,1 +1,1 @@
-"""How fast a Cell runs; so far an analytic roofline for sample profiles."""
+"""Iteration time and memory of Cells: analytic cost model, profiling and calibration."""

@@ -1,10 +1,12 @@
-"""Measured iteration times correct the model's parameters, and its estimates of like Cells, with uncertainty.
+"""Correction of the model and its estimates by measured iteration times, with uncertainty.
 
-Log iteration time is taken as normal: the model at parameters that differ by family and by GPU type, plus
-a residual that like Cells share, plus noise. With the model linearised in its log parameters all of this is
-one Gaussian process, so few measurements are enough, none is needed, each new one counts at once, and the
-uncertainty of every estimate comes with it (Rasmussen and Williams 2006, sections 2.2 and 2.7). Noise has
-heavy tails (Student's t by reweighting; Jylänki et al. 2011), because single runs go wrong.
+The logarithm of an iteration time is assumed to be normal. It is the sum of three parts: the model
+at parameters that differ by family and by GPU type, a residual that similar Cells share, and noise.
+
+With the model linearised in its log parameters, all of this is one Gaussian process (Rasmussen and
+Williams 2006, sections 2.2 and 2.7). A few measurements are therefore enough, and none is required.
+Each new one has an immediate effect, and every estimate has an uncertainty. The noise has heavy
+tails, because single runs go wrong (Student's t by reweighting; Jylänki et al. 2011).
 """
 
 from __future__ import annotations
@@ -23,15 +25,18 @@ from tessera.formulation.tables import Bools, Floats, Ints
 Names = NDArray[np.str_]
 
 FREEDOM = 4.0
-"""Degrees of freedom of the noise: a usual compromise between normal and Cauchy (Lange et al. 1989)."""
+"""Degrees of freedom of the noise, between normal and Cauchy as usual (Lange et al. 1989)."""
 PASSES = 4
-"""Times that the model is linearised anew, and reweightings in each."""
+"""Number of times that the model is linearised again, and of reweightings in each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A positive number in the model. Standard deviations are of its logarithm: of the value that all share,
-    of a model family's own part, and of a GPU type's."""
+    """A positive parameter of the model.
+
+    The standard deviations are those of its logarithm: of the value that all share, of the part of
+    a model family, and of the part of a GPU type.
+    """
 
     name: str
     value: float
@@ -42,7 +47,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is known of a Cell for comparing it with others."""
+    """The properties of a Cell by which it is compared with others."""
 
     family: str
     gpu_type: str
@@ -54,7 +59,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """A Cell that ran."""
+    """The measured iteration time of a Cell."""
 
     subject: Subject
     iter_time_s: float
@@ -62,17 +67,19 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """What the model misses, as standard deviations of log time, and how fast likeness fades.
+    """The deviations of log time that the model misses, and how fast similarity fades.
 
-    Lengths are in doublings of GPUs and of the batch, and in e-folds of the parameters.
+    They are standard deviations and length scales.
+
+    The length scales are in doublings of GPUs and of the batch, and in e-folds of the parameters.
     """
 
-    gpu_sd: float = 0.08  # of a GPU type at like counts and batches
-    family_sd: float = 0.1  # of a family at like counts, batches and sizes
+    gpu_sd: float = 0.08  # of a GPU type at similar counts and batches
+    family_sd: float = 0.1  # of a family at similar counts, batches and sizes
     pair_sd: float = 0.08  # of a family on a GPU type
     shape_sd: float = 0.18
-    """Of a GPU type's nodes x GPUs, from 4 GPUs on: its machines and network. None of a single GPU, half of
-    it of two."""
+    """Standard deviation of a GPU type's nodes x GPUs, i.e. of its machines and network. It applies
+    in full from 4 GPUs on, by half to two GPUs, and not to a single GPU."""
     noise_sd: float = 0.1
     gpus_length: float = 1.5
     batch_length: float = 3.0
@@ -84,20 +91,21 @@ class TimeModel(Protocol):
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """Return the parameters; the order is that of ``log_values``' columns."""
+        """Return the parameters, in the order of the columns of ``log_values``."""
         ...
 
     def log_times(self, subjects: Sequence[Subject], log_values: Floats) -> tuple[Floats, Floats]:
         """Return log seconds, shape (K,), and their gradients by the log parameters, shape (K, P).
 
-        ``log_values`` has shape (K, P). NaN: the model has no plan for it.
+        ``log_values`` has shape (K, P). A time is NaN if the model has no execution plan for the
+        subject.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """An iteration time; its logarithm has the standard deviation ``sd``."""
+    """An iteration time. Its logarithm has the standard deviation ``sd``."""
 
     iter_time_s: float
     sd: float
@@ -129,12 +137,15 @@ def _features(subjects: Sequence[Subject]) -> _Features:
 
 
 def _apart(a: Floats, b: Floats, length: float) -> Floats:
-    """Return squared distances in lengths, shape (A, B)."""
+    """Return squared distances in units of ``length``, shape (A, B)."""
     return ((a[:, None] - b[None, :]) / length) ** 2
 
 
 def _same(a: _Features, b: _Features) -> tuple[Bools, Bools, Bools]:
-    """Return which pairs share the family, the GPU type, and the GPU type and shape; each of shape (A, B)."""
+    """Return which pairs share the family, the GPU type, and the GPU type and shape.
+
+    Each array has shape (A, B).
+    """
     family = a.family[:, None] == b.family[None, :]
     gpu = a.gpu_type[:, None] == b.gpu_type[None, :]
     nodes = a.nodes[:, None] == b.nodes[None, :]
@@ -142,14 +153,19 @@ def _same(a: _Features, b: _Features) -> tuple[Bools, Bools, Bools]:
 
 
 def _covariance(prior: _Prior, a: _Features, by_a: Floats, b: _Features, by_b: Floats) -> Floats:
-    """Return the prior covariance of log times, shape (A, B), at gradients of shapes (A, P) and (B, P)."""
+    """Return the prior covariance of log times, shape (A, B).
+
+    The gradients ``by_a`` and ``by_b`` have shapes (A, P) and (B, P).
+    """
     family, gpu, shape = _same(a, b)
     total = (by_a * prior.shared) @ by_b.T
     total += family * ((by_a * prior.family) @ by_b.T) + gpu * ((by_a * prior.gpu) @ by_b.T)
     r = prior.residual
+    # Similarity fades with the distance in GPUs and batch, and for families also in size.
     apart = _apart(a.gpus, b.gpus, r.gpus_length) + _apart(a.batch, b.batch, r.batch_length)
     near = np.exp(-0.5 * apart)
     nearer = near * np.exp(-0.5 * _apart(a.size, b.size, r.size_length))
+    # The residual of a shape is half as large for two GPUs and 0 for one.
     many = np.outer(np.minimum(a.gpus / 2, 1.0), np.minimum(b.gpus / 2, 1.0))
     total += gpu * (r.gpu_sd**2 * near) + shape * (r.shape_sd**2 * many)
     total += family * (r.family_sd**2 * nearer) + (family & gpu) * (r.pair_sd**2 * nearer)
@@ -158,7 +174,7 @@ def _covariance(prior: _Prior, a: _Features, by_a: Floats, b: _Features, by_b: F
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Prior:
-    """Parameters as arrays of shape (P,): log values, and variances of their three parts."""
+    """The parameters as arrays of shape (P,): log values, and variances of their three parts."""
 
     log_values: Floats
     shared: Floats
@@ -178,7 +194,10 @@ def _prior_of(parameters: Sequence[Parameter], residual: Residual) -> _Prior:
 
 
 class Calibration:
-    """A model with what measurements taught. Without measurements it is the model at its defaults."""
+    """A model with the corrections learned from measurements.
+
+    Without measurements it is the model at its defaults.
+    """
 
     def __init__(
         self,
@@ -186,7 +205,7 @@ class Calibration:
         measurements: Sequence[Measurement] = (),
         residual: Residual | None = None,
     ) -> None:
-        """Learn from ``measurements``; those that the model has no plan for are left out.
+        """Learn from ``measurements``, except those for which the model has no execution plan.
 
         Raises:
             InvalidInput: a time is not positive and finite.
@@ -220,7 +239,8 @@ class Calibration:
             if not subjects:
                 return
             known = _features(subjects)
-            # The model's line through ``at``, seen from the defaults: what they leave to explain.
+            # Extend the model's tangent at ``at`` to the defaults. The offsets are what remains to
+            # explain.
             offsets = times - values + (gradients * (at - self._prior.log_values)).sum(axis=1)
             covariance = _covariance(self._prior, known, gradients, known, gradients)
             self._solve, self._weights = _robust(covariance, offsets, self._prior.residual.noise_sd)
@@ -239,7 +259,7 @@ class Calibration:
         return result
 
     def estimates(self, subjects: Sequence[Subject]) -> list[Estimate | None]:
-        """Return the iteration times; None where the model has no plan."""
+        """Return the iteration times. An entry is None if the model has no execution plan."""
         if not subjects:
             return []
         at = self.log_values(subjects)
@@ -266,9 +286,11 @@ class Calibration:
 
 
 def _robust(covariance: Floats, offsets: Floats, noise_sd: float) -> tuple[Floats, Floats]:
-    """Return the inverse of covariance plus noise, shape (K, K), and it times ``offsets``, shape (K,).
+    """Return the inverse of covariance plus noise, and its product with ``offsets``.
 
-    The noise of a measurement grows with its distance from the fit: the weights of Student's t.
+    Their shapes are (K, K) and (K,).
+
+    The noise of a measurement grows with its distance from the fit, by the weights of Student's t.
     """
     trust = np.ones(len(offsets))
     for _ in range(PASSES):
@@ -287,10 +309,11 @@ def most_telling(
     most: int,
     residual: Residual | None = None,
 ) -> list[int]:
-    """Return which Cells to measure: at most ``most`` choices for each family and GPU type, best first.
+    """Return the indices of the Cells to measure, best first.
 
-    Greedily the one that takes most variance off the estimates of ``targets`` (Krause et al. 2008), at the
-    model's defaults: no measured time is looked at.
+    At most ``most`` choices are returned for each family and GPU type. Each step greedily takes the
+    choice that reduces the variance of the estimates of ``targets`` most (Krause et al. 2008). This
+    is done at the model's defaults, without any measured time.
     """
     prior = _prior_of(model.parameters, residual or Residual())
     subjects = [*choices, *targets]
@@ -308,6 +331,7 @@ def most_telling(
         gains = gains / (np.diag(left)[: len(choices)] + noise)
         best = int(np.where(open_, gains, -1.0).argmax())
         chosen.append(best)
+        # Condition all remaining covariances on the chosen measurement.
         column = left[:, best]
         left = left - np.outer(column, column) / (left[best, best] + noise)
         open_[best] = False

@@ -1,4 +1,4 @@
-"""The Cells of a job: for GPUs of a type and each pipeline degree the best plan, its time and its memory."""
+"""The Cells of a job: the best plan for each GPU count, GPU type and pipeline degree."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Ints
 
 COARSE_LAYERS = 16
-"""Layers that plans are made of: neighbours are joined to so many (the Arena artifact; Alpa, section 5)."""
+"""Largest number of layers for planning. Neighbouring layers are merged until this many are left
+(the Arena artifact; Alpa, section 5)."""
 
 
 class MicroBatches(StrEnum):
-    """How many micro-batches a plan has, where that is not a given number."""
+    """Rules for the number of micro-batches of a plan, if it is not a given number."""
 
     STAGES = "stages"  # as many as stages (Arena)
     FOUR_STAGES = "4-stages"  # four times as many (Crius, section 5.1, after GPipe)
-    SEARCHED = "searched"  # the best power of two, less what would be empty
+    SEARCHED = "searched"  # the best power of two, without those that would leave stages empty
 
 
 class Planner(StrEnum):
-    """Whose way of planning chooses the plan of a pipeline degree. All keep to memory."""
+    """Planners that choose the plan of a pipeline degree. All respect the memory limit."""
 
     EXACT = "exact"  # the least latency under the cost model (planning/search.py)
-    ARENA = (
-        "arena"  # the proxy: least computation bias, then least communication (Arena, section 3.3)
-    )
-    CRIUS = (
-        "crius"  # least communication across cuts, stages data or tensor parallel (Crius, 4.2, 5.1)
-    )
+    # The proxy plan: least computation bias, then least communication (Arena, section 3.3).
+    ARENA = "arena"
+    # Least communication across cuts, with stages data or tensor parallel (Crius, 4.2, 5.1).
+    CRIUS = "crius"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What carries plans out, as far as their time and memory depend on it."""
+    """The runtime that executes plans, as far as their time and memory depend on it."""
 
     overlap: Overlap = DEFAULT
     planned_as: Overlap | None = None
-    """What its search takes to overlap when it chooses a plan; None: what really does."""
+    """The overlap that its search assumes when it chooses a plan. If it is None, the search assumes
+    the real overlap."""
     states: States = field(default_factory=States)
     room: Room = field(default_factory=Room)
     copies: Copies = field(default_factory=Copies)
@@ -76,9 +76,10 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setting:
-    """A job on GPUs of one type: all that its Cells there depend on. ``graph`` may be coarse already.
+    """A job on GPUs of one type, with all that its Cells there depend on.
 
-    ``timed``: ``compute`` was measured on such a GPU, so what other jobs taught of kernels does not touch it.
+    ``graph`` may already be coarse. ``timed`` means that ``compute`` was measured on such a GPU.
+    The correction of kernels that was learned from other jobs then does not apply to it.
     """
 
     graph: Graph
@@ -91,7 +92,7 @@ class Setting:
     timed: bool = False
 
     def costs(self, candidates: Candidates) -> StageCosts:
-        """Return what candidate stages cost here."""
+        """Return the costs of candidate stages in this setting."""
         return stage_costs(
             self.graph,
             self.training,
@@ -105,7 +106,10 @@ class Setting:
         )
 
     def depths(self, costs: StageCosts) -> Ints:
-        """Return where candidate stages fit here (:func:`tessera.estimator.planning.options.depths`)."""
+        """Return the places where candidate stages fit.
+
+        See :func:`tessera.estimator.planning.options.depths`.
+        """
         training = self.training
         return depths(
             costs,
@@ -119,7 +123,7 @@ class Setting:
 def on_sheets(
     graph: Graph, training: Training, hardware: Hardware, shape: Shape, states: States
 ) -> Setting:
-    """Return a job on GPUs of which data sheets alone are known."""
+    """Return the setting of a job on GPUs that are known from their data sheets only."""
     return Setting(
         graph=graph,
         training=training,
@@ -133,12 +137,15 @@ def on_sheets(
 
 @lru_cache(maxsize=64)
 def _remembered(graph: Graph, most: int) -> list[Graph]:
-    """Return a list for the graph in ``most`` layers, empty at first; a job's is the same on all its GPUs."""
+    """Return the cache entry for the graph in ``most`` layers: a list that is empty at first.
+
+    The coarse graph of a job is the same on all GPU types.
+    """
     return []
 
 
 def coarsened(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
-    """Return :func:`tessera.estimator.graph.merged`, once for each graph."""
+    """Return :func:`tessera.estimator.graph.merged` of the graph, computed once for each graph."""
     known = _remembered(graph, most)
     if not known:
         known.append(merged(graph, most, cancelled))
@@ -146,14 +153,15 @@ def coarsened(graph: Graph, most: int, cancelled: Callable[[], bool] = never) ->
 
 
 def coarse_for(graph: Graph, stages: int, cancelled: Callable[[], bool] = never) -> Graph:
-    """Return the graph in :data:`COARSE_LAYERS`, or in as many layers as a deeper pipeline has stages."""
+    """Return the graph in :data:`COARSE_LAYERS` layers, or one for each stage if that is more."""
     return coarsened(graph, max(COARSE_LAYERS, stages), cancelled)
 
 
 def degrees_of(gpus: int) -> list[int]:
-    """Return the usual pipeline degrees, 1, 2, 4 ... up to the GPUs and the coarse layers.
+    """Return the usual pipeline degrees 1, 2, 4 ..., up to the number of GPUs and of coarse layers.
 
-    Deeper pipelines need finer layers, whose plans take minutes to search; ask for them by number.
+    Deeper pipelines need finer layers, whose plans take minutes to search. They must be requested
+    by their number.
     """
     return powers_of_two(min(gpus, COARSE_LAYERS))
 
@@ -165,9 +173,10 @@ def cells(
     planner: Planner = Planner.EXACT,
     cancelled: Callable[[], bool] = never,
 ) -> dict[int, Plan]:
-    """Return the planner's plan of each pipeline degree; a degree for which it finds none is absent.
+    """Return the planner's plan of each pipeline degree. A degree without a plan is absent.
 
-    ``degrees`` None: :func:`degrees_of` the GPUs. ``micro_batches`` None: as the training says.
+    If ``degrees`` is None, the degrees are those of :func:`degrees_of`. If ``micro_batches`` is
+    None, their number is that of the training.
 
     Raises:
         InvalidInput: a degree below 1.
@@ -190,7 +199,7 @@ def cells(
 def counts_of(
     degrees: Sequence[int], training: Training, rule: MicroBatches | None
 ) -> Mapping[int, list[int]]:
-    """Return degrees by their numbers of micro-batches; never more of these than samples."""
+    """Return the degrees by their number of micro-batches, which is at most that of samples."""
     if rule is MicroBatches.SEARCHED:
         counts = powers_of_two(training.global_batch)
         return {n: [d for d in degrees if n >= d or n == counts[-1]] for n in counts}
@@ -201,7 +210,7 @@ def counts_of(
 
 
 def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training) -> int:
-    """Return the micro-batches of a plan; where they are searched, the most there can be."""
+    """Return the number of micro-batches of a plan, or the largest possible if it is searched."""
     if rule is None:
         return training.micro_batches
     if rule is MicroBatches.SEARCHED:
@@ -223,7 +232,7 @@ def _planned(
 
 
 def priced(setting: Setting) -> tuple[StageCosts, Options]:
-    """Return all candidate stages of a coarse setting, and which of them fit where."""
+    """Return all candidate stages of a coarse setting, and the places where they fit."""
     candidates = candidates_of(setting.graph, setting.shape, sequence_parallel=False)
     costs = setting.costs(candidates)
     return costs, options_of(candidates, setting.depths(costs))
@@ -236,7 +245,7 @@ def chosen(
     degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
 ) -> dict[int, Found]:
-    """Return the plan that the runtime's search takes for each degree, at the latency that it has."""
+    """Return the plan that the runtime's search chooses for each degree, with its real latency."""
     runtime, count = setting.runtime, setting.training.micro_batches
     searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
     found = best_plans(options, searched, setting.shape.gpus, degrees, cancelled)
@@ -256,10 +265,10 @@ def proxy_plans(
     degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
 ) -> dict[int, Found]:
-    """Return Arena's proxy plan of each degree (section 3.3), at the latency that it has.
+    """Return Arena's proxy plan of each degree (section 3.3), with its latency.
 
-    A layer's load is its computation on one GPU, which shares GPUs out; nothing that the planner looks at
-    is the plan's latency.
+    GPUs are shared out by the load of a layer, which is its computation on one GPU. The planner
+    never looks at the latency of a plan.
     """
     training, gpus = setting.training, setting.shape.gpus
     one = np.ones(1, dtype=np.int64)
@@ -284,8 +293,11 @@ def assembled_plans(
     degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
 ) -> dict[int, Found]:
-    """Return Crius' plan of each degree, at the latency that it has: the model is cut before memory is looked
-    at (section 4.2), then stages are data or tensor parallel, whatever is fastest and fits (section 5.1)."""
+    """Return Crius' plan of each degree, with its latency.
+
+    The model is cut before memory is considered (section 4.2). Then each stage becomes data or
+    tensor parallel, whichever is fastest and fits (section 5.1).
+    """
     graph, training, gpus = setting.graph, setting.training, setting.shape.gpus
     depth = np.zeros(len(costs.candidates), dtype=np.int64)
     depth[options.source] = options.depth
@@ -310,7 +322,7 @@ def assembled_plans(
 
 
 def _as_run(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> Found:
-    """Return a plan at the latency that the cost model gives it."""
+    """Return a plan with the latency that the cost model predicts."""
     latency = latency_of(costs, setting.training.micro_batches, setting.runtime.overlap)
     return Found(rows=tuple(rows), latency_s=latency.of(rows))
 
@@ -320,4 +332,4 @@ Way = Callable[[Setting, StageCosts, Options, Iterable[int], Callable[[], bool]]
 PLANNERS: Final[Mapping[Planner, Way]] = MappingProxyType(
     {Planner.EXACT: chosen, Planner.ARENA: proxy_plans, Planner.CRIUS: assembled_plans}
 )
-"""How each chooses; degrees that it finds no plan for are absent."""
+"""The function of each planner. Degrees for which it finds no plan are absent from its result."""

@@ -1,7 +1,7 @@
-"""YAML and JSON of users, within the limits of ``tessera.formulation.documents``.
+"""Reader of users' YAML and JSON, within the limits of ``tessera.formulation.documents``.
 
-Every field and file that takes YAML is read here. A document is one plain value: aliases, anchors, tags
-and merge keys are refused, since by them a short text can stand for a huge one.
+Every field and file that takes YAML is read here. A document is one plain value. Aliases, anchors,
+tags and merge keys are refused, because with them a short text can represent a huge one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tessera.formulation.documents import (
 from tessera.formulation.errors import InvalidInput
 
 _Parser: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The one of libyaml, where PyYAML was built with it: it is ten times as fast."""
+"""The parser of libyaml, if PyYAML was built with it. It is ten times as fast."""
 
 _PREFIX: Final = "tag:yaml.org,2002:"
 _SCALARS: Final = frozenset({"bool", "float", "int", "null", "timestamp"})
@@ -32,15 +32,15 @@ _NO_KEY: Final = object()
 
 
 class NotYaml(InvalidInput):
-    """The text is not YAML."""
+    """An error for a text that is not YAML."""
 
 
 def read_document(
     field: str, text: str, limits: Limits, cancelled: Callable[[], bool] = never
 ) -> Any:
-    """Return the one value of a text in YAML or JSON; None: the text is empty.
+    """Return the single value of a text in YAML or JSON. If the text is empty, return None.
 
-    JSON is YAML but for tabs between its values, so what is not JSON is read as YAML.
+    JSON is YAML except for tabs between its values, so a text that is not JSON is read as YAML.
 
     Raises:
         InvalidInput: it is neither, or beyond the limits; names ``field``.
@@ -64,11 +64,12 @@ def read_document(
 def read_yaml(
     field: str, text: str, limits: Limits, cancelled: Callable[[], bool] = never
 ) -> list[Any]:
-    """Return the values of the documents in a YAML text; empty documents are left out.
+    """Return the values of the documents in a YAML text, without empty documents.
 
     Raises:
         NotYaml: it is not YAML, or has a date that does not exist.
-        InvalidInput: it is beyond the limits, or a mapping names a key twice; names ``field`` and the line.
+        InvalidInput: it is beyond the limits, or a mapping names a key twice; names ``field`` and
+            the line.
         DeadlineTooShort: it was cancelled.
     """
     raw = to_utf8(field, text, limits)
@@ -84,7 +85,7 @@ def read_yaml(
 
 
 def _values(field: str, raw: bytes, limits: Limits, cancelled: Callable[[], bool]) -> Iterator[Any]:
-    """Yield the value of each document, built event by event."""
+    """Yield the value of each document, built from parser events."""
     builder = _Builder(field, limits)
     for event in yaml.parse(raw, Loader=_Parser):
         require_caller(cancelled)
@@ -97,18 +98,18 @@ def _values(field: str, raw: bytes, limits: Limits, cancelled: Callable[[], bool
 
 
 class _Builder:
-    """A value in the making: the lists and mappings that are still open, and what they have so far."""
+    """A value under construction: the open lists and mappings with their contents so far."""
 
     def __init__(self, field: str, limits: Limits) -> None:
         self._field, self._limits = field, limits
         self._scalars = yaml.SafeLoader("")
         self._document: Any = None
         self._open: list[list[Any] | dict[Any, Any]] = []
-        self._keys: list[Any] = []  # of each open mapping, the key that waits for its value
+        self._keys: list[Any] = []  # for each open mapping, the key that waits for its value
         self._nodes = 0
 
     def take(self) -> Any:
-        """Return the finished document, and begin the next."""
+        """Return the finished document and begin the next one."""
         document, self._document = self._document, None
         return document
 
@@ -118,7 +119,7 @@ class _Builder:
         self._keys.pop()
 
     def add(self, event: yaml.NodeEvent) -> None:
-        """Put the value of an event in its place."""
+        """Add the value of an event to the innermost open list or mapping."""
         place = f"line {event.start_mark.line + 1}" if event.start_mark else "a line"
         if self._open and self._keys[-1] is not _NO_KEY:
             place += f": {str(self._keys[-1])[:80]}"
@@ -166,7 +167,7 @@ class _Builder:
         raise InvalidInput(self._field, f"{place}: {problem}")
 
     def _scalar(self, place: str, event: yaml.ScalarEvent) -> Any:
-        """Return a text, a number, true or false, a date, or None."""
+        """Return the value of a scalar: a text, a number, a boolean, a date, or None."""
         check_scalar(self._field, place, event.value, self._limits)
         tag: str = self._scalars.resolve(  # type: ignore[no-untyped-call]
             yaml.ScalarNode, event.value, event.implicit

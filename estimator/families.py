@@ -1,9 +1,10 @@
-"""What jobs of well-known model families do and send in an iteration, on any number of GPUs of a type.
+"""Work and traffic of an iteration of well-known model families, on any number of GPUs of a type.
 
-Crux (SIGCOMM 2024, section 6) names BERT, GPT, ResNet, NMT, Multi-Interests, variants of them and two models
-of its own; their sizes, batches and plans are not in what we have of it. What stands here is published
-elsewhere, with its source beside it, or said to be ours; nothing is fitted to what Crux measured. Batches are
-those of one GPU, so a larger job trains a larger batch.
+Crux (SIGCOMM 2024, section 6) names BERT, GPT, ResNet, NMT, Multi-Interests, variants of them and
+two models of its own. Their sizes, batches and plans are not in the parts of it that we have. The
+numbers here are published elsewhere, with their source next to them, or marked as ours. Nothing is
+fitted to the measurements of Crux. Batches are those of one GPU, so a larger job trains a larger
+batch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HOST_GPUS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model family: what it is a stand-in for, where its numbers come from, how many GPUs it uses."""
+    """A model family with the source of its numbers, its overlap and its range of GPUs."""
 
     name: str
     source: str
@@ -44,10 +45,10 @@ class Family:
 
 @cache
 def family_traffic(name: str, gpu_type: str, gpus: int) -> CellTraffic:
-    """Return one iteration of a family's model on so many GPUs of a type (hosts of eight).
+    """Return one iteration of a family's model on ``gpus`` GPUs of a type (hosts of eight).
 
     Raises:
-        InvalidInput: no such family or GPU type, or not on so many GPUs.
+        InvalidInput: no such family or GPU type, or not on this number of GPUs.
     """
     known = families()
     if name not in known:
@@ -76,7 +77,7 @@ GRADIENTS: Final = "gradients leave once the backward pass has begun"
 
 
 def _dense() -> list[Family]:
-    """Return the data-parallel families whose graphs we have."""
+    """Return the data-parallel families for which we have graphs."""
     return [
         _replicated(
             "bert",
@@ -145,7 +146,7 @@ def _replicated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptSize:
-    """A row of Narayanan et al. (SC 2021), Table 1: a GPT and how it was trained on A100s."""
+    """A row of Narayanan et al. (SC 2021), Table 1: a GPT and its training on A100s."""
 
     gpus: int
     hidden: int
@@ -179,8 +180,9 @@ def _gpt_family() -> Family:
 
 
 def gpt_traffic(hardware: Hardware, gpus: int, gpu_batch: float | None = None) -> CellTraffic:
-    """Return an iteration of the GPT for so many GPUs; ``gpu_batch``: sequences a GPU, else the source's.
+    """Return an iteration of the GPT for ``gpus`` GPUs.
 
+    ``gpu_batch`` is the number of sequences per GPU. If it is None, it is that of the source.
     Gradients are summed in the 16 bits of the weights.
     """
     size = max((s for s in GPT_SIZES if s.gpus <= gpus), default=GPT_SIZES[0], key=lambda s: s.gpus)
@@ -198,10 +200,11 @@ def gpt_traffic(hardware: Hardware, gpus: int, gpu_batch: float | None = None) -
 def _planned(
     graph: Graph, training: Training, hardware: Hardware, gpus: int, *, tp: int, stages: int
 ) -> CellTraffic:
-    """Return an iteration of equal stages, each of replicas of ``tp`` GPUs of one host.
+    """Return an iteration of equal stages whose replicas have ``tp`` GPUs of one host each.
 
-    Sums over tensor groups stay on NVLink, which no other job uses, and compute waits for them: their seconds
-    are compute's here, and only what crosses hosts is left as traffic.
+    Sums over tensor groups stay on NVLink, which no other job uses, and compute waits for them.
+    Their seconds therefore count as compute here, and only the bytes that cross hosts are left as
+    traffic.
     """
     setting = on_sheets(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
     coarse = coarse_for(graph, stages)
@@ -220,14 +223,14 @@ def _planned(
 
 
 def _inside_hosts(found: CellTraffic, hardware: Hardware) -> CellTraffic:
-    """Return the iteration with tensor groups' sums as compute: their bytes at NVLink's bandwidth."""
+    """Return the iteration with tensor groups' sums as compute, at the bandwidth of NVLink."""
     tensor_s = max(s.tensor[0] for s in found.stages) / hardware.link_bytes_per_s
     quiet = tuple(replace(s, tensor=(0.0, 0)) for s in found.stages)
     return replace(found, stages=quiet, compute_s=found.compute_s + tensor_s)
 
 
 def _after_compute(found: CellTraffic) -> CellTraffic:
-    """Return the iteration with gradients sent when compute has ended."""
+    """Return the iteration with its gradients sent after compute has ended."""
     return replace(found, start_s=gradient_share(found.stages) * found.compute_s)
 
 
@@ -256,7 +259,10 @@ def _resnet(depth: int) -> Graph:
 
 
 def _nmt(name: str, hidden: int, heads: int) -> Graph:
-    """Return a Transformer of six and six layers, one vocabulary of 37,000 for both languages."""
+    """Return a Transformer of six plus six layers.
+
+    One vocabulary of 37,000 is for both languages.
+    """
     return transformer(
         Transformer(
             name=name,
@@ -292,10 +298,11 @@ def _gpt(size: GptSize) -> Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommender:
-    """A model of embeddings that lie on all GPUs and small nets that each GPU has, by its published features.
+    """A recommendation model: embeddings spread over all GPUs, and small nets that each GPU holds.
 
-    Amounts are of one GPU and iteration. Rows of embeddings come before compute and their gradients go after
-    it, so nothing of that is hidden: communication begins when compute ends.
+    Its published features are amounts of one GPU and iteration. Rows of embeddings arrive before
+    compute and their gradients leave after it, so none of this is hidden: communication begins when
+    compute ends.
     """
 
     flops: float
@@ -304,7 +311,7 @@ class Recommender:
     dense_bytes: float  # gradients of the nets
 
     def traffic(self, hardware: Hardware, gpus: int) -> CellTraffic:
-        """Return an iteration: products and memory one after the other, each at 70 % of its peak."""
+        """Return an iteration: products and memory traffic in turn, each at 70 % of its peak."""
         compute_s = (
             self.flops / hardware.flops("tf32") + self.touched_bytes / hardware.memory_bytes_per_s
         ) / REACHED
@@ -322,12 +329,13 @@ class Recommender:
 
 
 REACHED: Final = 0.7
-"""Share of peaks reached, by products and by memory (assumed by Wang et al., IISWC 2019)."""
+"""Share of peak that products and memory traffic reach (assumed by Wang et al., IISWC 2019)."""
 
 MULTI_INTERESTS: Final = Recommender(
     flops=105.8e9, touched_bytes=100.4e9, exchanged_bytes=122e6, dense_bytes=1.19e6
 )
-"""Multi-Interests at 2,048 samples a GPU: Wang et al., IISWC 2019 (Alibaba-PAI), Tables IV and V."""
+"""Multi-Interests at 2,048 samples per GPU (Wang et al., IISWC 2019, Alibaba-PAI, Tables IV and V).
+"""
 
 _CTR_BATCH: Final = 65_536
 _CTR_ROWS, _CTR_WIDTH = 26, 128
@@ -340,9 +348,9 @@ CTR: Final = Recommender(
     exchanged_bytes=2 * 2 * _CTR_ROWS * _CTR_WIDTH * _CTR_BATCH,
     dense_bytes=4 * _CTR_WEIGHTS,
 )
-"""DLRM (Naumov et al. 2019) at MLPerf Training's sizes: 26 rows of 128, nets 13-512-256-128 and
-479-1024-1024-512-256-1. 65,536 samples a GPU (ours; Zheng et al., AAAI 2023, train 128 K on one), rows sent
-in 16 bits, six passes over them in 32: ours."""
+"""DLRM (Naumov et al. 2019) at the sizes of MLPerf Training: 26 rows of 128, and nets
+13-512-256-128 and 479-1024-1024-512-256-1. Ours are the 65,536 samples per GPU (Zheng et al., AAAI
+2023, train 128 K on one), rows sent in 16 bits, and six passes over them in 32 bits."""
 
 
 def _recommenders() -> list[Family]:

@@ -1,7 +1,8 @@
-"""Sample profiles: the papers' models on GPUs of the catalogue, from data sheets alone.
+"""Sample profiles of the papers' models on GPU types of the catalogue, from data sheets alone.
 
-They let a cluster be tried, benchmarked and demonstrated before anything is measured on it. To price
-thousands of Cells in seconds only even plans are looked at; README.md says what a search would find beyond.
+With them, a cluster can be tried, benchmarked and demonstrated before anything is measured on it.
+To estimate thousands of Cells in seconds, only even plans are considered. README.md says what a
+search would find in addition.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def sample_profiles(
 ) -> list[EstimateRecord]:
     """Return the estimates of every workload on every type, count, shape and pipeline degree.
 
-    A Cell that no plan fits has ``iter_time_s`` inf; degrees above the number of coarse layers are left out.
+    If no plan fits a Cell, its ``iter_time_s`` is inf. Degrees above the number of coarse layers
+    are left out.
     """
     counts = tuple(gpu_counts)
     return [record for kind in hardware for record in _of_type(kind, counts)]
@@ -53,12 +55,12 @@ def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecor
 
 
 def sampled() -> list[Published]:
-    """Return the models of the samples: those published with several batches (Arena's, section 5.1)."""
+    """Return the models of the samples, published with several batches (Arena, section 5.1)."""
     return [model for model in published().values() if len(model.batches) > 1]
 
 
 def shapes(hardware: Hardware, gpus: int) -> list[Shape]:
-    """Return the shape with the fewest nodes and the one with twice as many, where they divide evenly."""
+    """Return the shape with the fewest nodes and one with twice as many, if they divide evenly."""
     fewest = math.ceil(gpus / hardware.gpus_per_node)
     return [
         Shape(nodes=nodes, gpus_per_node=gpus // nodes)
@@ -68,14 +70,17 @@ def shapes(hardware: Hardware, gpus: int) -> list[Shape]:
 
 
 def degrees(gpus: int) -> list[int]:
-    """Return the pipeline degrees: powers of two that divide ``gpus``, up to :data:`COARSE_LAYERS`."""
+    """Return the pipeline degrees: powers of two dividing ``gpus``, up to :data:`COARSE_LAYERS`."""
     return [degree for degree in powers_dividing(gpus) if degree <= COARSE_LAYERS]
 
 
 def _records(
     model: Published, batch: int, hardware: Hardware, asked: Sequence[tuple[Shape, int]]
 ) -> Iterator[EstimateRecord]:
-    """Yield the estimates of a workload on shapes at pipeline degrees; its graph is coarse already."""
+    """Yield the estimates of a workload on shapes at pipeline degrees.
+
+    Its graph is already coarse.
+    """
     asked = [(shape, degree) for shape, degree in asked if degree <= len(model.graph)]
     cuts: Mapping[int, list[list[int]]] = {}
     times_s: dict[tuple[int, bool], Mapping[Even, float]] = {}
@@ -98,12 +103,15 @@ def _records(
 
 
 def _likeness(shape: Shape) -> tuple[int, bool]:
-    """Return what stage costs depend on: GPUs of a node, and whether a job leaves it."""
+    """Return the key of stage costs: GPUs per node, and whether a job has several nodes."""
     return shape.gpus_per_node, shape.nodes > 1
 
 
 def _largest_alike(every: Iterable[Shape]) -> list[Shape]:
-    """Return of shapes that are alike the one with the most nodes: its table has room for all of them."""
+    """Return, among shapes with equal stage costs, the one with the most nodes.
+
+    The table for this shape also contains all the others.
+    """
     largest: dict[tuple[int, bool], Shape] = {}
     for shape in every:
         known = largest.get(_likeness(shape), shape)
@@ -112,8 +120,11 @@ def _largest_alike(every: Iterable[Shape]) -> list[Shape]:
 
 
 def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> Setting:
-    """Return where a workload runs. Other jobs use the other GPUs of its nodes, and their part of the ports:
-    spreading a job out gains it no network."""
+    """Return the setting in which a workload runs.
+
+    Other jobs use the other GPUs of its nodes and their part of the ports. A job therefore gains no
+    network bandwidth when it is spread over more nodes.
+    """
     rates = LinkRates.usual(hardware)
     part = min(shape.gpus_per_node / hardware.gpus_per_node, 1.0)
     own = replace(rates, network_bytes_per_s=part * rates.network_bytes_per_s)
@@ -124,7 +135,7 @@ def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> 
 def _times_s(
     setting: Setting, cuts: Mapping[int, list[list[int]]], asked: Iterable[Even]
 ) -> dict[Even, float]:
-    """Return seconds of the fastest even plans; inf: none fits."""
+    """Return the seconds of the fastest even plans. A time is inf if no plan fits."""
     plans = even_plans(setting.graph, cuts, asked)
     costs = setting.costs(plans.candidates)
     training, runtime = setting.training, setting.runtime
@@ -134,8 +145,11 @@ def _times_s(
 
 
 def _loads(setting: Setting) -> list[Floats]:
-    """Return by what layers are cut: their time on one GPU, with a micro-batch and with an eighth of one, as
-    replicas have; parameters, where what is even in time does not fit."""
+    """Return the loads, each of shape (L,), by which layers are cut.
+
+    Two are their time on one GPU, with a micro-batch and, as replicas have it, with an eighth of
+    one. The third is parameters, for models that do not fit if they are cut evenly by time.
+    """
     graph, training = setting.graph, setting.training
     samples = np.array([training.micro_batch, max(1, training.micro_batch // 8)], dtype=np.float64)
     ones = np.ones(len(samples), dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Untyped values, checked by pydantic against types; what is wrong is an InvalidInput that says where.
+"""Validation of untyped values against types by pydantic, with errors that name the place.
 
-Documents come from :mod:`estimator.documents`, which has refused double keys and what is too large or deep.
-Nothing is converted: ``"3"`` is no number, 1 is not true, and numbers are finite. Only a whole number may
-stand where any number may.
+Documents come from :mod:`estimator.documents`, which has already refused duplicate keys and
+documents that are too large or too deep. Nothing is converted: ``"3"`` is not a number, 1 is not
+true, and numbers are finite. The only exception is a whole number where any number is allowed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 Checked = TypeVar("Checked", bound=BaseModel)
 
 NEAR: Final = 0.75
-"""How like a known name an unknown one must be for the known one to be suggested; 1: the same."""
+"""Similarity from which a known name is suggested for an unknown one. Equal names have 1."""
 
 STRICT: Final = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
-"""Inputs are hidden in pydantic's own texts, which a log may show: settings hold passwords."""
+"""Inputs are hidden in pydantic's messages, which logs may contain, as settings hold passwords."""
 
 _KINDS: Final = {
     "bool_type": "true or false",
@@ -49,20 +49,20 @@ _KINDS: Final = {
     "model_type": "a mapping of keys to values",
     "string_type": "a text",
 }
-"""pydantic's types of errors, by what the value must be."""
+"""The required values in words, by pydantic's type of error."""
 
 _QUOTED: Final = re.compile(r"'([^']*)'")
 
 
 class Entry(BaseModel):
-    """A mapping whose every key and type is known."""
+    """A mapping whose keys and types are all known."""
 
     model_config = STRICT
 
     null_is_absent: ClassVar[bool] = False
-    """A key without a value counts as absent."""
+    """Whether a key without a value counts as absent."""
     shown: ClassVar[Collection[str]] = ()
-    """Keys that are taken but not advertised: what commands print and files may hold."""
+    """Keys that are accepted but not advertised. Commands print them, so files may contain them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,7 +82,7 @@ class Entry(BaseModel):
 
 
 def check(kind: type[Checked], where: str, value: object) -> Checked:
-    """Return ``value`` as a ``kind``; ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
+    """Return ``value`` as a ``kind``. ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
 
     Raises:
         InvalidInput: names the place, and says what is allowed there.
@@ -94,7 +94,11 @@ def check(kind: type[Checked], where: str, value: object) -> Checked:
 
 
 def check_fields(kind: type[DataclassInstance], where: str, value: object) -> dict[str, Any]:
-    """Return the fields of a dataclass that a mapping gives, by the annotations. Raises InvalidInput."""
+    """Return the given fields of a dataclass from a mapping, checked against the annotations.
+
+    Raises:
+        InvalidInput: as in :func:`check`.
+    """
     return check(entry_of(kind), where, value).model_dump(exclude_unset=True)
 
 
@@ -109,17 +113,17 @@ def entry_of(kind: type[DataclassInstance]) -> type[Entry]:
 
 
 def whole(low: int, high: int) -> WrapValidator:
-    """Return what annotates whole numbers in [low, high]."""
+    """Return the annotation for whole numbers in [low, high]."""
     return _within(low, high, f"a whole number from {low:,} to {high:,}")
 
 
 def number(low: float, high: float) -> WrapValidator:
-    """Return what annotates numbers in [low, high]."""
+    """Return the annotation for numbers in [low, high]."""
     return _within(low, high, f"a number from {low:g} to {high:,g}")
 
 
 def said(words: str) -> WrapValidator:
-    """Return what annotates a value of another kind of which these words tell: ``must be ...``."""
+    """Return the annotation for a value that ``words`` describe in errors: ``must be ...``."""
 
     def checked(value: object, inner: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -133,7 +137,10 @@ def said(words: str) -> WrapValidator:
 
 
 def parsed(read: Callable[[str, Any], object]) -> BeforeValidator:
-    """Return what annotates values that ``read(place, value)`` converts; its InvalidInput is told."""
+    """Return the annotation for values that ``read(place, value)`` converts.
+
+    Its InvalidInput becomes the error of the value.
+    """
 
     def converted(value: object) -> object:
         try:
@@ -145,13 +152,13 @@ def parsed(read: Callable[[str, Any], object]) -> BeforeValidator:
 
 
 def hint(name: object, known: Collection[str]) -> str:
-    """Return a hint at the name that was meant, if one is alike."""
+    """Return a suggestion of the known name that is similar. If there is none, return ""."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=NEAR)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def described(value: object) -> str:
-    """Return a value for a message."""
+    """Return a value as text for a message."""
     match value:
         case dict():
             return "a mapping"
@@ -180,9 +187,9 @@ def _wrong(problem: str) -> PydanticCustomError:
 
 
 def _told(where: str, error: ValidationError) -> InvalidInput:
-    """Return the first error; with it, whatever else is missing in the same mapping.
+    """Return the first error, together with all other missing keys of the same mapping.
 
-    Where a mapping has no place of its own, its unknown or missing key is the place.
+    If a mapping has no place, the place is its unknown or missing key.
     """
     found = error.errors(include_url=False)
     first = found[0]

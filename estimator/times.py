@@ -1,4 +1,4 @@
-"""The model of iteration time that calibration teaches: a runtime's plans, at factors on their costs."""
+"""The model of iteration time that a calibration corrects: plans with factors on their costs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ PARAMETERS: Final = (
     Parameter(name="collectives", value=1.0, shared_sd=0.3, family_sd=0.15, gpu_sd=0.3),
     Parameter(name="transfers", value=1.0, shared_sd=0.3, family_sd=0.15, gpu_sd=0.3),
 )
-"""Factors on seconds: of the four parts of kernels, of collectives, of transfers between stages. Deviations
-by judgement: compute is known to a tenth or so, communication to a third."""
+"""Factors on seconds of the four parts of kernels, of collectives, and of transfers between stages.
+The standard deviations are by judgement. Compute is known to a tenth or so, communication to a
+third."""
 STEP: Final = 0.02
-"""Of a log parameter, for its derivative."""
+"""Step of a log parameter for its numerical derivative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
-    """The candidate stages of a coarse setting that fit somewhere, with what their times are made of."""
+    """The candidate stages of a coarse setting that fit somewhere, with their times' parts."""
 
     setting: Setting
     costs: StageCosts  # at factors of one
@@ -43,13 +44,14 @@ class Parts:
 
     @property
     def candidates(self) -> Candidates:
-        """Return the candidates, rows of the costs."""
+        """Return the candidates, which are the rows of the costs."""
         return self.costs.candidates
 
     def at(self, factors: Floats, rows: Ints | None = None) -> StageCosts:
-        """Return the costs, of some rows or all, at factors in the order of :data:`PARAMETERS`.
+        """Return the costs at factors in the order of :data:`PARAMETERS`.
 
-        Kernels that were measured are as measured, whatever the factors on kernels.
+        If ``rows`` is None, all rows are returned. Measured kernels keep their times, whatever the
+        factors on kernels.
         """
         costs = self.costs if rows is None else _picked(self.costs, rows)
         kernels = slice(None) if rows is None else rows
@@ -68,21 +70,24 @@ class Parts:
 
 
 class Chooser(Protocol):
-    """How a runtime comes to the plan that it runs: the pipeline degree among several, too."""
+    """A rule by which a runtime chooses its plan, possibly among several pipeline degrees."""
 
     def candidates(self, setting: Setting) -> Candidates:
-        """Return the stages that its plans may be made of."""
+        """Return the stages from which its plans may be built."""
         ...
 
     def plans(
         self, parts: Parts, factors: Floats, degrees: Sequence[int]
     ) -> list[tuple[float, Ints]]:
-        """Return plans as rows of ``parts``, in order, each with how likely it is; none: nothing fits."""
+        """Return pairs of a likelihood and a plan, as rows of ``parts`` in order.
+
+        If no plan fits, the list is empty.
+        """
         ...
 
 
 class BestPlan:
-    """The best plan by the runtime's own search."""
+    """A runtime that chooses the best plan by its own search."""
 
     def candidates(self, setting: Setting) -> Candidates:
         """Return every stage, without sequence parallelism."""
@@ -91,7 +96,7 @@ class BestPlan:
     def plans(
         self, parts: Parts, factors: Floats, degrees: Sequence[int]
     ) -> list[tuple[float, Ints]]:
-        """Return one plan or none."""
+        """Return at most one plan."""
         setting, costs = parts.setting, parts.at(factors)
         runtime, count = setting.runtime, setting.training.micro_batches
         searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
@@ -103,7 +108,8 @@ class BestPlan:
 
 
 class CellTimes:
-    """Iteration times of the plans that runtimes choose; meets :class:`estimator.calibration.TimeModel`."""
+    """Iteration times of the plans that runtimes choose, as an
+    :class:`estimator.calibration.TimeModel`."""
 
     def __init__(
         self,
@@ -113,9 +119,10 @@ class CellTimes:
         chooser: Chooser | None = None,
         parameters: Sequence[Parameter] = PARAMETERS,
     ) -> None:
-        """Take where a subject runs, and among which pipeline degrees its plan is chosen.
+        """Take the functions for the setting of a subject and for its possible pipeline degrees.
 
-        A setting's graph may be coarse already; its compute is replaced by a roofline at ``rates``.
+        The graph of a setting may already be coarse. Its compute is replaced by a roofline at
+        ``rates``.
         """
         self._setting_of, self._degrees_of, self._rates = setting_of, degrees_of, rates
         self._chooser = chooser or BestPlan()
@@ -124,13 +131,14 @@ class CellTimes:
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """Return the parameters, those of :data:`PARAMETERS` unless given."""
+        """Return the parameters, which are :data:`PARAMETERS` unless others were given."""
         return self._parameters
 
     def log_times(self, subjects: Sequence[Subject], log_values: Floats) -> tuple[Floats, Floats]:
-        """Return log seconds, shape (K,), and gradients, (K, P), at the plan that is chosen there.
+        """Return log seconds, shape (K,), and gradients, shape (K, P), at the chosen plans.
 
-        Of several likely plans both are means; gradients take their shares as given.
+        If several plans are likely, both are means over them. Gradients treat their shares as
+        constants.
         """
         values = np.full(len(subjects), np.nan)
         gradients = np.full((len(subjects), len(self._parameters)), np.nan)
@@ -148,7 +156,7 @@ class CellTimes:
         return values, gradients
 
     def parts(self, subject: Subject) -> Parts:
-        """Return what the times of a subject are made of; kept, as it does not depend on the parameters."""
+        """Return the parts of a subject's times, cached as they do not depend on the parameters."""
         if subject not in self._parts:
             setting = self._setting_of(subject)
             deepest = max(self._degrees_of(subject))
@@ -160,7 +168,7 @@ class CellTimes:
 def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidates) -> Parts:
     """Return the parts of those candidates of a coarse setting that fit somewhere.
 
-    Measured kernels have no parts: all of them counts as the first.
+    Measured kernels are not divided into parts. All their time counts as the first part.
     """
     whole = RooflineCompute(hardware=setting.hardware, rates=rates)
     costs = (setting if setting.timed else replace(setting, compute=whole)).costs(candidates)
@@ -199,14 +207,14 @@ def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidate
 
 
 class _Silent:
-    """Kernels do not depend on how fast collectives are."""
+    """A network that takes no time, for kernels, which do not depend on collectives."""
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         return np.zeros(len(payload_bytes))
 
 
 def _picked(costs: StageCosts, rows: Ints) -> StageCosts:
-    """Return these rows."""
+    """Return the costs at these rows."""
     columns = (name for name in StageCosts.__dataclass_fields__ if name != "candidates")
     return StageCosts(
         candidates=costs.candidates.rows(rows),
@@ -215,7 +223,7 @@ def _picked(costs: StageCosts, rows: Ints) -> StageCosts:
 
 
 def _log_time(parts: Parts, rows: Ints, log_values: Floats) -> tuple[float, Floats]:
-    """Return a plan's log seconds and their gradient, shape (P,)."""
+    """Return the log seconds of a plan and their gradient, shape (P,)."""
     count, overlap = parts.setting.training.micro_batches, parts.setting.runtime.overlap
     order = np.arange(len(rows), dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""What Cells are worth before they run: from models, GPU types and measurements to estimates. Pure."""
+"""Estimates of Cells from models, GPU types and measurements, without side effects."""
 
 from __future__ import annotations
 
@@ -37,29 +37,32 @@ from tessera.formulation.release import release
 from tessera.formulation.values import Cell, Source, Workload
 
 MULTIPLES: Final = (0.5, 1.0, 2.0)
-"""Counts that Cells are estimated at, times what a job requests (Crius, section 4.1)."""
+"""Multiples of a job's requested GPUs for which Cells are estimated (Crius, section 4.1)."""
 
 MAX_GPUS: Final = 512
-"""Of one estimate. The search takes a second or two for 128, and longer with more."""
+"""Largest number of GPUs of an estimate.
+
+The search takes a second or two for 128, and longer for more.
+"""
 
 MAX_LEARNED: Final = 64
-"""Measured Cells that a calibration learns from, the latest: each costs some tenths of a second."""
+"""Largest number of measured Cells for a calibration, the latest. Each takes tenths of a second."""
 
 MAX_PROVENANCE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
-    """A model as the estimator takes it, and how it is trained."""
+    """A model in the form of the estimator, with its training."""
 
     graph: Graph
-    training: Training  # at a batch of its own
+    training: Training  # at an arbitrary batch
     zero: int
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by GPU type
 
 
 def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = never) -> Model:
-    """Return what a user's model describes.
+    """Return the model that a user's specification describes.
 
     Raises:
         InvalidInput: the architecture is not one, or its training is impossible; names the field.
@@ -96,9 +99,10 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
 def model_of(
     field: str, workload: Workload, own: Iterable[ModelSpec], measured: Sequence[ProfileRow] = ()
 ) -> Model:
-    """Return the model of a workload: a user's own, else a published one of that name.
+    """Return the model of a workload: a user's own or, failing that, a published one of that name.
 
-    ``measured`` are layers of any models; those of its step are its profiles.
+    ``measured`` are layers of any models. Those that belong to the model's step become its
+    profiles.
 
     Raises:
         InvalidInput: there is none; says what to do.
@@ -125,7 +129,10 @@ def _model_named(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Mo
 def known_models(
     workloads: Iterable[Workload], own: Iterable[ModelSpec], measured: Sequence[ProfileRow] = ()
 ) -> dict[Workload, Model]:
-    """Return the models of those workloads whose model is known; ``measured`` as in ``model_of``."""
+    """Return the models of those workloads whose model is known.
+
+    ``measured`` is as in ``model_of``.
+    """
     specs, found = tuple(own), {}
     names = {(spec.model, spec.params) for spec in specs} | published().keys()
     for workload in dict.fromkeys(workloads):
@@ -135,7 +142,7 @@ def known_models(
 
 
 def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
-    """Return that no GPU type with nodes is in the catalogue, and what can be done."""
+    """Return the message that no GPU type with nodes is in the catalogue, with a remedy."""
     if not (there := ", ".join(names)):
         return "the cluster has no nodes yet, so there is nothing to estimate for: add nodes"
     return (
@@ -145,7 +152,7 @@ def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
 
 
 def unknown_model(workload: Workload) -> str:
-    """Return that a model is unknown, and what can be done."""
+    """Return the message that a model is unknown, with a remedy."""
     sizes = ", ".join(params for model, params in published() if model == workload.model)
     near = f" (published sizes of {workload.model}: {sizes})" if sizes else ""
     return (
@@ -156,7 +163,7 @@ def unknown_model(workload: Workload) -> str:
 
 
 def hardware_of(field: str, kind: Kind, catalogue: Mapping[str, Hardware]) -> Hardware:
-    """Return what is known of a GPU type, with the cluster's own memory and nodes.
+    """Return the hardware of a GPU type, with the memory and node size of the cluster.
 
     Raises:
         InvalidInput: it is not in the catalogue.
@@ -181,14 +188,17 @@ def catalogue_of(hardware: Iterable[Hardware] = CATALOGUE) -> dict[str, Hardware
 
 
 def counts_of(requests: Iterable[int], multiples: Iterable[float]) -> list[int]:
-    """Return the counts of GPUs at these multiples of what was requested, rising; whole ones from 1 on."""
+    """Return the counts of GPUs at these multiples of the requests, ascending.
+
+    Only whole counts of at least 1 are returned.
+    """
     products = {request * multiple for request in requests for multiple in multiples}
     return sorted({round(p) for p in products if p >= 1 and math.isclose(p, round(p))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSubject(Subject):
-    """A Cell for comparing it with others: its plan is the best of its pipeline degree."""
+    """A Cell as a calibration subject. Its plan is the best of its pipeline degree."""
 
     workload: Workload
     pipeline_degree: int
@@ -196,14 +206,17 @@ class CellSubject(Subject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellEstimate:
-    """An estimate and the plan that it is of; no plan: nothing fits."""
+    """An estimate with its plan. If nothing fits, the plan is None."""
 
     record: EstimateRecord
     plan: Plan | None
 
 
 class Estimator:
-    """Estimates the Cells of some models on a cluster's GPU types, corrected by what was measured there."""
+    """An estimator of the Cells of some models on a cluster's GPU types.
+
+    Measurements from the cluster correct its estimates.
+    """
 
     def __init__(
         self,
@@ -211,7 +224,10 @@ class Estimator:
         models: Mapping[Workload, Model],
         measurements: Sequence[MeasurementRecord] = (),
     ) -> None:
-        """Learn, some tenths of a second each; measured Cells of other models and types are left out."""
+        """Learn from the measured Cells, which takes some tenths of a second for each.
+
+        Cells of other models and GPU types are left out.
+        """
         self._hardware, self._models = hardware, dict(models)
         times = CellTimes(self._setting, _degrees)
         learned = self._measurements(measurements)
@@ -226,7 +242,9 @@ class Estimator:
         degrees: Sequence[int] | None = None,
         cancelled: Callable[[], bool] = never,
     ) -> list[CellEstimate]:
-        """Return the Cell of each pipeline degree (None: 1, 2, 4 ... up to the GPUs), fitting or not.
+        """Return the Cell of each pipeline degree, whether or not it fits.
+
+        If ``degrees`` is None, they are 1, 2, 4 ... up to the number of GPUs.
 
         Raises:
             DeadlineTooShort: it was cancelled.
@@ -261,7 +279,10 @@ class Estimator:
         return estimates
 
     def know(self, workload: Workload, model: Model) -> None:
-        """Take in a model whose Cells are to be estimated too; none that was learned from."""
+        """Add a model whose Cells are to be estimated, too.
+
+        Nothing must have been learned from it.
+        """
         self._models[workload] = model
 
     def _provenance(self, plan: Plan | None, profile: Profile | None) -> str:
@@ -300,7 +321,7 @@ class Estimator:
         return replace(setting, compute=timed, timed=True)
 
     def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
-        """Return one measurement for each Cell that the model of times can speak of."""
+        """Return one measurement for each Cell that the time model covers."""
         found = [
             Measurement(subject=self._subject(r.workload, r.cell), iter_time_s=r.iter_time_s)
             for r in measured_cells(measurements)
@@ -319,7 +340,7 @@ def _degrees(subject: Subject) -> Sequence[int]:
 
 
 def described(plan: Plan) -> str:
-    """Return a plan in a line: layers, replicas and tensor parallel parts of each stage."""
+    """Return a plan as a line of text: layers, replicas and tensor parallel parts of each stage."""
     stages = "; ".join(
         f"layers {s.start}-{s.end - 1} dp {s.dp} tp {s.tp}" + (f" ep {s.ep}" if s.ep > 1 else "")
         for s in plan.stages
@@ -328,12 +349,15 @@ def described(plan: Plan) -> str:
 
 
 def measured_cells(measurements: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
-    """Return one record for each Cell and shape, the median of its runs, in order of the latest run."""
+    """Return one record for each Cell and shape, the median of its runs, the latest run last."""
     return [replace(cell, iter_time_s=median(times)) for cell, times in _runs(measurements).items()]
 
 
 def _runs(measurements: Iterable[MeasurementRecord]) -> dict[MeasurementRecord, list[float]]:
-    """Return the iteration times of each Cell and shape, a record without a time; the latest comes last."""
+    """Return the iteration times by Cell and shape, i.e. by a record without a time.
+
+    The Cell of the latest run comes last.
+    """
     runs: dict[MeasurementRecord, list[float]] = {}
     for one in measurements:
         cell = replace(one, iter_time_s=0.0)
@@ -342,7 +366,7 @@ def _runs(measurements: Iterable[MeasurementRecord]) -> dict[MeasurementRecord, 
 
 
 def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[EstimateRecord]:
-    """Return what was measured as estimates; single runs differ by the noise that calibration assumes."""
+    """Return the measurements as estimates, with the noise of runs that calibration assumes."""
     return [
         EstimateRecord(
             workload=r.workload,
@@ -358,7 +382,7 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
 
 @lru_cache(maxsize=4)
 def _learned(measurements: tuple[MeasurementRecord, ...]) -> str:
-    """Return a digest of what is learned from: the same for all workloads of a cluster."""
+    """Return a digest of the measurements to learn from, common to a cluster's workloads."""
     plain = (
         {"workload": asdict(m.workload), "iter_time_s": m.iter_time_s, **asdict(m.cell)}
         for m in measured_cells(measurements)
@@ -372,7 +396,7 @@ def _digest(plain: object) -> str:
 
 
 FORM: Final = 2
-"""Of what the service derives; 2: with what plans send."""
+"""Version of the derived estimates. Version 2 added the traffic of plans."""
 
 
 def fingerprint(
@@ -383,8 +407,11 @@ def fingerprint(
     measurements: Sequence[MeasurementRecord],
     profiles: Mapping[str, Profile] = MappingProxyType({}),
 ) -> str:
-    """Return a digest of all that a workload's estimates depend on. ``spec`` None: a published model;
-    ``asked`` has the counts by GPU type, ``profiles`` what was measured of it there."""
+    """Return a digest of everything that a workload's estimates depend on.
+
+    ``spec`` is None for a published model. ``asked`` has the counts by GPU type, and ``profiles``
+    the measurements of the workload by GPU type.
+    """
     plain = [
         release(),
         FORM,
