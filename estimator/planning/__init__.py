@@ -1,1 +1,1 @@
-"""Which plan a Cell gets: stages, Pareto frontier, proxy plan, assembly, exact search, tuning."""
+"""Choice of a Cell's plan: stages, Pareto frontier, proxy plan, assembly, exact search, tuning."""

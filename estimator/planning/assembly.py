@@ -1,9 +1,9 @@
-"""Crius' estimate of a Cell (section 5.1): two profiled plans assembled into 2^stages, the best of them.
+"""Crius' estimate of a Cell (section 5.1): the best of 2^stages mixtures of two profiled plans.
 
-Every stage is known under data parallelism alone and under tensor parallelism alone. Any mixture of them
-is a plan, once stages are joined by send/recv, all-gather or both. The joining depends on neighbours only
-and latency is a sum plus maxima, so the best mixture is found exactly by a chain of two states a stage,
-for each pair of maxima; nothing is enumerated.
+Every stage is known under data parallelism alone and under tensor parallelism alone. Any mixture of
+them is a plan, once stages are joined by send/recv, all-gather or both. A joint depends on
+neighbours only, and latency is a sum plus maxima. The best mixture is therefore found exactly by a
+chain with two states per stage, for each pair of maxima. Nothing is enumerated.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ DATA, TENSOR = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profiled:
-    """S stages under W ways (two in the paper: ``DATA`` and ``TENSOR``). Seconds; ``inf`` in ``busy_s``: it
-    does not fit."""
+    """S stages under W ways (two in the paper: ``DATA`` and ``TENSOR``), in seconds.
+
+    ``busy_s`` is ``inf`` if a stage does not fit.
+    """
 
     busy_s: Floats  # (S, W) of a micro-batch, both passes, with collectives inside the stage
-    join_s: Floats  # (S - 1, W, W) from stage s run one way to stage s + 1 run another
-    once_s: (
-        Floats  # (S, W) once an iteration: gradients and optimizer; stages do it at the same time
-    )
+    join_s: Floats  # (S - 1, W, W) from stage s in one way to stage s + 1 in another
+    # (S, W) once per iteration: gradients and optimizer, in all stages at the same time.
+    once_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,10 @@ class Assembled:
 def assembled(profiled: Profiled, micro_batches: int) -> Assembled:
     """Return the mixture of least latency (Crius, section 5.1).
 
-    Latency = sum of stages and joints, for the first micro-batch, + (B - 1) * slowest stage without its
-    joint, which overlaps, + longest of what is done once. For each pair of limits on slowest and
-    longest that stages attain, the least sum within them is found; the best of all pairs is the optimum.
+    The latency is the sum of three terms: stages and joints, for the first micro-batch; B - 1 times
+    the slowest stage without its joint, which overlaps; and the longest of the once-per-iteration
+    times. For each pair of limits on slowest and longest that stages attain, the least sum within
+    them is found. The best of all pairs is the optimum.
 
     Raises:
         NoPlan: some stage fits neither way.
@@ -76,11 +78,11 @@ def assembled(profiled: Profiled, micro_batches: int) -> Assembled:
 
 
 def two_ways(candidates: Candidates, stages: Stages, cost: Floats | None = None) -> Ints:
-    """Return the candidates that run each stage under data and under tensor parallelism alone, shape (S,
-    2); -1 where there is none (a degree above the layers' limit).
+    """Return the candidates of each stage under data and tensor parallelism alone, shape (S, 2).
 
-    Of the expert degrees the one of least ``cost``, shape (S, K), is taken; ``inf``: it cannot be. None:
-    experts are not divided.
+    An entry is -1 if there is no such candidate (a degree is above the limit of the layers). Among
+    expert degrees, the one of least ``cost``, shape (S, K), is chosen. A candidate of cost ``inf``
+    is excluded. If ``cost`` is None, experts are not divided.
     """
     c = candidates
     if cost is None:
@@ -106,9 +108,10 @@ def assembled_plan(
 ) -> Found:
     """Return Crius' estimate of a Cell with these stages: the best mixture, as rows of the costs.
 
-    ``depth`` (K,): where each candidate fits (``options.depths``); a way that does not fit a stage is
-    dropped. Experts are divided so that of what fits least is communicated (the paper does not say).
-    ``boundary_bytes`` (L,): what each layer hands on of a micro-batch.
+    ``depth`` (K,) says where each candidate fits (``options.depths``). A way that does not fit a
+    stage is dropped. Among the expert degrees that fit, the one with the least communication is
+    chosen (the paper does not specify this). ``boundary_bytes`` (L,) is what each layer sends on
+    for a micro-batch.
 
     Raises:
         NoPlan: some stage fits neither way.
@@ -135,13 +138,13 @@ def assembled_plan(
 
 
 def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_node: int) -> Floats:
-    """Return what joining neighbours takes, forward and back, shape (S - 1, W, W).
+    """Return the seconds for joining neighbours, forward and back, shape (S - 1, W, W).
 
-    ``boundary_bytes`` (S - 1,): a micro-batch's activations between stages. ``degrees`` (S, W, 2): dp and
-    tp of each way. A tensor sent is cut into as many parts as the side with fewer GPUs has; a
-    tensor-parallel receiver then gathers what its parts hold of its replica's samples: send/recv alone
-    joins data-parallel stages, send/recv and all-gather the others. On the way back sender and receiver
-    change places.
+    ``boundary_bytes`` (S - 1,) are a micro-batch's activations between stages. ``degrees`` (S, W,
+    2) are the dp and tp of each way. The tensor is cut into as many parts as the side with fewer
+    GPUs has. A tensor-parallel receiver then gathers the parts of its replica's samples.
+    Data-parallel stages are therefore joined by send/recv alone, the others by send/recv and
+    all-gather. On the way back, sender and receiver are exchanged.
     """
     dp, tp = degrees[..., 0], degrees[..., 1]
     ways = degrees.shape[1]
@@ -158,7 +161,7 @@ def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_nod
 def _joint_s(
     size: Floats, sender: list[Ints], receiver: list[Ints], network: Network, gpus_per_node: int
 ) -> Floats:
-    """Return seconds to bring activations from one stage to the next, one row a pair of ways."""
+    """Return the seconds to move activations to the next stage, one row per pair of ways."""
     (dp_a, tp_a), (dp_b, tp_b) = sender, receiver
     parts = np.minimum(dp_a * tp_a, dp_b * tp_b)
     nodes = 1 + (dp_a * tp_a + dp_b * tp_b > gpus_per_node).astype(np.int64)

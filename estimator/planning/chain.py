@@ -1,8 +1,8 @@
-"""Dynamic programming along a chain of layers: tables of what the rest of a plan costs at least.
+"""Dynamic programming along a chain of layers: tables of the least cost of the rest of a plan.
 
-A state is (stages left, first layer left, GPUs left); a stage takes it to another by covering layers and
-GPUs. Tables have shape (stages + 1, layers + 1, GPUs + 1); ``inf`` where no plan leads from there to the
-end with all GPUs used.
+A state is (stages left, first layer left, GPUs left). A stage leads from one state to another by
+covering layers and GPUs. Tables have shape (stages + 1, layers + 1, GPUs + 1). An entry is ``inf``
+if no plan leads from there to the end with all GPUs used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tessera.formulation.cancelling import never, require_caller
 from tessera.formulation.tables import Floats, Ints
 
 Fold = Callable[[Floats, Floats], Floats]
-"""``np.add``: values of stages add up; ``np.maximum``: the greatest counts."""
+"""The combination of stages: ``np.add`` for values that add up, ``np.maximum`` for the greatest."""
 
 
 def dense(options: Options, value: Floats, sizes: Ints) -> Floats:
-    """Return the least value of any option, shape (C, sizes, layers, layers + 1): by GPUs, start and end.
+    """Return the least value of any option by GPUs, start and end.
 
-    ``value`` has shape (C, K): C columns are treated alike.
+    ``value`` has shape (C, K), and its C columns are treated alike. The result has shape (C, sizes,
+    layers, layers + 1).
     """
     layers = options.layers
     columns = len(value)
@@ -42,9 +43,10 @@ def suffixes(
     gpus: int,
     cancelled: Callable[[], bool] = never,
 ) -> Floats:
-    """Return the least that the rest costs, shape (C, stages + 1, layers + 1, gpus + 1).
+    """Return the least cost of the rest, shape (C, stages + 1, layers + 1, gpus + 1).
 
-    ``value`` has shape (C, K). A stage with j stages from it to the end is made of options with depth >= j.
+    ``value`` has shape (C, K). A stage with j stages from it to the end, including itself, only
+    uses options with depth >= j.
     """
     sizes = options.sizes[options.sizes <= gpus]
     usable = options.only(options.gpus <= gpus) if len(sizes) < len(options.sizes) else options
@@ -65,9 +67,9 @@ def suffixes(
 def _one_more(
     table: Floats, rest: Floats, sizes: Ints, fold: Fold, stages: int, best: Floats
 ) -> None:
-    """Lower ``best``, the table of ``stages`` stages, to what one stage before ``rest`` gives.
+    """Lower ``best``, the table of ``stages`` stages, by one stage before each state of ``rest``.
 
-    With one layer a stage at least, the stage's layers end where ``stages - 1`` are left.
+    Each stage has at least one layer. The first one must therefore leave ``stages - 1`` layers.
     """
     layers, gpus = rest.shape[1] - 1, rest.shape[2] - 1
     starts = slice(0, layers - stages + 1)
@@ -82,7 +84,7 @@ def _one_more(
 def walk(options: Options, value: Floats, rest: Floats, stages: int, gpus: int) -> Ints:
     """Return the options of a plan with the least sum, in order.
 
-    ``value`` (K,) and ``rest``, of ``suffixes`` for one column with ``np.add``.
+    ``value`` has shape (K,). ``rest`` is the result of ``suffixes`` for one column with ``np.add``.
 
     Raises:
         NoPlan: there is none.

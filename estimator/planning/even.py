@@ -1,7 +1,7 @@
-"""Even plans: layers cut into stages of about equal time, the same number of GPUs for each.
+"""Even plans: layers are cut into stages of about equal time, each on the same number of GPUs.
 
-A small part of what the search looks through, so that the Cells of many jobs are priced in little time.
-Plans of several GPU counts are priced in one table, as far as they lie on nodes alike.
+They are a small part of what the search considers, so the Cells of many jobs are estimated quickly.
+Plans of several GPU counts share one table if their nodes are alike.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from tessera.estimator.plans import Candidates, Schedule, StageCosts, Training, 
 from tessera.formulation.tables import Floats, Ints
 
 Even = tuple[int, int]
-"""Stages, and GPUs of each."""
+"""A number of stages and the GPUs of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvenPlans:
-    """Candidate stages of even plans. ``plan`` is the row's plan, ``stage`` its stage in it; shape (K,)."""
+    """The candidate stages of even plans. Arrays have shape (K,).
+
+    ``plan`` is the plan of a row, and ``stage`` is its stage in that plan.
+    """
 
     candidates: Candidates
-    asked: tuple[Even, ...]  # of each plan; an even split may have several, with different cuts
+    # For each plan. An even split may have several plans, with different cuts.
+    asked: tuple[Even, ...]
     plan: Ints
     stage: Ints
 
@@ -37,7 +41,7 @@ def even_plans(
 ) -> EvenPlans:
     """Return all settings of all stages of even plans.
 
-    ``cuts``: by the number of stages the ends of the stages, of each cut to look at.
+    ``cuts`` has the ends of the stages of each possible cut, by the number of stages.
     """
     plans: list[Even] = []
     rows: list[tuple[int, ...]] = []
@@ -61,9 +65,10 @@ def even_plans(
 
 
 def even_cuts(loads: Sequence[Floats], degrees: Iterable[int]) -> dict[int, list[list[int]]]:
-    """Return for each number of stages the distinct cuts whose heaviest stage is lightest by each load, (L,).
+    """Return the distinct cuts for each number of stages, one for each load.
 
-    More stages than layers are left out.
+    The heaviest stage of a cut is lightest under its load, which has shape (L,). Numbers of stages
+    above the number of layers are left out.
     """
     return {
         stages: [
@@ -76,7 +81,7 @@ def even_cuts(loads: Sequence[Floats], degrees: Iterable[int]) -> dict[int, list
 
 
 def _settings(gpus: int) -> list[tuple[int, int, int]]:
-    """Return (dp, tp, ep) of a stage: powers of two that divide its GPUs."""
+    """Return the (dp, tp, ep) of a stage, which are powers of two that divide its GPUs."""
     split = powers_dividing(gpus)
     return [(gpus // tp, tp, ep) for tp in split for ep in split]
 
@@ -89,10 +94,10 @@ def least_times_s(
     memory: float,
     room: Room | None = None,
 ) -> dict[Even, float]:
-    """Return the seconds of the fastest plan of each even split; inf: none fits ``memory`` bytes a GPU.
+    """Return the seconds of the fastest plan of each even split.
 
-    Each stage takes the setting with which it alone would make the shortest pipeline; where stages are
-    alike that is the best one.
+    They are inf if no plan fits ``memory`` bytes per GPU. Each stage uses the setting with which it
+    alone would make the shortest pipeline. If stages are alike, that is the best one.
     """
     stages = np.array([s for s, _ in plans.asked], dtype=np.int64)
     after = stages[plans.plan] - plans.stage  # micro-batches in flight under 1F1B

@@ -1,7 +1,7 @@
-"""Plans built stage by stage from the front, many at a time; those that cannot matter are given up.
+"""Search for plans stage by stage from the front, many at a time, without those that cannot matter.
 
-A label is the front of a plan. Its criteria are sums and maxima over its stages; tables of :mod:`.chain`
-bound what the rest of the plan adds to each.
+A label is the front of a plan, i.e. its first stages. Its criteria are sums and maxima over its
+stages. Tables of :mod:`.chain` bound what the rest of the plan adds to each.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tessera.formulation.cancelling import never, require_caller
 from tessera.formulation.tables import Bools, Floats, Ints, ranges
 
 _LOOK_BACK = 12
-"""Labels are compared with so many before them in order of their first criterion."""
+"""Number of preceding labels, in order of the first criterion, that a label is compared with."""
 _SPARE = 4
-"""Times as many labels as are kept are looked at for dominated ones."""
+"""Number of labels checked for dominance, as a multiple of those that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Criteria:
-    """What counts of each option: columns that add up, (A, K), and columns whose maximum counts, (M, K)."""
+    """The criteria of each option: columns to add up, (A, K), and columns to maximise, (M, K)."""
 
     added: Floats
     worst: Floats
 
     def only(self, kept: Bools | Ints) -> Criteria:
-        """Return the criteria of some options."""
+        """Return the criteria of the chosen options."""
         return Criteria(added=self.added[:, kept], worst=self.worst[:, kept])
 
 
@@ -44,10 +44,12 @@ class Rest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Labels:
-    """n fronts of plans with equally many stages to come. ``rows``: the options taken, (stages so far,
-    n)."""
+    """The n fronts of plans, all with the same number of stages left.
 
-    layer: Ints  # (n,) the next one
+    ``rows`` are the options taken, shape (stages so far, n).
+    """
+
+    layer: Ints  # (n,) the next layer
     gpus: Ints  # (n,) left
     added: Floats  # (A, n) so far
     worst: Floats  # (M, n) so far
@@ -57,13 +59,13 @@ class Labels:
         return len(self.layer)
 
     def only(self, kept: Bools | Ints) -> Labels:
-        """Return some of the labels."""
+        """Return the chosen labels."""
         return Labels(**{f.name: getattr(self, f.name)[..., kept] for f in fields(self)})
 
 
 Judge = Callable[[Floats, Floats], Floats]
-"""From the least totals of whole plans, added (A, n) and worst (M, n), to a score (n,): less is better,
-``inf`` is given up."""
+"""A function from the least totals of whole plans, added (A, n) and worst (M, n), to a score (n,).
+Lower scores are better. A label with score ``inf`` is discarded."""
 
 
 def rest_of(
@@ -73,7 +75,7 @@ def rest_of(
     gpus: int,
     cancelled: Callable[[], bool] = never,
 ) -> Rest:
-    """Return bounds for plans of up to ``stages`` stages on up to ``gpus`` GPUs."""
+    """Return the bounds for plans of up to ``stages`` stages on up to ``gpus`` GPUs."""
     return Rest(
         added=suffixes(options, criteria.added, np.add, stages, gpus, cancelled),
         worst=suffixes(options, criteria.worst, np.maximum, stages, gpus, cancelled),
@@ -90,10 +92,10 @@ def complete(
     most: int,
     cancelled: Callable[[], bool] = never,
 ) -> tuple[Labels, bool]:
-    """Return whole plans that ``judge`` keeps, and whether none was left out.
+    """Return the whole plans that ``judge`` keeps, and whether none was left out.
 
-    After each stage at most ``most`` labels are kept, those with the least score. Of two labels at the same
-    state the one that is worse or equal in every criterion is given up.
+    After each stage, at most ``most`` labels with the least scores are kept. Of two labels at the
+    same state, the one that is worse or equal in every criterion is discarded.
     """
     labels, all_kept = _none_yet(criteria, gpus), True
     first = np.searchsorted(options.start, np.arange(options.layers + 2))
@@ -112,15 +114,17 @@ def complete(
 
 
 def _least(among: Ints, score: Floats, most: int) -> Ints:
-    """Return the ``most`` indices of least score."""
+    """Return the ``most`` indices with the least score."""
     if len(among) <= most:
         return among
     return among[np.argpartition(score[among], most)[:most]]
 
 
 def totals(labels: Labels, rest: Rest, left: int) -> tuple[Floats, Floats]:
-    """Return each label's least totals at the end, added (A, n) and worst (M, n), ``left`` stages from
-    it."""
+    """Return each label's least totals of a whole plan, added (A, n) and worst (M, n).
+
+    ``left`` is the number of stages that its plan still needs.
+    """
     layer, gpus = labels.layer, labels.gpus
     return (
         labels.added + rest.added[:, left, layer, gpus],
@@ -141,7 +145,10 @@ def _none_yet(criteria: Criteria, gpus: int) -> Labels:
 def _extended(
     labels: Labels, options: Options, criteria: Criteria, rest: Rest, first: Ints, stages: int
 ) -> Labels:
-    """Return the labels with one more stage in every way that leads to the end; ``stages`` are to come."""
+    """Return the labels with one more stage, in every way that leads to the end.
+
+    ``stages`` is the number of stages left, including this one.
+    """
     count = first[labels.layer + 1] - first[labels.layer]
     front = np.repeat(np.arange(len(labels)), count)
     row = ranges(first[labels.layer], count)
@@ -159,9 +166,10 @@ def _extended(
 
 
 def _undominated(labels: Labels, among: Ints) -> Ints:
-    """Return positions in ``among`` of labels that no near one at their state is as good as everywhere.
+    """Return the positions in ``among`` of labels that no near label at their state dominates.
 
-    Not all dominated labels are found, but no other is given up: the last one standing of equals stays.
+    Not all dominated labels are found, but only dominated labels are discarded. Of equal labels,
+    one remains.
     """
     state = labels.layer[among] * (int(labels.gpus.max(initial=0)) + 1) + labels.gpus[among]
     values = np.concatenate([labels.added[:, among], labels.worst[:, among]])

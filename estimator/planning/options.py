@@ -1,4 +1,4 @@
-"""The stages that a plan may be made of, one a row, and where each fits."""
+"""The stages from which a plan may be built, one per row, and the places where each fits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ANYWHERE = 2**30
 
 
 class NoPlan(TesseraError):
-    """No chain of stages covers the layers with these GPUs."""
+    """An error for GPUs on which no chain of stages covers the layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """Layers ``start`` to ``end`` (exclusive) on ``gpus`` GPUs, one a row, sorted by ``start``.
+    """Stages of the layers ``start`` to ``end`` (exclusive) on ``gpus`` GPUs, sorted by ``start``.
 
-    ``depth``: a row fits into memory while at most so many stages lie between it and the end, itself
-    included. Under 1F1B that is the number of micro-batches whose activations it keeps (Narayanan et al.,
-    SC 2021, section 2.2), so that one rule serves all pipeline degrees. ``source``: rows of the table they
-    were made from. All arrays have shape (K,).
+    A row fits into memory while at most ``depth`` stages are between it and the end, including
+    itself. Under 1F1B, that is the number of micro-batches whose activations it keeps (Narayanan et
+    al., SC 2021, section 2.2), so one rule covers all pipeline degrees. ``source`` are the rows of
+    the original table. All arrays have shape (K,).
     """
 
     start: Ints
@@ -45,7 +45,7 @@ class Options:
         return np.flatnonzero(np.bincount(self.gpus)).astype(np.int64)
 
     def only(self, kept: Bools | Ints) -> Options:
-        """Return the options of a mask, or of indices in ascending order."""
+        """Return the options selected by a mask or by indices in ascending order."""
         return Options(
             start=self.start[kept],
             end=self.end[kept],
@@ -57,7 +57,9 @@ class Options:
 
 
 def options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> Options:
-    """Return options of these rows; the layers are as many as the furthest end. ``depth`` None: all fit.
+    """Return the options of these rows. The number of layers is the largest end.
+
+    If ``depth`` is None, all rows fit everywhere.
 
     Raises:
         NoPlan: there is no row.
@@ -91,7 +93,7 @@ def depths(
 ) -> Ints:
     """Return each candidate's depth (see :class:`Options`) on GPUs of ``memory`` bytes, shape (K,).
 
-    0: it fits nowhere, or cannot run.
+    The depth is 0 if a candidate fits nowhere or cannot run.
     """
     left = limit_bytes(memory, room) - memory_bytes(costs, 0, room)
     flights = np.floor(left / np.maximum(costs.flight_bytes, 1.0)).clip(0, ANYWHERE)
@@ -117,7 +119,7 @@ def stages_at(candidates: Candidates, rows: Ints) -> tuple[Stage, ...]:
 
 
 def every_stage(layers: int, gpus: int) -> tuple[Ints, Ints, Ints]:
-    """Return start, end and GPUs of each stretch of layers on each power of two up to ``gpus``."""
+    """Return start, end and GPUs of each segment of layers on each power of two up to ``gpus``."""
     sizes = powers_of_two(gpus)
     first, last = np.triu_indices(layers)
     count = len(first)
@@ -129,7 +131,7 @@ def every_stage(layers: int, gpus: int) -> tuple[Ints, Ints, Ints]:
 
 
 def least_in_each(group: Ints, value: Floats) -> Ints:
-    """Return the index of the least value of each group, ascending; the first among equals."""
+    """Return the index of the least value of each group, ascending. Ties go to the first index."""
     order = np.lexsort((value, group))
     leads = np.r_[True, np.diff(group[order]) != 0]
     return np.sort(order[leads])

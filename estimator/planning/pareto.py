@@ -1,7 +1,8 @@
-"""Arena's planner (section 3.3): the frontier on computation bias and communication load; the proxy plan.
+"""Arena's planner (section 3.3): the frontier of computation bias and communication load.
 
-Without running anything, computation and communication have no common unit; so plans are kept that no
-other one beats in both. The proxy is the plan of least bias, then of least communication load.
+Before anything is run, computation and communication have no common unit. The planner therefore
+keeps the plans that no other plan beats in both. The proxy plan is the one of least bias and, among
+equals, of least communication load.
 """
 
 from __future__ import annotations
@@ -18,50 +19,57 @@ from tessera.estimator.plans import StageCosts
 from tessera.formulation.tables import Bools, Floats, Ints
 
 LIMIT = 32
-"""Plans on the frontier that are kept (the Arena artifact's number; the paper says "a threshold")."""
+"""Number of plans kept on the frontier (from the Arena artifact; the paper says "a threshold")."""
 _WEIGHTS = np.array([0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9, 1.0])
-"""Of communication beside bias, for plans found first: they bound the rest."""
+"""Weights of communication relative to bias, for the first plans, which bound the search."""
 _WIDTH = 4096
-"""Fronts of plans kept after each stage."""
+"""Number of fronts of plans kept after each stage."""
 _TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A plan by the planner's two measures. ``rows``: of the table that the options came from."""
+    """A plan with the planner's two measures. ``rows`` are rows of the options' original table."""
 
     rows: tuple[int, ...]
     ends: tuple[int, ...]  # the layer after each stage's last
     bias: float
-    comm_load_s: float  # of an iteration; in bytes where the costs are bytes
+    comm_load_s: float  # of an iteration; in bytes if the costs are bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """Undominated plans by ascending bias."""
+    """The undominated plans by ascending bias."""
 
     plans: tuple[Ranked, ...]
     proxy: Ranked
-    found: int  # plans before those beyond the limit went
-    exact: bool  # no front of a plan was left out for want of room
+    found: int  # number of plans before the limit was applied
+    exact: bool  # whether no front of a plan was left out for lack of room
 
 
 def comm_each(costs: StageCosts, micro_batches: int) -> Floats:
-    """Return what each candidate's collectives take, a micro-batch, with its part of the gradients',
-    (K,)."""
+    """Return the seconds of each candidate's collectives per micro-batch, shape (K,).
+
+    They include the micro-batch's part of the gradient exchange.
+    """
     return costs.comm_s + costs.sync_s / micro_batches
 
 
 def comm_load(comm: Floats, micro_batches: int) -> Floats:
-    """Return the communication load of plans of stages (..., S): one micro-batch passes all stages, the
-    others follow at the pace of the slowest (Arena, equation 4). Transfers between stages are left out."""
+    """Return the communication load of plans of stages (..., S).
+
+    One micro-batch passes all stages, and the others follow at the pace of the slowest (Arena,
+    equation 4). Transfers between stages are left out.
+    """
     load: Floats = comm.sum(axis=-1) + (micro_batches - 1) * comm.max(axis=-1)
     return load
 
 
 def undominated(bias: Floats, load: Floats) -> Bools:
-    """Return which plans no other one equals or beats in both, shape (P,); of equal ones the first
-    stays."""
+    """Return which plans no other plan equals or beats in both measures, shape (P,).
+
+    Of equal plans, the first remains.
+    """
     order = np.lexsort((load, bias))
     lowest = np.minimum.accumulate(np.concatenate([[np.inf], load[order][:-1]]))
     out = np.zeros(len(bias), dtype=np.bool_)
@@ -72,7 +80,8 @@ def undominated(bias: Floats, load: Floats) -> Bools:
 def proxy_of(bias: Floats, load: Floats) -> int:
     """Return the plan of least bias, then of least communication load (Arena, section 3.3).
 
-    Biases closer than a 1e-9 part are the same: they come from sums in different orders.
+    Biases whose relative difference is at most 1e-9 count as equal, because they are sums in
+    different orders.
     """
     level = np.flatnonzero(bias <= bias.min() * (1 + _TIE) + _TIE)
     return int(level[int(load[level].argmin())])
@@ -81,10 +90,10 @@ def proxy_of(bias: Floats, load: Floats) -> int:
 def thinned(ends: Ints, load: Floats, limit: int, kept: int) -> Ints:
     """Return at most ``limit`` plans, ascending (Arena, section 3.3).
 
-    As long as there are more, of the two plans with the most similar partitions, shape (P, S), the one
-    with the higher communication load goes; partitions differ by the layers that lie in another stage.
-    Plan ``kept`` never goes: the proxy has the least bias and so the highest load of the frontier, and
-    would be an early victim.
+    While there are more, the two plans with the most similar partitions, shape (P, S), are
+    compared, and the one with the higher communication load is removed. Partitions differ by the
+    layers that are in another stage. Plan ``kept`` is never removed. It is the proxy, which has the
+    least bias and so the highest load of the frontier, and would be removed early.
     """
     layers = np.arange(int(ends.max()))
     stage = (layers[None, :, None] >= ends[:, None, :]).sum(axis=2)
@@ -109,8 +118,9 @@ def frontier(
 ) -> Frontier:
     """Return the Pareto frontier over partitions, GPUs and shapes of stages.
 
-    ``load`` (L,) is each layer's, ``comm`` (K,) as in :func:`comm_each`, for the rows of the options'
-    source. Of the shapes of a stage that fit into memory the one with the least communication is taken.
+    ``load`` (L,) is the load of each layer. ``comm`` (K,) is as in :func:`comm_each`, for the rows
+    of the options' source. Among the shapes of a stage that fit into memory, the one with the least
+    communication is used.
 
     Raises:
         NoPlan: no chain of options covers the layers within memory.
@@ -141,7 +151,7 @@ def _improved(
     gpus: int,
     micro_batches: int,
 ) -> tuple[Ints, bool]:
-    """Return plans, as rows (S, P), with the whole frontier among them; and whether that is certain."""
+    """Return plans, as rows (S, P), that include the frontier, and whether all of it is certain."""
     for _ in range(3):
         bias, total = _measures(criteria, known, micro_batches)
         best = undominated(bias, total)
@@ -166,7 +176,7 @@ def _improved(
 
 
 def _first_plans(options: Options, criteria: Criteria, stages: int, gpus: int) -> Ints:
-    """Return plans of least weighted sums of bias and communication, as rows (S, P)."""
+    """Return the plans with the least weighted sums of bias and communication, as rows (S, P)."""
     bias, comm = criteria.added
     scale = bias.max() or 1.0, comm.max() or 1.0
     value = (1 - _WEIGHTS)[:, None] * bias / scale[0] + _WEIGHTS[:, None] * comm / scale[1]
@@ -176,14 +186,16 @@ def _first_plans(options: Options, criteria: Criteria, stages: int, gpus: int) -
 
 
 def _measures(criteria: Criteria, rows: Ints, micro_batches: int) -> tuple[Floats, Floats]:
-    """Return bias and communication load of plans, rows (S, P)."""
+    """Return the bias and communication load of plans, rows (S, P)."""
     bias: Floats = np.sqrt(criteria.added[0, rows].sum(axis=0))
     return bias, comm_load(criteria.added[1, rows].T, micro_batches)
 
 
 def _least_comm(options: Options, comm: Floats) -> Ints:
-    """Return the option of least communication for each stretch of layers and GPUs, and those that fit
-    where it does not."""
+    """Return the option of least communication for each segment of layers and GPUs.
+
+    Options that fit where that one does not are included.
+    """
     most = int(options.gpus.max(initial=0)) + 1
     group = (options.start * (options.layers + 1) + options.end) * most + options.gpus
     value = comm[options.source]
@@ -200,7 +212,7 @@ def _least_comm(options: Options, comm: Floats) -> Ints:
 def _ranked(
     options: Options, rows: Ints, bias: Floats, load: Floats, limit: int, exact: bool
 ) -> Frontier:
-    """Return the frontier of these undominated plans, rows (S, P), cut to the limit."""
+    """Return the frontier of these undominated plans, rows (S, P), reduced to the limit."""
     ends = options.end[rows].T
     proxy = proxy_of(bias, load)
     few = thinned(ends, load, limit, proxy) if len(bias) > limit else np.arange(len(bias))

@@ -1,9 +1,10 @@
 """The exact least-latency plan of a Cell under the cost model.
 
-An iteration takes a sum over stages and weighted maxima over stages (:mod:`tessera.estimator.pipeline`). With
-T the sum and m_i the maxima, latency = T + sum_i w_i * m_i. The heaviest weight, B - 1, is on the slowest
-stage: once some plan is known, no stage slower than (its latency - least T) / (B - 1) can be in a better
-one, which leaves few stages and few fronts of plans.
+An iteration takes a sum over stages and weighted maxima over stages
+(:mod:`tessera.estimator.pipeline`). With the sum T and the maxima m_i, latency = T + sum_i w_i *
+m_i. The heaviest weight, B - 1, is on the slowest stage. Once some plan is known, no stage slower
+than (its latency - least T) / (B - 1) can be in a better one. This leaves few stages and few fronts
+of plans.
 """
 
 from __future__ import annotations
@@ -23,24 +24,28 @@ from tessera.formulation.cancelling import never
 from tessera.formulation.tables import Bools, Floats, Ints
 
 _LIMITS = np.array([0.0, 0.04, 0.15])
-"""How much slower than the least the slowest stage of a first plan may be."""
+"""Relative slack over the least possible value for the slowest stage of a first plan."""
 _NARROW = 256
-"""Fronts of plans kept after each stage. Where there are more, bounds are made anew of the stages that are
-still in time, and the search is done again with 8 times as many, until all are kept."""
+"""Number of fronts of plans kept after each stage. If there are more, the bounds are computed again
+from the stages that are still fast enough. The search is then repeated with 8 times as many, until
+all are kept."""
 _TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Latency:
-    """What an iteration takes: the sum of ``added_s`` (K,) over stages, and of each row of ``worst_s``,
-    (M, K), the maximum over stages times ``weight`` (M,)."""
+    """The terms of the latency of an iteration.
+
+    It is the sum of ``added_s`` (K,) over stages, plus ``weight`` (M,) times the maximum over
+    stages of each row of ``worst_s`` (M, K).
+    """
 
     added_s: Floats
     worst_s: Floats
     weight: Floats
 
     def of(self, rows: Sequence[int] | Ints) -> float:
-        """Return the latency of a plan of these rows, in seconds."""
+        """Return the latency of the plan with these rows, in seconds."""
         at = np.asarray(rows, dtype=np.int64)
         return float(self.added_s[at].sum() + self.weight @ self.worst_s[:, at].max(axis=1))
 
@@ -60,7 +65,10 @@ def latency_of(costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The best plan: rows of the table that the options came from, in order, and its latency."""
+    """The best plan with its latency.
+
+    ``rows`` are rows of the options' original table, in order.
+    """
 
     rows: tuple[int, ...]
     latency_s: float
@@ -73,10 +81,10 @@ def best_plans(
     degrees: Iterable[int],
     cancelled: Callable[[], bool] = never,
 ) -> dict[int, Found]:
-    """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs; degrees without one
-    are absent.
+    """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs.
 
-    Exact to a part in 1e9. Bounds on what is left of a plan are shared by all degrees.
+    Degrees without a plan are absent. The result is exact to a relative 1e-9. All degrees share the
+    bounds on the rest of a plan.
 
     Raises:
         DeadlineTooShort: it was cancelled.
@@ -111,7 +119,7 @@ def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Fou
 
 
 def plan_of(found: Found, costs: StageCosts, training: Training, room: Room | None = None) -> Plan:
-    """Return what was found as a plan, with the memory of each stage."""
+    """Return a search result as a plan, with the memory of each stage."""
     rows = np.array(found.rows, dtype=np.int64)
     flights = in_flight(training.schedule, len(rows), training.micro_batches)
     every = memory_bytes(costs, 0, room)[rows] + costs.flight_bytes[rows] * flights
@@ -132,7 +140,10 @@ def _best(
     gpus: int,
     cancelled: Callable[[], bool],
 ) -> Found:
-    """Return the best plan: a first good one leaves few stages, and bounds made of those few plans."""
+    """Return the best plan.
+
+    A good first plan excludes most stages, and the few that are left give tighter bounds.
+    """
     best = _first(options, criteria, weight, rest, stages, gpus, cancelled)
     kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
     options, criteria = options.only(kept), criteria.only(kept)
@@ -159,7 +170,7 @@ def _first(
     gpus: int,
     cancelled: Callable[[], bool],
 ) -> Found:
-    """Return a good plan: the best of those with the least sum within limits on the heaviest maximum.
+    """Return the best of the plans with the least sum within limits on the heaviest maximum.
 
     The other maxima count as their mean over stages, which is a sum.
     """
@@ -188,7 +199,7 @@ def _below(
     width: int,
     cancelled: Callable[[], bool],
 ) -> tuple[Found | None, bool]:
-    """Return the best plan found that is faster than ``limit_s``, and whether there is no faster one."""
+    """Return the best plan faster than ``limit_s``, and whether the search was exhaustive."""
 
     def judge(added: Floats, worst: Floats) -> Floats:
         bound = added[0] + weight @ worst
@@ -206,8 +217,10 @@ def _below(
 def _in_time(
     criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int, most: float
 ) -> Bools:
-    """Return which options can be part of a plan no slower than ``most``: each maximum alone must leave
-    room for the least of all else."""
+    """Return which options can be part of a plan no slower than ``most``.
+
+    Each maximum alone must leave room for the least of everything else.
+    """
     least = weight * rest.worst[:, stages, 0, gpus]
     others = rest.added[0, stages, 0, gpus] + least.sum() - least
     kept: Bools = (weight[:, None] * criteria.worst + others[:, None] <= most * (1 + _TIE)).all(
@@ -217,7 +230,7 @@ def _in_time(
 
 
 def _useful(options: Options, latency: Latency) -> Ints:
-    """Return the options that no other one for the same layers and GPUs beats or equals in everything."""
+    """Return the options that no other one for the same layers and GPUs equals or beats in all."""
     at = options.source
     values = np.vstack([latency.added_s[None, at], latency.worst_s[:, at], -options.depth[None]])
     most = int(options.gpus.max(initial=0)) + 1
@@ -225,7 +238,8 @@ def _useful(options: Options, latency: Latency) -> Ints:
     lead_of = np.zeros(int(group.max(initial=0)) + 1, dtype=np.int64)
     left = np.flatnonzero(np.isfinite(values).all(axis=0))
     kept = [left[:0]]
-    while len(left):  # nothing beats the option of least sum; what it beats goes
+    # Nothing beats the option of least sum, and all that it beats are removed.
+    while len(left):
         lead = left[least_in_each(group[left], values[0, left])]
         kept.append(lead)
         lead_of[group[lead]] = lead

@@ -1,9 +1,9 @@
-"""Where a model is cut into stages, and how many GPUs each gets, before any plan is priced.
+"""Partition of a model into stages with GPUs, before any plan has a cost.
 
-Crius, section 4.2: layers get GPUs by their FLOPs, and the model is cut where least is communicated.
-Arena, section 3.3: layers get GPUs by their roofline load, and stages get the powers of two nearest to
-the sums in L2; the distance is the computation bias. Both papers enumerate; here both are exact by
-dynamic programming.
+In Crius, section 4.2, layers get GPUs by their FLOPs, and the model is cut where communication is
+least. In Arena, section 3.3, layers get GPUs by their roofline load, and stages get the powers of
+two that are nearest to the sums in L2. That distance is the computation bias. Both papers
+enumerate. Here both are exact by dynamic programming.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from tessera.estimator.plans import powers_of_two
 from tessera.formulation.tables import Floats, Ints, ranges
 
 NEAR = 0.5
-"""A sum of GPUs is near the power of two that is nearest by ratio: log2 differs by at most this."""
+"""Largest distance in log2 at which a sum of GPUs is near a power of two. That power of two is then
+the nearest by ratio."""
 _TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """A model cut into stages. ``bias``: L2 distance of GPUs from each stage's share of them."""
+    """A model cut into stages.
+
+    ``bias`` is the L2 distance of GPUs from each stage's share of them.
+    """
 
     ends: tuple[int, ...]  # the layer after each stage's last
     gpus: tuple[int, ...]
@@ -37,7 +41,7 @@ class Stages:
 
 
 def shares(load: Floats, gpus: int) -> Floats:
-    """Return the GPUs that each layer deserves, shape (L,): its part of the load."""
+    """Return the GPUs for each layer in proportion to its load, shape (L,)."""
     total = load.sum()
     if not total > 0 or not np.isfinite(total):
         raise NoPlan("the layers have no load to share GPUs by; give positive, finite loads")
@@ -46,7 +50,7 @@ def shares(load: Floats, gpus: int) -> Floats:
 
 
 def stage_shares(load: Floats, gpus: int, start: Ints, end: Ints) -> Floats:
-    """Return the GPUs that stages deserve, shape (K,)."""
+    """Return the GPUs for stages in proportion to their load, shape (K,)."""
     before = np.concatenate([[0.0], np.cumsum(shares(load, gpus))])
     share: Floats = before[end] - before[start]
     return share
@@ -59,7 +63,7 @@ def bias_of(share: Floats, gpus: Ints) -> Floats:
 
 
 def nearest_powers(share: Floats, gpus: int) -> Ints:
-    """Return the powers of two, shape (S,), that sum to ``gpus`` and are nearest to the shares in L2.
+    """Return powers of two, shape (S,), that sum to ``gpus`` and are nearest to the shares in L2.
 
     Raises:
         NoPlan: fewer GPUs than stages.
@@ -83,7 +87,7 @@ def balanced(load: Floats, gpus: int, stages: int) -> Stages:
 
 
 def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
-    """Return :func:`balanced` of each pipeline degree, from one table.
+    """Return the result of :func:`balanced` for each pipeline degree, from one table.
 
     Raises:
         NoPlan: fewer layers or GPUs than stages.
@@ -95,8 +99,9 @@ def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
 
 
 def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
-    """Return the ``k`` partitions with GPUs of least computation bias, best first; fewer if there are
-    fewer.
+    """Return the ``k`` partitions with GPUs of least computation bias, best first.
+
+    There are fewer if there are not ``k`` of them.
 
     Raises:
         NoPlan: there is none.
@@ -115,7 +120,7 @@ def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fronts:
-    """n beginnings of plans: next layer, GPUs left, sum so far, and options taken, shape (stages, n)."""
+    """The first stages of n plans: next layer, GPUs left, sum, and options, shape (stages, n)."""
 
     layer: Ints
     gpus: Ints
@@ -130,7 +135,7 @@ class _Fronts:
         )
 
     def extended(self, every: Options, value: Floats, left: int, k: int) -> _Fronts:
-        """Return the k best at each state after one more stage of ``left``."""
+        """Return the k best fronts at each state after one more stage, the first of ``left``."""
         first = np.searchsorted(every.start, np.arange(every.layers + 2))
         count = first[self.layer + 1] - first[self.layer]
         front, row = np.repeat(np.arange(len(count)), count), ranges(first[self.layer], count)
@@ -149,13 +154,13 @@ class _Fronts:
 
 
 def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages:
-    """Return Crius' stages (section 4.2): cut where least is communicated, GPU sums near powers of two.
+    """Return Crius' stages (section 4.2): cut for least communication, GPU sums near powers of two.
 
-    ``flops`` has shape (L,); ``boundary`` too: what each layer hands to the next (the last one's is not
-    looked at). A stage may have ``p`` GPUs if its sum of the layers' GPUs is within ``NEAR`` of p in
-    log2; where no partition has only such stages, the least distance that some partition reaches in all
-    stages is allowed. Ties are broken by the least computation bias, then by the earliest cut; the paper
-    leaves them open.
+    ``flops`` has shape (L,), as has ``boundary``, the amount that each layer hands to the next. The
+    value of the last layer is not used. A stage may have ``p`` GPUs if its sum of the layers' GPUs
+    is within ``NEAR`` of p in log2. If no partition has only such stages, the least distance that
+    some partition reaches in all stages is allowed. Ties are broken by the least computation bias,
+    then by the earliest cut. The paper does not specify this.
 
     Raises:
         NoPlan: fewer layers or GPUs than stages.
@@ -177,8 +182,8 @@ def _least_bias_of_cheapest(
 ) -> Stages:
     """Return the plan of least bias among those of least communication.
 
-    A sum of both with a weight on bias too small to matter: cuts that differ, differ by more than a 1e-6
-    part of the total, or count as equal.
+    It minimises a sum of both whose weight on bias is too small to matter. Cuts count as equal
+    unless they differ by more than 1e-6 of the total.
     """
     total = float(rest[stages, 0, gpus]) or float(cut.max(initial=0.0)) or 1.0
     most_bias = float(bias.max(initial=0.0)) * stages or 1.0
@@ -193,7 +198,7 @@ def _least_bias_of_cheapest(
 
 
 def _all_stages(load: Floats, gpus: int) -> tuple[Options, Floats]:
-    """Return every stage on every power of two, and the GPUs that each deserves, shape (K,)."""
+    """Return every stage on every power of two, with its proportional share of GPUs, shape (K,)."""
     every = options(*every_stage(len(load), gpus))
     return every, stage_shares(load, gpus, every.start, every.end)
 

@@ -1,4 +1,4 @@
-"""The plan that needs the least memory: what to say of a pipeline degree that nothing fits."""
+"""The plan that needs the least memory, for the message about a degree at which nothing fits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def tightest_plan(
     layers: int,
     room: Room | None = None,
 ) -> Ints | None:
-    """Return the rows of the plan whose fullest GPU holds least, in order; None: nothing can run at all.
+    """Return the rows of the plan whose fullest GPU holds least, in order.
 
-    Dynamic programming over (stages left, first layer left, GPUs left), as in ``chain.py``, but with memory
-    that grows with the stages left (1F1B).
+    If nothing can run at all, return None. This is dynamic programming over (stages left, first
+    layer left, GPUs left), as in ``chain.py``, but with memory that grows with the stages left
+    (1F1B).
     """
     flights = in_flight(training.schedule, stages, training.micro_batches)[::-1]
     order = np.argsort(costs.candidates.start, kind="stable")
@@ -30,7 +31,7 @@ def tightest_plan(
     here = _Rows(costs, rows, gpus, layers)
     best = np.full((stages + 1, layers + 1, gpus + 1), np.inf)
     best[0, layers, 0] = 0.0
-    needed = [memory_bytes(costs, int(n), room)[rows] for n in flights]  # by stages left, less one
+    needed = [memory_bytes(costs, int(n), room)[rows] for n in flights]  # index: stages left - 1
     for left in range(1, stages + 1):
         total = np.maximum(needed[left - 1][:, None], here.after(best[left - 1]))
         best[left, here.starts] = np.minimum.reduceat(total, here.first, axis=0)
@@ -40,7 +41,7 @@ def tightest_plan(
 
 
 class _Rows:
-    """The rows that can run, by their first layer."""
+    """The rows that can run, sorted by their first layer."""
 
     def __init__(self, costs: StageCosts, rows: Ints, gpus: int, layers: int) -> None:
         candidates = costs.candidates
@@ -54,7 +55,10 @@ class _Rows:
         self.layers = layers
 
     def after(self, rest: Floats) -> Floats:
-        """Return what is needed after each row by the GPUs left before it, shape (K, gpus + 1)."""
+        """Return the memory needed after each row, shape (K, gpus + 1).
+
+        The columns are the numbers of GPUs left before the row.
+        """
         left = np.arange(self.gpus + 1)[None, :] - self.size[:, None]
         found: Floats = np.where(left >= 0, rest[self.end[:, None], np.maximum(left, 0)], np.inf)
         return found

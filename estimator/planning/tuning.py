@@ -1,9 +1,9 @@
-"""What a runtime may try after a Cell was chosen: a small space of plans instead of all of them.
+"""Plans that a runtime may try after a Cell was chosen: a small space instead of all of them.
 
-A space is the stages that a plan may be made of, so that it is counted and enumerated without listing
-what is outside it. Crius, section 5.2, keeps the partition and half of each stage's shapes; Arena,
-section 3.6, keeps partitions no more imbalanced than its frontier's and the shapes of stages that are on
-it.
+A space is given by the stages from which its plans may be built. It is counted and enumerated
+without listing anything outside it. Crius, section 5.2, keeps the partition and half of each
+stage's shapes. Arena, section 3.6, keeps partitions no more imbalanced than those of its frontier,
+and the shapes of stages that are on it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 
 class Mismatch(TesseraError):
-    """A plan that is not made of the candidates it is said to be made of."""
+    """An error for a plan with a stage that is not in the search space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchSpace:
-    """All plans of ``stages`` stages on ``gpus`` GPUs made of ``options``, rows of ``candidates``."""
+    """All plans of ``stages`` stages on ``gpus`` GPUs from ``options``.
+
+    The options are rows of ``candidates``.
+    """
 
     name: str
     candidates: Candidates
@@ -40,7 +43,7 @@ class SearchSpace:
         return int(self._ways()[self.stages, 0, self.gpus])
 
     def plans(self) -> Iterator[tuple[Stage, ...]]:
-        """Yield every plan once, in order of its stages' rows."""
+        """Yield every plan once, in order of the rows of its stages."""
         for rows in self.rows():
             yield stages_at(self.candidates, np.array(rows, dtype=np.int64))
 
@@ -68,7 +71,7 @@ class SearchSpace:
         return bool(inside) and len(rows) == self.stages and self._fits(rows)
 
     def _fits(self, rows: Sequence[int] | Ints) -> bool:
-        """Return whether options follow one another, use all GPUs, and fit where they stand."""
+        """Return whether the options follow one another, use all GPUs, and fit at their places."""
         at = np.array([int(np.flatnonzero(self.options.source == r)[0]) for r in rows])
         option, left = self.options, np.arange(self.stages, 0, -1)
         start, end = option.start[at], option.end[at]
@@ -80,8 +83,10 @@ class SearchSpace:
         )
 
     def _ways(self) -> Ints:
-        """Return how many plans lead from each state to the end, as tables of :mod:`.chain`; Python
-        integers."""
+        """Return the number of plans from each state to the end, as in tables of :mod:`.chain`.
+
+        The entries are Python integers, which do not overflow.
+        """
         option = self.options
         ways = np.zeros((self.stages + 1, option.layers + 1, self.gpus + 1), dtype=object)
         ways[0, option.layers, 0] = 1
@@ -96,7 +101,7 @@ class SearchSpace:
 def whole_space(
     candidates: Candidates, gpus: int, stages: int, depth: Ints | None = None
 ) -> SearchSpace:
-    """Return all plans of the candidates that fit: what an unguided search looks at."""
+    """Return all plans of the candidates that fit, which is the space of an unguided search."""
     return SearchSpace(
         name="full",
         candidates=candidates,
@@ -107,17 +112,17 @@ def whole_space(
 
 
 def proxy_alone(space: SearchSpace, proxy: Sequence[int]) -> SearchSpace:
-    """Return the space of the proxy plan, rows of the candidates: no search (Arena, section 3.6)."""
+    """Return the space of the proxy plan only, rows of the candidates (Arena, section 3.6)."""
     return _kept(space, "proxy", np.isin(space.options.source, np.asarray(proxy)))
 
 
 def crius_halves(space: SearchSpace, estimated: Sequence[int]) -> SearchSpace:
     """Return the estimated plan's stages with half of their shapes (Crius, section 5.2).
 
-    A stage of N GPUs that chose data parallelism is tuned from there to the half-hybrid shape, sqrt N x
-    sqrt N; one that chose tensor parallelism from there on. Where N is an odd power of two, the powers of
-    two nearest to sqrt N lie on either side of it, and each half has its own: dp >= tp, or tp >= dp. A
-    stage whose shape is the half-hybrid itself keeps both halves.
+    A stage of N GPUs that chose data parallelism is tuned from there to the half-hybrid shape, sqrt
+    N x sqrt N. One that chose tensor parallelism is tuned from there on. If N is an odd power of
+    two, the powers of two nearest to sqrt N are on either side of it, and each half has its own: dp
+    >= tp, or tp >= dp. A stage whose shape is the half-hybrid itself keeps both halves.
     """
     c, option = space.candidates, space.options
     kept = np.zeros(len(option), dtype=np.bool_)
@@ -134,10 +139,10 @@ def crius_halves(space: SearchSpace, estimated: Sequence[int]) -> SearchSpace:
 
 
 def imbalance(space: SearchSpace, load: Floats) -> Floats:
-    """Return the load of a GPU of each option relative to a balanced plan's, shape (K,).
+    """Return the load per GPU of each option relative to a balanced plan, shape (K,).
 
-    The largest of a plan's stages is its pace against the best pace; so it is what "imbalance" is
-    measured by here (Arena, section 3.6, names no measure).
+    The largest value of a plan's stages is its pace relative to the best pace. It is therefore our
+    measure of "imbalance" (Arena, section 3.6, does not specify one).
     """
     option = space.options
     share: Floats = stage_shares(load, space.gpus, option.start, option.end) / option.gpus
@@ -147,11 +152,12 @@ def imbalance(space: SearchSpace, load: Floats) -> Floats:
 def arena_rules(
     space: SearchSpace, frontier: Sequence[Sequence[int]], load: Floats, slack: float = 1.0
 ) -> SearchSpace:
-    """Return what Arena's rules leave (section 3.6), given the plans of the Cell's Pareto frontier.
+    """Return the space that Arena's rules leave (section 3.6), given the plans of the frontier.
 
-    1. The pipeline degree is the best Cell's: that of ``space``. 2. No stage is more loaded than the most
-    loaded stage of the frontier's plans, times ``slack``. 3. A stage with the same layers as one on the
-    frontier gets GPUs and shape of that one; where frontier plans differ, of any of them.
+    1. The pipeline degree is that of the best Cell, i.e. of ``space``. 2. No stage is more loaded
+    than the most loaded stage of the frontier's plans, times ``slack``. 3. A stage with the same
+    layers as one on the frontier has GPUs and shape of that one. If frontier plans differ, it may
+    have those of any.
     """
     option = space.options
     on_it = np.unique(np.concatenate([_checked(space, rows) for rows in frontier]))
