@@ -1,4 +1,4 @@
-"""How long collectives take: from links, or from measured tables; both are an ``estimator.plans.Network``."""
+"""Times of collectives from links or from measured tables, as an ``estimator.plans.Network``."""
 
 from tessera.estimator.collectives.fitting import fit_links
 from tessera.estimator.collectives.links import LinkNetwork, LinkRates

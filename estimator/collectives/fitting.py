@@ -1,4 +1,4 @@
-"""Rates of links from measured tables: least squares on log times, data sheets as the prior."""
+"""Rates of links fitted to measured tables: least squares on log times, with a data sheet prior."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from tessera.estimator.plans import Groups, Primitive
 from tessera.formulation.tables import Bools, Floats
 
 KNOTS: Final[Floats] = np.exp2(np.arange(2.0, 31.0))
-"""Sizes, in octaves, at which tables are compared with the model: small and large ones count alike."""
+"""Sizes, in octaves, at which tables are compared with the model.
+
+Small and large ones count alike.
+"""
 
 _PRIOR_SD: Final = 1.0
-"""Of a rate's logarithm: a factor of e either way (Ethernet below a port's rate is further off, and has rows
-enough to say so)."""
+"""Standard deviation of a rate's logarithm: a factor of e either way. Ethernet below the rate of a
+port is further off, but has enough rows to show it."""
 _NOISE_SD: Final = 0.4
-"""Of a log time about five rates; measured tables leave 0.3 to 0.5."""
+"""Standard deviation of a log time about five rates. Measured tables leave 0.3 to 0.5."""
 _STEPS: Final = 40
 _ALGORITHMS: Final = 3
 _RATES: Final = 5
-_LINK: Final = 3  # among the costs
+_LINK: Final = 3  # index among the costs
 _PORT: Final = 4
 _MAD_TO_SD: Final = 1.4826  # for a normal distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled:
-    """A table at the knots, those beyond its sizes moved to its ends. Q knots."""
+    """A table at Q knots. Knots beyond its sizes are moved to its ends."""
 
     work: NDArray[np.float64]  # shape (Q, algorithms, 5)
     log_seconds: Floats  # shape (Q,)
-    covered: Bools  # which knots lie within the table's sizes, shape (Q,); one at least
+    covered: Bools  # whether each knot is within the table's sizes, shape (Q,); at least one is
 
     def log_modelled(self, rates: LinkRates) -> Floats:
-        """Return log seconds by links, shape (Q,)."""
+        """Return the log seconds of the link model, shape (Q,)."""
         return np.asarray(np.log((self.work @ rates.costs).min(axis=1)), dtype=np.float64)
 
 
@@ -63,7 +66,10 @@ def sampled(curve: Curve) -> Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Tables with rates in common. Sends have their own: measured ones go through a runtime's control."""
+    """Tables with common rates.
+
+    Sends have their own rates, because measured sends go through the control messages of a runtime.
+    """
 
     gpu_type: str
     network: str
@@ -71,7 +77,7 @@ class Kind:
 
     @classmethod
     def of(cls, layout: Layout) -> Kind:
-        """Return the kind that a layout belongs to."""
+        """Return the kind to which a layout belongs."""
         return cls(
             gpu_type=layout.gpu_type,
             network=layout.network,
@@ -80,9 +86,9 @@ class Kind:
 
 
 def fit_links(curves: Sequence[Curve], prior: LinkRates) -> LinkRates:
-    """Return the rates that bring log times of ``curves`` nearest, by Gauss-Newton.
+    """Return the rates that fit the log times of ``curves`` best, by Gauss-Newton.
 
-    A rate that no table exercises stays at the prior.
+    A rate that no table exercises remains at the prior.
     """
     tables = [sampled(curve) for curve in curves]
     done = np.concatenate([table.work[table.covered] for table in tables])
@@ -107,19 +113,20 @@ def fit_links(curves: Sequence[Curve], prior: LinkRates) -> LinkRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fits:
-    """Rates of the kinds of table that were measured, and what they say of others."""
+    """The rates of the measured kinds of table, and their predictions for other kinds."""
 
     rates: dict[Kind, LinkRates]
     exercised: dict[Kind, Bools]  # which of the five rates its tables exercise
 
     def of(self, kind: Kind, sheet: LinkRates) -> LinkRates:
-        """Return the fitted rates of a kind, or :meth:`usual` ones where it was not measured."""
+        """Return the fitted rates of a kind, or its :meth:`usual` rates if it was not measured."""
         return self.rates[kind] if kind in self.rates else self.usual(kind, sheet)
 
     def usual(self, kind: Kind, sheet: LinkRates) -> LinkRates:
-        """Return the base of a kind times the median ratio of like kinds' fitted rates to their bases.
+        """Return the base of a kind times the median ratio of similar kinds' rates and bases.
 
-        The base is the data sheet; of sends, the rates fitted to collectives on the same links, if any.
+        The base is the data sheet. For sends, it is the rates fitted to collectives on the same
+        links, if there are any.
         """
         ratios = self._ratios(kind.sends)
         if not len(ratios):
@@ -133,8 +140,9 @@ class Fits:
     def sd(self, kind: Kind, *, crossing: bool) -> float:
         """Return the standard deviation of the logarithm of the bandwidth that groups need.
 
-        0 where it was measured; else how widely bandwidths of like kinds differ from their bases (by their
-        median absolute deviation, since one of them may be Ethernet; 1 where fewer than two were measured).
+        It is 0 for a measured bandwidth. Otherwise it is the spread of similar kinds' bandwidths
+        relative to their bases. The spread is their median absolute deviation, since one of them
+        may be Ethernet. If fewer than two were measured, it is 1.
         """
         if kind in self.rates and self.exercised[kind][_PORT if crossing else _LINK]:
             return 0.0
@@ -145,7 +153,10 @@ class Fits:
         return float(_MAD_TO_SD * np.median(np.abs(ratios - np.median(ratios))))
 
     def _ratios(self, sends: bool) -> NDArray[np.float64]:
-        """Return log fitted over base costs of the kinds measured, shape (kinds, 5); NaN: not exercised."""
+        """Return the log of fitted over base costs of the measured kinds, shape (kinds, 5).
+
+        Rates that were not exercised are NaN.
+        """
         rows = [
             np.where(
                 self.exercised[kind],
@@ -166,8 +177,8 @@ class Fits:
 def fit_kinds(curves: Sequence[Curve]) -> Fits:
     """Return the rates of each kind of table.
 
-    Fitted twice: with data sheets as the prior, then with what is usual, so that a kind that measured no
-    port has the ports of others.
+    They are fitted twice: with data sheets as the prior, then with the usual rates. A kind that did
+    not measure a port then has the ports of other kinds.
     """
     kinds: dict[Kind, list[Curve]] = {}
     for curve in curves:
@@ -185,7 +196,7 @@ def fit_kinds(curves: Sequence[Curve]) -> Fits:
 
 
 def sheet_rates(gpu_type: str) -> LinkRates:
-    """Return data sheet rates of a type of the catalogue; those of a PCIe node for others."""
+    """Return data sheet rates of a catalogue's GPU type, or those of a PCIe node for others."""
     return LinkRates.of(next((h for h in CATALOGUE if h.name == gpu_type), A10))
 
 
@@ -195,7 +206,7 @@ def _exercised(curves: Sequence[Curve]) -> Bools:
 
 
 def groups_of(layouts: Sequence[Layout]) -> Groups:
-    """Return the groups of layouts."""
+    """Return the groups of the given layouts."""
     return Groups(
         size=np.array([x.size for x in layouts], dtype=np.int64),
         nodes=np.array([x.nodes for x in layouts], dtype=np.int64),

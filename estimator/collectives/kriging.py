@@ -1,9 +1,9 @@
-"""From measured layouts to others: how far tables lie from the link model, interpolated between layouts.
+"""Interpolation between layouts of the difference of measured tables from the link model.
 
-Kriging (Gaussian process regression; Rasmussen and Williams, "Gaussian Processes for Machine Learning",
-2006, equations 2.25 and 2.26; leaving one out in closed form, equations 5.10 to 5.12): layouts that are
-alike lie alike far off. Two parts are summed: one of the same GPU type and machine, one that all types have
-in common (the protocols of the library).
+The method is kriging, i.e. Gaussian process regression (Rasmussen and Williams, "Gaussian Processes
+for Machine Learning", 2006, equations 2.25 and 2.26; leaving one out in closed form, equations 5.10
+to 5.12). Similar layouts have similar differences. Two parts are summed: one for the same GPU type
+and machine, and one that all types have in common (the protocols of the library).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tessera.formulation.tables import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likeness:
-    """How much a difference tells layouts apart: similarity is exp(-sum of weight * squared difference),
-    differences of counts in octaves.
+    """Weights of the differences between layouts.
 
-    The defaults are rounded from :func:`tuned` on the Arena artifact's tables.
+    The similarity is exp(-sum of weight * squared difference), with differences of counts in
+    octaves. The defaults are rounded from :func:`tuned` on the Arena artifact's tables.
     """
 
     primitive: float = 0.3
@@ -37,19 +37,20 @@ class Likeness:
     beside: float = 0.05
     crossing: float = 50.0
     noise: float = 0.08  # variance that no other table explains
-    common: float = 1.0  # variance of the part that GPU types have in common, to that of the other
+    common: float = 1.0  # variance of the part common to GPU types, relative to the other part
 
 
 _SCALING: Final = {Primitive.REDUCE_SCATTER, Primitive.ALL_GATHER}
 _SCALING_APART: Final = 0.2
-"""Reduce-scatter and all-gather move the same bytes over the same links in opposite order."""
+"""Difference of reduce-scatter and all-gather, which move the same bytes over the same links in
+opposite order."""
 _SEND_APART: Final = 6.0
-"""A measured send goes through other software than a collective."""
+"""Difference of a send from a collective. A measured send goes through other software."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Differences:
-    """Squared differences between layouts of two lists, each of shape (A, C)."""
+    """The squared differences between the layouts of two lists, each of shape (A, C)."""
 
     primitive: Floats
     gpu_type: Floats
@@ -57,7 +58,7 @@ class Differences:
 
 
 def differences(a: Sequence[Layout], b: Sequence[Layout]) -> Differences:
-    """Return how layouts of ``a`` differ from those of ``b``."""
+    """Return the differences of the layouts ``a`` from the layouts ``b``."""
     return Differences(
         primitive=_APART[_codes(a)[:, None], _codes(b)[None]],
         gpu_type=(_systems(a)[:, None] != _systems(b)[None]).astype(np.float64),
@@ -77,13 +78,13 @@ def similarity(d: Differences, likeness: Likeness) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kriging:
-    """What is known of ``layouts`` (C of them) at Q knots, and all that predicting others needs."""
+    """A predictor from the values of C ``layouts`` at Q knots to those of other layouts."""
 
     layouts: tuple[Layout, ...]
     likeness: Likeness
     inverse: Floats  # of the covariance with noise, shape (C, C)
     dual: Floats  # inverse @ values, shape (C, Q)
-    variance: float  # of values where nothing is known
+    variance: float  # of values without any information
 
     def predict(self, layouts: Sequence[Layout]) -> tuple[Floats, Floats]:
         """Return values, shape (A, Q), and their standard deviations, shape (A,)."""
@@ -95,9 +96,9 @@ class Kriging:
 
 
 def krige(layouts: Sequence[Layout], values: Floats, likeness: Likeness) -> Kriging:
-    """Return what predicts ``values``, shape (C, Q), of layouts that are not among these.
+    """Return a predictor of ``values``, shape (C, Q), for layouts that are not among these.
 
-    The scale of uncertainty is that of predicting each of these from the others.
+    The scale of its uncertainty is that of predicting each of these from the others.
     """
     inverse = _inverse(differences(layouts, layouts), likeness)
     dual = inverse @ values
@@ -118,7 +119,7 @@ def left_out_error(d: Differences, values: Floats, likeness: Likeness) -> float:
 
 
 def tuned(layouts: Sequence[Layout], values: Floats, start: Likeness, sweeps: int = 2) -> Likeness:
-    """Return weights that predict each of these layouts better from the others, by coordinate search."""
+    """Return weights, by coordinate search, that predict each layout better from the others."""
     d = differences(layouts, layouts)
     best, error = start, left_out_error(d, values, start)
     for _ in range(sweeps):

@@ -1,12 +1,13 @@
-"""Collectives from links: latency and bandwidth, the fastest of the algorithms that libraries choose from.
+"""Times of collectives from link latency and bandwidth, by the fastest algorithm of libraries.
 
-The time of an algorithm is linear in five rates (the alpha-beta model; Thakur, Rabenseifner and Gropp,
-"Optimization of Collective Communication Operations in MPICH", 2005, sections 3 and 4):
+The time of an algorithm is linear in five rates (the alpha-beta model; Thakur, Rabenseifner and
+Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, sections 3 and 4):
 
     launch + steps inside the node * step + steps across nodes * hop
-           + bytes over a GPU's link / link rate + bytes over a node's port / port rate
+    + bytes over a GPU's link / link rate + bytes over a node's port / port rate
 
-Bytes inside and across are not overlapped. Groups beside one another share the node's port, not the links.
+Bytes inside and across nodes do not overlap. Groups on the same nodes share the port of a node, but
+not the links.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ from tessera.formulation.tables import Floats
 LAUNCH_S: Final = 8.4e-6
 STEP_S: Final = {Link.NVLINK: 3.4e-6, Link.XGMI: 3.4e-6, Link.PCIE: 5.7e-6}
 HOP_S: Final = 9.6e-6
-"""NCCL 2.12, src/graph/tuning.cc: latency of a ring with the Simple protocol (base, NVLink, PCI, NET). RCCL
-uses the NVLink figure for xGMI too."""
+"""Latencies of a ring with the Simple protocol (base, NVLink, PCI, NET) in NCCL 2.12,
+src/graph/tuning.cc. RCCL uses the NVLink value for xGMI, too."""
 
 
 USUAL: Final = (6.0, 2.5, 6.0, 1.5, 4.0)
-"""What the five costs are in practice, times those of data sheets: rounded medians of the rates fitted to the
-Arena artifact's tables (a100, v100, a40, a10 under XLA; its Ethernet left out). They come from collectives
-started one by one, and from ports that several GPUs share without direct access."""
+"""The five costs in practice, as multiples of those in data sheets. They are rounded medians of the
+rates fitted to the Arena artifact's tables (a100, v100, a40, a10 under XLA; without its Ethernet).
+The causes are collectives started one by one, and ports that several GPUs share without direct
+access."""
 USUAL_OWN_PORT: Final = 1.25
-"""The last of these in nodes with a port for each GPU: by judgement, four fifths of the port's rate."""
+"""The last of these factors in nodes with a port for each GPU. By judgement, it is four fifths of
+the port's rate."""
 _OWN_PORT_BYTES_PER_S: Final = 12.5e9
-"""A GPU's part of its node's ports from which it is taken to have one of its own."""
+"""A GPU's part of its node's ports from which it is assumed to have a port for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRates:
-    """The five rates of the model. Bandwidths are in one direction."""
+    """The five rates of the model, with bandwidths in one direction."""
 
     launch_s: float
     step_s: float
@@ -51,7 +54,7 @@ class LinkRates:
 
     @classmethod
     def of(cls, hardware: Hardware) -> Self:
-        """Return the rates of data sheets: peak bandwidths and the library's own latencies."""
+        """Return the rates of data sheets: peak bandwidths and the latencies of the library."""
         return cls(
             launch_s=LAUNCH_S,
             step_s=STEP_S[hardware.link],
@@ -62,7 +65,7 @@ class LinkRates:
 
     @classmethod
     def usual(cls, hardware: Hardware) -> Self:
-        """Return what a type reaches in practice, as far as its data sheet and :data:`USUAL` tell."""
+        """Return the practical rates of a GPU type by its data sheet and :data:`USUAL`."""
         factors = np.array(USUAL)
         if hardware.network_bytes_per_s / hardware.gpus_per_node >= _OWN_PORT_BYTES_PER_S:
             factors[-1] = USUAL_OWN_PORT
@@ -70,7 +73,7 @@ class LinkRates:
 
     @classmethod
     def from_seconds(cls, costs: Floats) -> Self:
-        """Return the rates whose :attr:`costs` these are."""
+        """Return the rates with the given :attr:`costs`."""
         launch, step, hop, link, port = (float(c) for c in costs)
         return cls(
             launch_s=launch,
@@ -82,7 +85,7 @@ class LinkRates:
 
     @property
     def costs(self) -> Floats:
-        """Return seconds a launch, a step, a hop, a byte on a link, a byte at a port; shape (5,)."""
+        """Return seconds per launch, step, hop, byte on a link and byte at a port, shape (5,)."""
         return np.array(
             [
                 self.launch_s,
@@ -95,10 +98,11 @@ class LinkRates:
 
 
 def work(primitive: Primitive, payload_bytes: Floats, groups: Groups) -> NDArray[np.float64]:
-    """Return what each algorithm does, shape (algorithms, 5, K), in the order of :attr:`LinkRates.costs`.
+    """Return each algorithm's work, shape (algorithms, 5, K), ordered as :attr:`LinkRates.costs`.
 
-    Algorithms are ring, hierarchical (inside nodes, then across, shards sharing the port) and for all-reduce
-    a double binary tree across nodes; all-to-all and send have one. Inside a node all are rings.
+    The algorithms are ring, hierarchical (first inside nodes, then across, with shards sharing the
+    port) and, for all-reduce, a double binary tree across nodes. All-to-all and send have one
+    algorithm. Inside a node, all are rings.
     """
     match primitive:
         case Primitive.SEND:
@@ -121,8 +125,11 @@ def work(primitive: Primitive, payload_bytes: Floats, groups: Groups) -> NDArray
 
 
 def _ring(payload: Floats, groups: Groups, passes: float) -> Floats:
-    """All GPUs in one ring; each pass takes size - 1 steps and moves (size - 1) / size of the payload over
-    every link and, once, over every port."""
+    """Return the work of all GPUs in one ring.
+
+    Each pass has size - 1 steps. It moves (size - 1) / size of the payload over every link and,
+    once, over every port.
+    """
     crosses = groups.nodes > 1
     steps = passes * (groups.size - 1)
     moved = steps / groups.size * payload
@@ -139,7 +146,10 @@ def _ring(payload: Floats, groups: Groups, passes: float) -> Floats:
 
 
 def _hierarchical(payload: Floats, groups: Groups, passes: float) -> Floats:
-    """A ring in each node and, for each GPU of a node, one across nodes with its shard of the payload."""
+    """Return the work of a ring in each node, and of one across nodes for each GPU of a node.
+
+    The ring of a GPU across nodes has its shard of the payload.
+    """
     inside = groups.size / groups.nodes
     across = groups.nodes.astype(np.float64)
     return np.stack(
@@ -154,8 +164,11 @@ def _hierarchical(payload: Floats, groups: Groups, passes: float) -> Floats:
 
 
 def _tree(payload: Floats, groups: Groups) -> Floats:
-    """Reduce and broadcast along two complementary binary trees of nodes, chains inside nodes (Sanders,
-    Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009)."""
+    """Return the work of a reduction and broadcast along two complementary binary trees of nodes.
+
+    Inside nodes there are chains (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
+    broadcast, reduction and scan", 2009).
+    """
     inside = groups.size / groups.nodes
     crosses = groups.nodes > 1
     return np.stack(
@@ -170,7 +183,7 @@ def _tree(payload: Floats, groups: Groups) -> Floats:
 
 
 def _all_to_all(payload: Floats, groups: Groups) -> Floats:
-    """Each GPU sends 1 / size of its payload to each other, directly."""
+    """Return the work if each GPU sends 1 / size of its payload directly to each of the others."""
     inside = groups.size / groups.nodes
     return np.stack(
         [
@@ -199,21 +212,24 @@ def _send(payload: Floats, groups: Groups) -> Floats:
 def link_seconds(
     rates: LinkRates, primitive: Primitive, payload_bytes: Floats, groups: Groups
 ) -> Floats:
-    """Return seconds by the fastest algorithm, shape (K,); groups are of two GPUs or more."""
+    """Return the seconds of the fastest algorithm, shape (K,). Groups have at least two GPUs."""
     times = np.einsum("c,ack->ak", rates.costs, work(primitive, payload_bytes, groups))
     return np.asarray(times.min(axis=0), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkNetwork:
-    """A :class:`estimator.plans.Network` of links alone, at :meth:`LinkRates.usual` unless given rates."""
+    """A :class:`estimator.plans.Network` of links, by default at :meth:`LinkRates.usual`."""
 
     hardware: Hardware
     shape: Shape
     rates: LinkRates | None = None
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
-        """Return seconds of each collective, shape (K,); 0 for groups of one GPU or empty payloads."""
+        """Return the seconds of each collective, shape (K,).
+
+        They are 0 for groups of one GPU and for empty payloads.
+        """
         check_call(payload_bytes, groups, self.shape)
         rates = self.rates or LinkRates.usual(self.hardware)
         sends = (groups.size > 1) & (payload_bytes > 0)
@@ -221,7 +237,7 @@ class LinkNetwork:
 
 
 def check_call(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
-    """Check that payloads are amounts and that groups lie on the shape.
+    """Check that payloads are amounts and that groups fit on the shape.
 
     Raises:
         InvalidInput: the first that does not.

@@ -1,9 +1,10 @@
-"""Measured collectives as a file: the columns of the Arena artifact's ``comm.csv``, and our own in the same.
+"""Files of measured collectives, with the columns of the Arena artifact's ``comm.csv``.
 
 A row is one primitive on one group layout at one size. ``bytes`` is the full tensor (all-reduce and
-reduce-scatter: each GPU's input; all-gather: each GPU's output; all-to-all: each GPU's input; send: the
-message), so half-precision tables differ in nothing but the bytes. Rows marked ``degenerate`` sent nothing
-and are dropped. Our own files have further columns that say where a row comes from; readers skip them.
+reduce-scatter: each GPU's input; all-gather: each GPU's output; all-to-all: each GPU's input; send:
+the message), so half-precision tables only differ in their bytes. Rows marked ``degenerate`` sent
+nothing and are dropped. Our own files have further columns with the origin of a row, which readers
+skip.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ _WHOLE: Final = (*REQUIRED[3:10], "degenerate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What was run where: groups of ``size`` GPUs evenly on ``nodes`` of a machine's nodes, ``beside`` of
-    them (itself included) on the same nodes."""
+    """A collective with its place.
+
+    Groups of ``size`` GPUs are evenly on ``nodes`` nodes of a machine. ``beside`` is the number of
+    groups on the same nodes, including itself.
+    """
 
     primitive: Primitive
     gpu_type: str
@@ -66,7 +70,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Curve:
-    """The times of one layout by size; both shape (S,), bytes strictly rising."""
+    """The times of one layout by size.
+
+    Both arrays have shape (S,), with bytes strictly ascending.
+    """
 
     layout: Layout
     payload_bytes: Floats
@@ -78,7 +85,7 @@ _Line: TypeAlias = tuple[str, dict[str, str]]
 
 
 def write_records(path: Path, records: Iterable[CommRecord]) -> None:
-    """Write rows as a file that :func:`read_curves` reads; an unknown value is an empty field."""
+    """Write rows as a file that :func:`read_curves` reads. An unknown value is an empty field."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -92,14 +99,18 @@ def read_curves(path: Path) -> tuple[Curve, ...]:
     Several rows of one layout and size are one measurement: their geometric mean.
 
     Raises:
-        InvalidInput: a column lacks, a field is empty or no number, a time is not positive, a group does not
-            fit its machine, or nothing was measured; the message names the line.
+        InvalidInput: a column is missing, a field is empty or not a number, a time is not positive,
+            a group does not fit its machine, or nothing was measured; the message names the line.
     """
     return curves_of(read_records(path), path.name)
 
 
 def read_records(path: Path) -> list[CommRecord]:
-    """Return all rows of a file, degenerate ones too. Raises as :func:`read_curves`."""
+    """Return all rows of a file, including degenerate ones.
+
+    Raises:
+        InvalidInput: as in :func:`read_curves`.
+    """
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -112,7 +123,7 @@ def read_records(path: Path) -> list[CommRecord]:
 
 
 def curves_of(records: Sequence[CommRecord], source: str = "records") -> tuple[Curve, ...]:
-    """Return the tables that rows make."""
+    """Return the tables of the given rows."""
     times: dict[Layout, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         if not record.degenerate:

@@ -1,8 +1,8 @@
-"""Collectives from measured tables; layouts that were not measured, from those that were.
+"""Times of collectives from measured tables, also for layouts that were not measured.
 
-Between measured sizes times are interpolated in logarithms of both; below the smallest its time is the
-floor, above the largest its bandwidth holds. A layout that was not measured has the time of the fitted links
-times what measured layouts suggest by kriging.
+Between measured sizes, times are interpolated in logarithms of both. Below the smallest size its
+time is the floor, and above the largest its bandwidth applies. A layout that was not measured has
+the time of the fitted links times a factor from measured layouts by kriging.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
 MEASURED_SD: Final = (0.15, 0.02)
-"""Of the logarithm of a measured time, under and from ``LARGE_BYTES``: by so much do the artifact's tables
-of pairs in a node differ that were measured again on other numbers of nodes."""
+"""Standard deviations of the logarithm of a measured time, below and from ``LARGE_BYTES``. The
+artifact's tables of pairs in a node differ by this much on other numbers of nodes."""
 LARGE_BYTES: Final = 2.0**24
 OCTAVE_SD: Final = 0.05
-"""Further, an octave away from the nearest measured size (the artifact's tables with every other octave left
-out: median error 3.2 %, 68 % within 5.5 %)."""
+"""Additional standard deviation at an octave from the nearest measured size. With every other
+octave of the artifact's tables left out, the median error was 3.2 %, and 68 % were within 5.5 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tables:
-    """Measured tables with all that is fitted to them, shared by every :class:`TableNetwork`."""
+    """Measured tables with everything fitted to them, shared by every :class:`TableNetwork`."""
 
     curves: dict[Layout, Curve]
     fits: Fits
@@ -51,7 +51,7 @@ class Tables:
 
     @classmethod
     def of(cls, curves: Sequence[Curve], likeness: Likeness | None = None) -> Self:
-        """Fit links and the distances of tables from them.
+        """Fit the links and the distances of tables from them.
 
         Raises:
             InvalidInput: no table.
@@ -70,15 +70,15 @@ class Tables:
         )
 
     def networks(self, gpu_type: str) -> tuple[str, ...]:
-        """Return the networks on which a type was measured."""
+        """Return the networks on which a GPU type was measured."""
         found = {x.network for x in self.curves if x.gpu_type == gpu_type}
         return tuple(sorted(found))
 
 
 def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
-    """Return log measured over log modelled time at the knots, shape (C, Q).
+    """Return the log of measured over modelled time at the knots, shape (C, Q).
 
-    Beyond the sizes of a table its ends' distances hold.
+    Beyond the sizes of a table, the distances at its ends apply.
     """
     found = []
     for curve in curves:
@@ -95,21 +95,22 @@ def _modelled_s(layout: Layout, payload_bytes: Floats, rates: LinkRates) -> Floa
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Known:
-    """A curve to interpolate in, and how sure it is."""
+    """A curve for interpolation, with its uncertainty."""
 
     log_bytes: Floats
     log_seconds: Floats
-    sd: tuple[float, float]  # of log seconds, under and from LARGE_BYTES
+    sd: tuple[float, float]  # of log seconds, below and from LARGE_BYTES
     measured: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableNetwork:
-    """A :class:`tessera.estimator.plans.Network` of measured tables for ``shape`` nodes of one type.
+    """A :class:`tessera.estimator.plans.Network` of measured tables for nodes of one GPU type.
 
-    ``network`` names the tables to use; it may be left out where the type has one or was not measured.
-    Measured sends include a runtime's control messages, about 1 ms in the Arena artifact's tables; they are
-    taken off (by the difference of fitted launches) unless ``control_messages``.
+    ``network`` names the tables to use. It may be "" if the type has one network or was not
+    measured. Measured sends include the control messages of a runtime, about 1 ms in the Arena
+    artifact's tables. Unless ``control_messages`` is set, they are subtracted (by the difference of
+    fitted launches).
     """
 
     tables: Tables
@@ -120,7 +121,7 @@ class TableNetwork:
     _known: dict[Layout, _Known] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        """Settle the network."""
+        """Choose the network if none is given."""
         name, have = self.hardware.name, self.tables.networks(self.hardware.name)
         if self.network and have and self.network not in have:
             raise InvalidInput("network", f"{name} was measured on {', '.join(have)} only")
@@ -130,7 +131,10 @@ class TableNetwork:
             object.__setattr__(self, "network", have[0] if have else "default")
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
-        """Return seconds of each collective, shape (K,); 0 for groups of one GPU or empty payloads."""
+        """Return the seconds of each collective, shape (K,).
+
+        They are 0 for groups of one GPU and for empty payloads.
+        """
         check_call(payload_bytes, groups, self.shape)
         sends = (groups.size > 1) & (payload_bytes > 0)
         if not sends.any():
@@ -143,10 +147,10 @@ class TableNetwork:
         return np.where(sends, seconds, 0.0)
 
     def uncertainty(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
-        """Return the standard deviation of the logarithm of each time, shape (K,): about the relative error.
+        """Return the standard deviation of the logarithm of each time, shape (K,).
 
-        It grows with the distance to the nearest measured size and, for layouts that were not measured, with
-        how unlike the measured ones they are.
+        It is about the relative error. It grows with the distance to the nearest measured size. For
+        layouts that were not measured, it also grows with their distance from measured ones.
         """
         check_call(payload_bytes, groups, self.shape)
         which, known = self._looked_up(primitive, groups)
@@ -165,7 +169,7 @@ class TableNetwork:
         return np.array([k.measured for k in known])[which]
 
     def _looked_up(self, primitive: Primitive, groups: Groups) -> tuple[Ints, list[_Known]]:
-        """Return the distinct layouts' curves and, shape (K,), which of them is each row's."""
+        """Return the distinct layouts' curves, and the index of each row's curve, shape (K,)."""
         code = (groups.size << 40) | (groups.nodes << 20) | groups.beside
         codes, which = np.unique(code, return_inverse=True)
         mask = (1 << 20) - 1
@@ -222,13 +226,14 @@ class TableNetwork:
 
 
 _APART: Final = 1e3
-"""More than the logarithm of any size: curves are laid end to end on one axis at this distance."""
+"""Distance between curves on one axis, larger than the logarithm of any size."""
 
 
 def _interpolated_s(payload_bytes: Floats, which: Ints, known: Sequence[_Known]) -> Floats:
     low = np.array([k.log_bytes[0] for k in known])[which]
     high = np.array([k.log_bytes[-1] for k in known])[which]
     size = np.log(payload_bytes)
+    # Put all curves on one axis, so that one interpolation covers all of them.
     axis = np.concatenate([k.log_bytes + _APART * u for u, k in enumerate(known)])
     times = np.concatenate([k.log_seconds for k in known])
     inside = np.interp(np.clip(size, low, high) + _APART * which, axis, times)
@@ -236,7 +241,7 @@ def _interpolated_s(payload_bytes: Floats, which: Ints, known: Sequence[_Known])
 
 
 def _gap_octaves(log_payload: Floats, log_sizes: Floats) -> Floats:
-    """Return octaves to the nearest measured size, shape (K,)."""
+    """Return the octaves to the nearest measured size, shape (K,)."""
     right = np.clip(np.searchsorted(log_sizes, log_payload), 0, len(log_sizes) - 1)
     left = np.maximum(right - 1, 0)
     nearest = np.minimum(
