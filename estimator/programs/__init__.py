@@ -1,1 +1,1 @@
-"""A forward pass as a flat list of operators, whatever it was traced by, and the layers made of it."""
+"""A forward pass as a flat list of operators, from any tracer, and the layers made from it."""

@@ -1,4 +1,4 @@
-"""Where a divided axis goes in operators that are no products."""
+"""Places of a divided axis after operators that are not products."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Dims = tuple[int, ...]
 def through(
     name: str, params: dict[str, Any], axis: int, shape: Dims, out: Dims
 ) -> tuple[int | None, bool]:
-    """Return the axis's place in the result (none: the result is whole), and whether parts are summed.
+    """Return the place of the axis in the result, and whether parts are summed.
 
-    ``shape`` is of the operand that is divided along ``axis``.
+    If the result is whole, the place is None. ``shape`` is that of the operand divided along
+    ``axis``.
     """
     if name in ("transpose", "permuted"):
         return int(params["permutation"].index(axis)), False
@@ -51,11 +52,15 @@ def through(
         return None, False
     if name == "concatenate" and params["dimension"] == axis:
         return None, False
-    return axis, False  # by element, or a slice, whose parts are laid out so that it is local
+    # The rest are element-wise, or slices whose parts are laid out so that they are local.
+    return axis, False
 
 
 def reshaped(axis: int, shape: Dims, out: Dims) -> int | None:
-    """Return the axis after a reshape: of a split axis the first part, of a merged one if it leads."""
+    """Return the axis after a reshape, or None if it is lost.
+
+    Of a split axis it is the first part. A merged axis is kept if it leads.
+    """
     before = math.prod(shape[:axis])
     seen = 1
     for place, size in enumerate(out):

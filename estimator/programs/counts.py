@@ -1,9 +1,9 @@
-"""FLOPs of one primitive from its shapes: products exactly, everything else by the number of elements.
+"""FLOPs of a primitive from its shapes: exact for products, by the number of elements otherwise.
 
-Names are those of JAX's primitives. Ours, for what PyTorch does otherwise: ``attention`` (a fused kernel that
-stores no scores), ``pick`` (a few elements by index), ``clone`` (a copy in another layout), and views of the
-same memory: ``permuted``, ``expanded``, ``part`` (a slice) and ``headed`` (a hidden axis seen as heads;
-``headed_clone`` copies).
+Names are those of JAX's primitives, with some of ours for operators of PyTorch. They are
+``attention`` (a fused kernel that does not store scores), ``pick`` (a few elements by index),
+``clone`` (a copy in another layout), and views of the same memory: ``permuted``, ``expanded``,
+``part`` (a slice) and ``headed`` (a hidden axis viewed as heads; ``headed_clone`` copies).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Dims = tuple[int, ...]
 HEAVY = frozenset(
     {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scan", "attention"}
 )
-"""Products: kernels of their own that carry nearly all the work."""
+"""Products, which are separate kernels with nearly all the work."""
 
 ALIAS = frozenset(
     {
@@ -37,7 +37,7 @@ ALIAS = frozenset(
         "headed",
     }
 )
-"""Another view of the same data: no kernel."""
+"""Views of the same data, which need no kernel."""
 
 MOVING = frozenset(
     {
@@ -67,7 +67,7 @@ MOVING = frozenset(
     }
     | ALIAS
 )
-"""Data movement: no arithmetic."""
+"""Data movement without arithmetic."""
 
 ALONE = HEAVY | frozenset(
     {
@@ -106,13 +106,13 @@ def is_reduction(name: str) -> bool:
 
 
 def flops_of(name: str, ins: Sequence[Dims], outs: Sequence[Dims], params: dict[str, Any]) -> float:
-    """Return the FLOPs of a primitive that holds no jaxpr; two a multiply-add."""
+    """Return the FLOPs of a primitive without a jaxpr, two per multiply-add."""
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return 2.0 * math.prod(outs[0]) * float(math.prod(ins[0][d] for d in contracted))
     if name in ("ragged_dot", "ragged_dot_general"):  # (m, k) with a group's (k, n)
         return 2.0 * math.prod(outs[0]) * ins[0][-1]
-    if name == "attention":  # of queries (.., s, d) over keys (.., t, d) and values (.., t, e)
+    if name == "attention":  # queries (.., s, d) over keys (.., t, d) and values (.., t, e)
         scores = math.prod(ins[0][:-1]) * ins[1][-2] * (0.5 if params["causal"] else 1.0)
         return 2.0 * scores * (ins[0][-1] + ins[2][-1])
     if name == "conv_general_dilated":

@@ -1,4 +1,4 @@
-"""Where a chain of operators is cut into layers: between products, at the narrowest live set."""
+"""Cuts of a chain of operators into layers: between products, at the narrowest live set."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.program import Operator
 
 LONG = 12
-"""Products between two cuts, above which narrower places are looked for: attention has 6, a T5 block 14."""
+"""Largest number of products between two cuts before narrow places are considered: attention has 6,
+and a T5 block has 14."""
 
 NARROW = 1.1
-"""How much wider than the narrowest place such a cut may be."""
+"""Largest width of such a cut relative to the narrowest place."""
 
 
 def ends_of(flow: Flow, ending: frozenset[str] = frozenset()) -> list[int]:
-    """Return where layers end, as positions in ``flow.active`` (exclusive), the last its length.
+    """Return the ends of layers, as exclusive positions in ``flow.active``. The last is its length.
 
-    Between one product (or table look-up) and the next the cut is at the fewest live bytes, the earliest
-    such place, but after operators named in ``ending`` (activations) that leave it as narrow. A cut stays
-    where one value alone is alive: inside a residual block the block's input is alive beside what is
-    computed, so blocks stay whole. A chain of more than ``LONG`` products without such a place (a decoder
-    that reads an encoder's memory) is cut at its narrowest places.
+    Between one product (or table look-up) and the next, the cut is at the earliest place with the
+    fewest live bytes. It moves behind operators named in ``ending`` (activations) that leave it as
+    narrow. A cut is kept only where a single value is live. Inside a residual block, the input of
+    the block is live in addition to the computed values, so blocks remain whole. A chain of more
+    than ``LONG`` products without such a place (a decoder that reads an encoder's memory) is cut at
+    its narrowest places.
     """
     live = _live(flow)
     heavy = [p for p, i in enumerate(flow.active) if _is_heavy(flow, flow.program.operators[i])]
     names = [flow.program.operators[i].name for i in flow.active]
+    # Move cuts behind activations that belong to the previous layer.
     places = [min(range(a, b), key=lambda p: (live[p][0], p)) for a, b in pairwise(heavy)]
     for n, stop in enumerate(heavy[1:]):
         while (
@@ -39,6 +42,7 @@ def ends_of(flow: Flow, ending: frozenset[str] = frozenset()) -> list[int]:
     widths = [live[p][0] for p in places]
     single = [i for i, p in enumerate(places) if live[p][1] == 1 and not _bulges(widths, i)]
     chosen = list(single)
+    # Long stretches without a kept cut are cut at their narrowest places.
     for a, b in zip([-1, *single], [*single, len(places)], strict=True):
         inside = [i for i in range(a + 1, b) if widths[i] > 0]
         if b - a > LONG and inside:
@@ -48,13 +52,13 @@ def ends_of(flow: Flow, ending: frozenset[str] = frozenset()) -> list[int]:
 
 
 def _bulges(widths: list[float], i: int) -> bool:
-    """Return whether a place is wider than the places before and after it, or at an end than the one."""
+    """Return whether a place is wider than both its neighbours, or than the only one at an end."""
     beside = [*widths[max(0, i - 1) : i], *widths[i + 1 : i + 2]]
     return bool(beside) and all(widths[i] > other for other in beside)
 
 
 def _live(flow: Flow) -> list[tuple[float, int]]:
-    """Return bytes and number of activations alive after each active operator."""
+    """Return the bytes and the number of activations live after each active operator."""
     alive: set[int] = set()
     width, lives = 0.0, []
     dying: dict[int, list[int]] = {}
@@ -80,9 +84,9 @@ def _is_heavy(flow: Flow, op: Operator) -> bool:
 
 
 def kind_of(flow: Flow, start: int, end: int) -> str:
-    """Return a name that layers share when they are the same operators at the same shapes.
+    """Return a name that is the same for layers with the same operators at the same shapes.
 
-    What comes from the batch itself, and so gets no gradient, differs from what comes from a layer.
+    Values from the batch itself, which have no gradient, count as different from values of a layer.
     """
     digest = hashlib.sha256()
     busiest, most = "gather", 0.0

@@ -1,4 +1,4 @@
-"""What a program's values depend on and how long they live."""
+"""Dependencies and lifetimes of a program's values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from tessera.estimator.programs.program import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Facts of a program's values and operators. Lists are by value or by operator.
+    """Dependencies and lifetimes of a program's values. Lists are by value or by operator.
 
-    ``active``: operators, in order, that the loss needs and that depend on the batch; the others only
-    prepare weights or belong to the backward pass.
+    ``active`` are the operators, in order, that the loss needs and that depend on the batch. The
+    others only prepare weights or belong to the backward pass.
     """
 
     program: Program
     active: tuple[int, ...]
     from_batch: list[bool]
     root: list[int]  # the value of which this one is a view
-    sources: dict[int, frozenset[int]]  # of a value from weights alone: the parameters (or slices)
-    last_read: list[int]  # position in ``active`` of the last reader of a root; -1: none
+    # For a value from weights alone: its parameters (or slices of them).
+    sources: dict[int, frozenset[int]]
+    last_read: list[int]  # position in ``active`` of the last reader of a root; -1 if there is none
 
     def activation(self, value: int) -> bool:
-        """Return whether a value is an activation: depends on the batch and is not the batch itself."""
+        """Return whether a value is an activation.
+
+        It then depends on the batch and is not the batch itself.
+        """
         return self.from_batch[value] and self.root[value] not in self.program.batch
 
     def amount(self, values: set[int]) -> float:
-        """Return the bytes of these roots."""
+        """Return the bytes of the given roots."""
         return sum(self.program.bytes_of(v) for v in values)
 
 
@@ -65,7 +69,7 @@ def flow_of(program: Program) -> Flow:
 
 
 def _whole(program: Program, value: int, origin: frozenset[int]) -> bool:
-    """Return whether a value is one parameter, perhaps in another type."""
+    """Return whether a value is one whole parameter, possibly in another data type."""
     return len(origin) == 1 and program.shape(value) == program.shape(next(iter(origin)))
 
 

@@ -1,9 +1,9 @@
-"""How operators of a layer fuse into kernels, and what memory they touch and keep.
+"""Fusion of a layer's operators into kernels, with the memory that they touch and keep.
 
-XLA fuses operators by element with each other and with the row-wise reductions among them; products,
-look-ups and sorts are kernels of their own. Whether an elementwise result is kept for the backward pass or
-computed again from its kernel's inputs is settled for fewer bytes, except that operands of products are in
-memory anyway and stay.
+XLA fuses element-wise operators with each other and with the row-wise reductions among them.
+Products, look-ups and sorts are separate kernels. An element-wise result is either kept for the
+backward pass or computed again from the inputs of its kernel, whichever needs fewer bytes. Operands
+of products are in memory anyway and are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tessera.estimator.programs.program import Operator
 
 @dataclass(slots=True)
 class Kernel:
-    """A group of operators; values are roots. ``inputs`` come from other kernels or layers."""
+    """A group of operators. Values are roots, and ``inputs`` come from other kernels or layers."""
 
     operators: list[Operator]
     inputs: set[int]
@@ -27,7 +27,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of one layer's forward pass, and its kernels."""
+    """The bytes of one layer's forward pass, and its number of kernels."""
 
     kernels: int
     touched: float
@@ -36,7 +36,10 @@ class Footprint:
 
 
 def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
-    """Return the footprint of each layer. What crosses into the next layer is its boundary, not kept."""
+    """Return the footprint of each layer.
+
+    Values that cross into the next layer are its boundary and do not count as kept.
+    """
     residuals = {flow.root[v] for v in _unstacked(flow) if flow.activation(v)}
     derived = _derived(flow, residuals)
     operands = {
@@ -45,7 +48,7 @@ def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
         if flow.program.operators[i].name in HEAVY
         for v in flow.program.operators[i].reads
     }
-    held: set[int] = set()  # kept or a boundary, by the layers so far
+    held: set[int] = set()  # kept, or a boundary, by the layers so far
     prints, start = [], 0
     for end in ends:
         kernels = fused(flow, start, end)
@@ -67,7 +70,10 @@ def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
 
 
 def _touched(flow: Flow, kernel: Kernel) -> float:
-    """Return the bytes that a kernel reads and writes; of what it picks from, only what it picks."""
+    """Return the bytes that a kernel reads and writes.
+
+    For ``pick``, only the picked bytes are read.
+    """
     (op, *_) = kernel.operators
     if op.name != "pick":
         return flow.amount(kernel.inputs | kernel.outputs)
@@ -76,7 +82,7 @@ def _touched(flow: Flow, kernel: Kernel) -> float:
 
 
 def _unstacked(flow: Flow) -> list[int]:
-    """Return the residuals, those that a scan stacked one by one."""
+    """Return the residuals. Those that a scan stacked are returned one by one."""
     stacks = {op.writes[0]: op.reads for op in flow.program.operators if op.name == "stack_of"}
     found, todo = [], list(flow.program.residuals)
     while todo:
@@ -89,7 +95,7 @@ def _unstacked(flow: Flow) -> list[int]:
 
 
 def fused(flow: Flow, start: int, end: int) -> list[Kernel]:
-    """Return the kernels of the active operators ``start`` to ``end``, in an order in which they can run."""
+    """Return the kernels of the active operators ``start`` to ``end``, in an executable order."""
     program = flow.program
     ops = [program.operators[i] for i in flow.active[start:end]]
     writer = {v: n for n, op in enumerate(ops) for v in op.writes}
@@ -101,6 +107,7 @@ def fused(flow: Flow, start: int, end: int) -> list[Kernel]:
             n = parent[n]
         return n
 
+    # A kernel's level is above those of the kernels it waits for. Only equal levels are fused.
     for n, op in enumerate(ops):
         before = [writer[v] for v in op.reads if v in writer]
         level[n] = max((level[m] + _ends_kernel(flow, ops[m]) for m in before), default=0)
@@ -115,6 +122,7 @@ def fused(flow: Flow, start: int, end: int) -> list[Kernel]:
         groups.setdefault(find(n), []).append(n)
     ordered = sorted(groups.values(), key=lambda g: (level[g[0]], g[0]))
     kernels = [_kernel(flow, [ops[n] for n in group], end) for group in ordered]
+    # Only values that are read outside their kernel are outputs.
     outside: set[int] = set().union(*(k.inputs for k in kernels))
     for kernel in kernels:
         kernel.outputs = {
@@ -151,14 +159,19 @@ def _kept(
     operands: set[int],
     held: set[int],
 ) -> set[int]:
-    """Return what these kernels keep. ``derived``: what the backward pass prepares by element, with the
-    values of the forward pass that it comes from."""
+    """Return the values that these kernels keep.
+
+    ``derived`` are the values that the backward pass prepares element by element, each with the
+    values of the forward pass from which it is computed.
+    """
     kept: set[int] = set()
     for kernel in kernels:
         written = {flow.root[v] for op in kernel.operators for v in op.writes}
         wanted = (residuals & written) - held
         kept |= wanted if kernel.alone else wanted & operands
         here = {r for r, origins in derived.items() if max(origins) in written}
+        # Keep either the remaining values or, if they are fewer bytes, the values to compute them
+        # from.
         rest = (wanted - kept) | {r for r in here if not derived[r] <= kept | held}
         origins = set[int]().union(*(derived[r] for r in here & rest))
         instead = origins if kernel.alone else kernel.inputs | (origins - written)
@@ -168,7 +181,7 @@ def _kept(
 
 
 def _derived(flow: Flow, residuals: set[int]) -> dict[int, set[int]]:
-    """Return residuals that only the backward pass needs, with the forward values they come from."""
+    """Return residuals that only the backward pass needs, with the forward values behind them."""
     active = {v for i in flow.active for v in flow.program.operators[i].writes}
     active = {flow.root[v] for v in active} | set(flow.program.batch)
     writer = {v: op for op in flow.program.operators for v in op.writes}
@@ -192,7 +205,7 @@ def _derived(flow: Flow, residuals: set[int]) -> dict[int, set[int]]:
 
 
 def _working(flow: Flow, kernels: list[Kernel], held: set[int]) -> float:
-    """Return the most bytes alive at once that are neither kept nor a boundary."""
+    """Return the most bytes live at the same time that are neither kept nor a boundary."""
     last = {v: n for n, kernel in enumerate(kernels) for v in kernel.inputs}
     alive: set[int] = set()
     most = 0.0

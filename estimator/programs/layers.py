@@ -18,7 +18,7 @@ _DTYPE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layered:
-    """A graph with what it was made from. ``ends``: of layers, positions in ``flow.active``."""
+    """A graph with its origin. ``ends`` are the ends of layers as positions in ``flow.active``."""
 
     graph: Graph
     flow: Flow
@@ -29,12 +29,12 @@ class Layered:
 def layered(
     name: str, program: Program, samples: int, ending: frozenset[str] = frozenset()
 ) -> Layered:
-    """Return the layers of a program whose batch has so many samples.
+    """Return the layers of a program whose batch has ``samples`` samples.
 
-    ``ending``: operators that stay in the layer they end
+    The operators in ``ending`` stay in the layer that they end
     (:func:`tessera.estimator.programs.cutting.ends_of`).
 
-    Reductions, exchanges and what is divided follow Megatron's rule and GShard's
+    Reductions, exchanges and divisions follow the rules of Megatron and GShard
     (:mod:`tessera.estimator.programs.parallel`).
 
     Raises:
@@ -84,13 +84,16 @@ def _layer(
 
 
 def _crossing(flow: Flow, end: int) -> set[int]:
-    """Return the activations alive after the first ``end`` active operators."""
+    """Return the activations that are live after the first ``end`` active operators."""
     written = {flow.root[v] for i in flow.active[:end] for v in flow.program.operators[i].writes}
     return {v for v in written if flow.last_read[v] >= end and flow.activation(v)}
 
 
 def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, float]]:
-    """Return each layer's weights by how they are divided; shared ones count where they are used first."""
+    """Return each layer's weights by their division.
+
+    Shared weights count where they are used first.
+    """
     divided = set[int]().union(*(flow.sources[v] for v in division.weight_axis))
     expert = set[int]().union(*(flow.sources[v] for v in division.expert_axis))
     seen: set[int] = set()
@@ -118,7 +121,7 @@ def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, 
 
 
 def _dtype(flow: Flow) -> str:
-    """Return the type in which most products are computed."""
+    """Return the data type in which most products are computed."""
     work: dict[str, float] = {}
     for i in flow.active:
         op = flow.program.operators[i]

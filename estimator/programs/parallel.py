@@ -1,9 +1,9 @@
-"""What tensor and expert parallelism do to a program, by Megatron's rule (Shoeybi et al. 2019, section 3).
+"""Tensor and expert parallelism of a program, by Megatron's rule (Shoeybi et al. 2019, section 3).
 
-A product of an activation with weights divides the weights by columns; the next one, which contracts the
-divided axis, divides them by rows and all-reduces its result. In between the divided axis is followed
-through the operators. Weights with an axis of experts (a batch axis of the product) are divided by expert;
-what enters and leaves them changes GPU (GShard, section 2.2).
+A product of an activation with weights divides the weights by columns. The next product that
+contracts the divided axis divides its weights by rows and all-reduces its result. In between, the
+divided axis is followed through the operators. Weights with an axis of experts (a batch axis of the
+product) are divided by expert. Their inputs and outputs move between GPUs (GShard, section 2.2).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.program import Operator
 
 SMALL = 0.01
-"""A product with a smaller share of its layer's FLOPs (a router, a relative position) is not divided."""
+"""Share of its layer's FLOPs below which a product (router, relative position) is not divided."""
 
 Axis = int | None
 
 
 @dataclass(slots=True)
 class Division:
-    """How values and weights are divided, and what one layer communicates for it (bytes)."""
+    """The division of values and weights, and the bytes that each layer communicates for it."""
 
     tensor: dict[int, int] = field(default_factory=dict)  # value: its divided axis
     expert: dict[int, int] = field(default_factory=dict)
-    weight_axis: dict[int, int] = field(default_factory=dict)  # value from weights: divided axis
+    # Value from weights: its divided axis.
+    weight_axis: dict[int, int] = field(default_factory=dict)
     expert_axis: dict[int, int] = field(default_factory=dict)
     reduced: list[float] = field(default_factory=list)
     exchanged: list[float] = field(default_factory=list)
@@ -36,10 +37,10 @@ class Division:
 
 
 def divide(flow: Flow, ends: list[int]) -> Division:
-    """Return the division of a program whose layers end at ``ends``; its lists are by layer.
+    """Return the division of a program whose layers end at ``ends``. Its lists are by layer.
 
-    A divided value that crosses into the next layer is gathered: an all-gather moves half the bytes of an
-    all-reduce.
+    A divided value that crosses into the next layer is gathered. An all-gather moves half the bytes
+    of an all-reduce.
     """
     division = Division()
     start = 0
@@ -134,7 +135,10 @@ def _weights_product(
 
 
 def _place(flow: Flow, op: Operator, side: int, axis: Axis) -> Axis:
-    """Return where an operand's axis is in a product's result; none if it is contracted."""
+    """Return the place of an operand's axis in a product's result.
+
+    If it is contracted, return None.
+    """
     contracted, batch = op.params["dimension_numbers"]
     if axis is None or axis in contracted[side]:
         return None
@@ -168,11 +172,11 @@ def _convolution(flow: Flow, division: Division, op: Operator, *, large: bool) -
 
 
 def _other(flow: Flow, division: Division, op: Operator) -> None:
-    """Follow marks through anything but products; what cannot be followed is gathered."""
+    """Follow marks through operators other than products, and gather what cannot be followed."""
     program = flow.program
     if op.name == "gather" and _is_weight(
         flow, op.reads[0]
-    ):  # a look-up: rows divided, all-reduced
+    ):  # a look-up: rows are divided and all-reduced
         division.weight_axis[op.reads[0]] = 0
         division.limit[-1] = min(division.limit[-1], float(program.shape(op.reads[0])[0]))
         division.reduced[-1] += program.bytes_of(op.writes[0])

@@ -1,6 +1,6 @@
 """A forward pass as one flat list of operators over numbered values.
 
-Operators are named as JAX's primitives are, and a few of ours; what traces something else translates.
+Operators have the names of JAX's primitives, with a few of ours. Other tracers translate to them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Shape and type of a value. ``floating``: it can have a gradient, and counts as a parameter."""
+    """Shape and data type of a value.
+
+    If ``floating``, it can have a gradient and be a parameter.
+    """
 
     shape: Dims
     dtype: str
@@ -24,7 +27,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator. ``reads`` and ``writes`` are values' numbers."""
+    """One operator. ``reads`` and ``writes`` are numbers of values."""
 
     name: str
     reads: tuple[int, ...]
@@ -35,7 +38,10 @@ class Operator:
 
 @dataclass(slots=True)
 class Program:
-    """Operators in order over numbered values. Values without an operator are inputs or constants."""
+    """Operators in order over numbered values.
+
+    Values without an operator are inputs or constants.
+    """
 
     values: list[Value] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
@@ -43,10 +49,10 @@ class Program:
     batch: list[int] = field(default_factory=list)
     loss: int = -1
     residuals: list[int] = field(default_factory=list)
-    """Values that are kept for the backward pass where nothing is computed again."""
+    """Values kept for the backward pass if nothing is computed again."""
 
     def append(self, value: Value) -> int:
-        """Return the number of a new value."""
+        """Add a value and return its number."""
         self.values.append(value)
         return len(self.values) - 1
 

@@ -1,4 +1,4 @@
-"""What a user names as ``module:function``, found and called."""
+"""Functions that users name as ``module:function``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.estimator.graph import Untraceable
 
 
 def function_of(target: str) -> Callable[..., Any]:
-    """Return the function that ``module:function`` names.
+    """Return the function with the name ``module:function``.
 
     Raises:
         Untraceable: not of that form, or not there.
@@ -35,7 +35,11 @@ def function_of(target: str) -> Callable[..., Any]:
 
 
 def check_call(target: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise Untraceable if the function cannot be called with these keyword arguments."""
+    """Check that the function can be called with these keyword arguments.
+
+    Raises:
+        Untraceable: it cannot be called with them.
+    """
     try:
         inspect.signature(make).bind(**given)
     except TypeError as error:
@@ -43,6 +47,6 @@ def check_call(target: str, make: Callable[..., Any], given: Mapping[str, Any]) 
 
 
 def takes(make: Callable[..., Any], name: str) -> bool:
-    """Return whether the function has a parameter of that name, or any."""
+    """Return whether the function has a parameter of that name, or accepts any keyword."""
     parameters = inspect.signature(make).parameters.values()
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
