@@ -1,1 +1,1 @@
-"""Measuring on devices that are there, with JAX."""
+"""Measurements with JAX on the devices of this machine."""

@@ -1,6 +1,7 @@
-"""Collectives timed on the JAX devices that are there, as rows of the tables' format.
+"""Timing of collectives on the available JAX devices, as rows in the format of the tables.
 
-Every process of a ``jax.distributed`` job calls :func:`measure` alike; a process is a node.
+All processes of a ``jax.distributed`` job call :func:`measure` with the same arguments. Each
+process is a node.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ _AXES: Final = ("node_block", "node", "gpu_block", "gpu")
 _GROUP: Final = ("node", "gpu")
 _MOST_LOOPS: Final = 50
 _LOOPED_BYTES: Final = 2**27
-"""A timed run repeats small collectives, so that dispatch is little of it, and large ones a few times."""
+"""A timed run repeats small collectives, so that dispatch is a small part of it. Large ones are
+repeated only a few times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What is measured on. ``network`` and ``gpu_type`` name the tables; ``date`` is provenance."""
+    """The conditions of a measurement.
+
+    ``network`` and ``gpu_type`` name the tables. ``date`` is provenance.
+    """
 
     gpu_type: str
     network: str
@@ -44,7 +49,7 @@ class Bench:
 
 
 def machine() -> Shape:
-    """Return the devices that are there: a process is a node."""
+    """Return the available devices as a shape, with a process as a node."""
     nodes = jax.process_count()
     return Shape(nodes=nodes, gpus_per_node=len(jax.devices()) // nodes)
 
@@ -55,14 +60,15 @@ def measure(
     groups: Iterable[Shape],
     bench: Bench,
 ) -> list[CommRecord]:
-    """Return a row for each primitive, group and size; a group of n nodes x g GPUs runs everywhere at once.
+    """Return a row for each primitive, group and size.
 
-    A size that does not divide among a group is rounded up to one that does: the row holds what was sent.
-    ``SEND`` runs on groups of two only; other groups are left out for it.
+    A group of n nodes x g GPUs runs everywhere at the same time. A size that does not divide among
+    a group is rounded up to one that does, and the row has the size that was sent. ``SEND`` runs on
+    groups of two only, and other groups are left out for it.
 
     Raises:
-        InvalidInput: a group that does not tile the machine or has one GPU, a size that is not positive, or a
-            time that is not.
+        InvalidInput: a group that does not tile the machine or has one GPU, a size that is not
+            positive, or a time that is not.
     """
     there = machine()
     shapes = list(groups)
@@ -80,7 +86,10 @@ def measure(
 
 
 def mesh(group: Shape, there: Shape) -> Mesh:
-    """Return the machine cut into groups along the axes node and gpu: neighbours in a node, then nodes."""
+    """Return the machine divided into groups along the axes node and gpu.
+
+    Groups are neighbours in a node first, then nodes.
+    """
     devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     grid = np.array(devices).reshape(
         there.nodes // group.nodes,
@@ -92,7 +101,7 @@ def mesh(group: Shape, there: Shape) -> Mesh:
 
 
 def program(primitive: Primitive, over: Mesh, loops: int) -> Callable[[jax.Array], jax.Array]:
-    """Return a function of one array, cut among all devices, that runs the collective ``loops`` times.
+    """Return a function that runs the collective ``loops`` times on an array across all devices.
 
     Each run depends on the last, so that none is dropped or overlapped.
     """
@@ -155,7 +164,7 @@ def _row(
 
 
 def _times_s(primitive: Primitive, elements: int, over: Mesh, bench: Bench) -> list[float]:
-    """Return seconds of one collective in each repeat, after one run that warms up."""
+    """Return the seconds of one collective in each repeat, after a warm-up run."""
     group = over.shape["node"] * over.shape["gpu"]
     own = elements // group if primitive is Primitive.ALL_GATHER else elements
     loops = max(3, min(_MOST_LOOPS, _LOOPED_BYTES // (elements * ELEMENT_BYTES)))

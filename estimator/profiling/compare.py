@@ -1,7 +1,7 @@
-"""Sums of profiled layers against whole steps measured directly, on the device that is there.
+"""Comparison of summed layer profiles with whole steps, measured directly on the available device.
 
-``python -m tessera.estimator.profiling.compare`` reads a request as JSON and writes a report as JSON, so that
-its caller need not import JAX.
+``python -m tessera.estimator.profiling.compare`` reads a request as JSON and writes a report as
+JSON, so that its caller need not import JAX.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
         (4,),
     ),
 )
-"""Names, models and samples for a CPU: the families of the papers, a few million parameters each."""
+"""Names, models and numbers of samples for a CPU: the families of the papers with a few million
+parameters each."""
 
 REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     (
@@ -122,14 +123,15 @@ REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
         (8, 16),
     ),
 )
-"""The same at the smallest sizes of the papers, for an accelerator of 40 GB or more."""
+"""The same at the smallest sizes of the papers, for an accelerator with at least 40 GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One model at one number of samples. ``passes_s``: forward and backward; ``step_s``: with the update.
+    """The comparison of one model at one number of samples.
 
-    ``profile_device_s`` counts only what this number of samples added to the profile.
+    ``passes_s`` is forward and backward, and ``step_s`` includes the update. ``profile_device_s``
+    only counts the time that this number of samples added to the profile.
     """
 
     model: str
@@ -184,7 +186,10 @@ def compare(
 
 
 def main() -> None:
-    """Answer the request on the standard input: models (none: by device), date, where to keep records."""
+    """Answer the request on the standard input: models, date and a path for records.
+
+    If there are no models, they are chosen by device.
+    """
     request: dict[str, Any] = json.load(sys.stdin)
     given = [(name, Source(**source), counts) for name, source, counts in request.get("models", [])]
     models = given or (SMALL if jax.default_backend() == "cpu" else REAL)

@@ -1,6 +1,6 @@
-"""Seconds of layers from profile records; where there are none, from another source scaled by what was seen.
+"""Seconds of layers from profile records, or from another source scaled to similar records.
 
-Meets :class:`tessera.estimator.plans.Compute`. No JAX here.
+This is a :class:`tessera.estimator.plans.Compute`. It does not need JAX.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
 Point = tuple[float, float, float]
-"""Samples, forward and backward seconds."""
+"""Samples, with forward and backward seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Shares of a graph's FLOPs at a tensor degree by where their seconds come from; they add to 1.
+    """Shares of a graph's FLOPs by the origin of their seconds, at a tensor degree. They sum to 1.
 
-    ``scaled``: the fallback, times the ratio of measured to fallback seconds of like kinds. ``unscaled``: the
-    fallback alone, because no kind of the graph was measured.
+    ``scaled`` seconds are the fallback times the ratio of measured to fallback seconds of similar
+    kinds. ``unscaled`` seconds are the fallback alone, because no kind of the graph was measured.
     """
 
     measured: float
@@ -35,12 +35,13 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledCompute:
-    """Measured seconds on one device, interpolated over samples.
+    """Seconds measured on one device, interpolated over samples.
 
-    Beyond the measured samples the nearest measurement grows as ``fallback`` does. A (kind, degree) without
-    a measurement is the fallback's times the geometric mean ratio seen on the nearest like kinds: the
-    same kind at another degree, kinds of the same main operator, or all kinds of the graph. Layers that were
-    joined (``graph.merged``) are the sum of their parts where each was measured.
+    Beyond the measured samples, the nearest measurement grows as ``fallback`` does. A (kind,
+    degree) without a measurement takes the fallback times the geometric mean ratio of the nearest
+    similar kinds. They are the same kind at another degree, kinds of the same main operator, or all
+    kinds of the graph. Joined layers (``graph.merged``) are the sum of their parts if each part was
+    measured.
     """
 
     records: Sequence[ProfileRecord]
@@ -70,7 +71,7 @@ class ProfiledCompute:
         object.__setattr__(self, "_points", points)
 
     def coverage(self, graph: Graph, tp: int) -> Coverage:
-        """Return where a graph's seconds come from at a tensor degree."""
+        """Return the origin of a graph's seconds at a tensor degree."""
         total = max(float(graph.flops.sum()), 1e-300)
         known = [bool(self._series(kind, tp)) for kind in graph.kind]
         measured = float(graph.flops[known].sum()) / total
@@ -110,7 +111,10 @@ class ProfiledCompute:
         return sorted({degree for _, degree in self._points})
 
     def _series(self, kind: str, tp: int) -> tuple[Point, ...]:
-        """Return a kind's measurements by samples; of joined kinds the sums where all parts have one."""
+        """Return a kind's measurements by samples.
+
+        For a joined kind, they are the sums for samples at which all parts have a measurement.
+        """
         parts = [self._points.get((part, tp), ()) for part in kind.split("+")]
         shared = set.intersection(*({p[0] for p in part} for part in parts))
         sums = [
@@ -120,7 +124,7 @@ class ProfiledCompute:
         return tuple(sums)
 
     def _anchors(self, graph: Graph, training: Training) -> dict[tuple[str, int], Floats]:
-        """Return the fallback's seconds where each kind of the graph was measured, shape (2, points)."""
+        """Return the fallback's seconds at each kind's measured samples, shape (2, points)."""
         found: dict[tuple[str, int], Floats] = {}
         for degree in self._degrees():
             for column, kind in enumerate(graph.kind):
@@ -134,7 +138,10 @@ class ProfiledCompute:
         return found
 
     def _ratio(self, kind: str, anchors: Mapping[tuple[str, int], Floats]) -> Floats:
-        """Return measured over fallback seconds of like kinds, forward and backward; 1 if there is none."""
+        """Return the ratio of measured to fallback seconds of similar kinds, forward and backward.
+
+        If there is none, the ratio is 1.
+        """
         operator = kind.partition("-")[0]
         tests = (
             lambda other: other == kind,
@@ -154,8 +161,11 @@ class ProfiledCompute:
 
 
 def _interpolated(series: Sequence[Point], base: Floats, samples: Floats, grown: Floats) -> Floats:
-    """Return seconds, shape (2, D): linear between measurements, beyond them growing as ``grown`` over
-    ``base`` of the nearest one."""
+    """Return seconds, shape (2, D).
+
+    They are linear between measurements. Beyond them, they grow with ``grown`` relative to ``base``
+    of the nearest one.
+    """
     at = np.array([p[0] for p in series])
     seconds = np.array([p[1:] for p in series]).T  # (2, points)
     inside = np.stack([np.interp(samples, at, row) for row in seconds])

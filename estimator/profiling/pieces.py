@@ -1,4 +1,4 @@
-"""Layers of a traced step as functions of their own, and inputs to run them on."""
+"""Layers of a traced step as separate functions, with inputs to run them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _BLOCK = 2**20 + 7  # odd, so that rows of a matrix differ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One layer. ``run`` takes the arrays of ``floats`` and ``others`` and returns what is handed on.
+    """One layer. ``run`` maps the arrays of ``floats`` and ``others`` to the results handed on.
 
-    ``floats`` get gradients in the backward pass: the layer's weights, and activations of earlier layers.
+    The backward pass computes the gradients of ``floats``: the layer's weights, and activations of
+    earlier layers.
     """
 
     floats: tuple[jax.ShapeDtypeStruct, ...]
     others: tuple[jax.ShapeDtypeStruct, ...]
-    largest_index: int  # integer inputs stay below it
+    largest_index: int  # integer inputs are below it
     run: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
     def with_backward(self, floats: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -71,7 +72,7 @@ def piece_of(traced: Traced, layer: int) -> Piece:
 def examples(avals: Sequence[jax.ShapeDtypeStruct], below: int, seed: int = 0) -> list[Any]:
     """Return arrays of these shapes: normal numbers (a repeated block), integers below ``below``.
 
-    They are made by NumPy: by JAX each shape would be compiled for.
+    NumPy makes them, because JAX would compile for each shape.
     """
     rng = np.random.default_rng(seed)
     block = 0.02 * rng.standard_normal(_BLOCK, dtype=np.float32)
@@ -96,7 +97,7 @@ def _ones(result: Any) -> Any:
 
 
 def _free(flow: Flow, own: Sequence[int]) -> set[int]:
-    """Return the operators, of neither batch nor weights (masks, positions), that these need."""
+    """Return the operators without batch or weights (masks, positions) that ``own`` needs."""
     program = flow.program
     writer = {v: i for i, op in enumerate(program.operators) for v in op.writes}
     found: set[int] = set()

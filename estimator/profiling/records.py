@@ -1,4 +1,4 @@
-"""Profile records: measured seconds of a layer kind, with where they come from, as JSON lines. No JAX."""
+"""Profile records as JSON lines: seconds of a layer kind, with provenance (without JAX)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tessera.formulation.errors import InvalidInput
 Key = tuple[str, float, int, str]
 
 METHODS = ("kernels", "wall clock")
-"""``kernels``: durations of kernels on the device summed, from JAX's profiler. ``wall clock``: time until
-results are ready, with launches (where the profiler sees no kernels: CPU)."""
+"""``kernels``: the sum of kernel durations on the device, from JAX's profiler. ``wall clock``: the
+time until results are ready, with launches, if the profiler sees no kernels (on a CPU)."""
 
 
 class ProfileMismatch(InvalidInput):
-    """Records of other versions or another device than wanted."""
+    """An error for records of other versions or another device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRecord:
     """Seconds of one layer kind for ``samples`` samples in ``1 / tp`` of the layer, on one device.
 
-    ``backward_s`` holds no repeated forward pass. ``device_s`` is what measuring took: elapsed seconds of
-    the one device, compilation and warm-up included.
+    ``backward_s`` does not include a repeated forward pass. ``device_s`` is the cost of measuring:
+    elapsed seconds of the one device, including compilation and warm-up.
     """
 
     kind: str
@@ -67,7 +67,10 @@ class ProfileRecord:
 
     @property
     def key(self) -> Key:
-        """Return what was measured: an operator measured once serves all Cells of a job."""
+        """Return the key of the measurement.
+
+        An operator measured once serves all Cells of a job.
+        """
         return self.kind, float(self.samples), self.tp, self.dtype
 
 
@@ -81,10 +84,12 @@ def save(records: Iterable[ProfileRecord], path: Path) -> None:
 def load(
     path: Path, *, versions: Mapping[str, str] | None = None, device: str | None = None
 ) -> list[ProfileRecord]:
-    """Return the records of a file; with ``versions`` or ``device``, only if all are of these.
+    """Return the records of a file.
+
+    If ``versions`` or ``device`` is given, all records must match it.
 
     Raises:
-        InvalidInput: a line that is no record, or NaN in it.
+        InvalidInput: a line that is not a record, or NaN in it.
         ProfileMismatch: records of other versions or of another device.
     """
     found = []

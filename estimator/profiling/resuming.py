@@ -1,4 +1,4 @@
-"""Profiling that can be cut off at any moment and goes on where it was, at the sizes that fit."""
+"""Profiling at the sizes that fit, which can be interrupted at any moment and then continues."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tessera.estimator.profiling.timing import Effort, device_name, versions
 from tessera.formulation.errors import NotAllowed
 
 Size = tuple[int, int]
-"""Samples on one device, and tensor degree."""
+"""Samples on one device, with a tensor degree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All layers of a step at each size that fits on the device; ``layers`` counts them by kind."""
+    """All layers of a step at each size that fits on the device. ``layers`` counts them by kind."""
 
     records: tuple[ProfileRecord, ...]
     layers: Mapping[str, int]
@@ -28,12 +28,13 @@ class Measured:
 
 
 def kept(path: Path) -> list[ProfileRecord]:
-    """Return what earlier runs left in ``path``, each layer once; a line that was cut off is dropped.
+    """Return the records of earlier runs in ``path``, each layer once, without an incomplete line.
 
-    Records of another device or of other versions are put aside, as they cannot be mixed with new ones.
+    Records of another device or of other versions are moved to another file, as they cannot be
+    mixed with new ones.
 
     Raises:
-        InvalidInput: a whole line is no record.
+        InvalidInput: a whole line is not a record.
     """
     if not path.exists():
         return []
@@ -58,10 +59,10 @@ def measured(
     told: Callable[[ProfileRecord, int], object],
     effort: Effort | None = None,
 ) -> Measured:
-    """Measure a step's layers at ``sizes``; what is among ``known`` is not measured again.
+    """Measure a step's layers at ``sizes``, except those that are among ``known``.
 
-    ``told`` is called with each new record and how many there are to be in all. Of a tensor degree the sizes
-    from the first that the device has no memory for are left out.
+    ``told`` is called with each new record and the total number of records. For each tensor degree,
+    the sizes from the first that exceeds the device's memory are left out.
 
     Raises:
         Untraceable: the step cannot be traced at these sizes.

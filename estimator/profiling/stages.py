@@ -1,4 +1,4 @@
-"""Profiling a stage on one device: each kind of layer once, with the shapes that one GPU of the plan has."""
+"""Profiling of a stage on one device: each kind of layer once, with the shapes on one GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from tessera.estimator.tracing.trace import Traced, traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where steps of a model come from: ``module:function`` that takes ``samples``, and ``tp`` if it can be
-    divided within a tensor group, beside these arguments."""
+    """A function ``module:function`` that makes steps of a model.
+
+    Besides ``arguments``, it takes ``samples``, and ``tp`` if the model can be divided within a
+    tensor group.
+    """
 
     target: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -37,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A whole training step, measured: forward and backward, and with the update of the weights."""
+    """The measured times of a whole training step, without and with the update of the weights."""
 
     samples: int
     passes_s: float
@@ -59,12 +62,12 @@ def profile_stage(
     told: Callable[[ProfileRecord], object] = lambda _: None,
     names: Graph | None = None,
 ) -> list[ProfileRecord]:
-    """Return records of the layers ``start`` to ``end`` that are not among ``known``, each kind once.
+    """Return records of the layers ``start`` to ``end`` that are not in ``known``, one per kind.
 
-    Kinds are named as in ``kinds_of(source)``, whatever ``samples`` and ``tp``, so that records serve all
-    Cells of a job; ``names`` is that graph, so that several sizes trace it once. ``told`` is called with each
-    record as it is measured, ``date`` is provenance. The device is held from compilation to the last run;
-    that is what ``device_s`` counts.
+    Kinds are named as in ``kinds_of(source)``, whatever ``samples`` and ``tp``, so that records
+    serve all Cells of a job. ``names`` is that graph, so that several sizes trace it once. ``told``
+    is called with each record as it is measured, and ``date`` is provenance. The device is held
+    from compilation to the last run, and ``device_s`` counts this time.
 
     Raises:
         Untraceable: the step cannot be traced at these sizes.
@@ -87,7 +90,7 @@ def profile_stage(
 
 
 def kinds_of(source: Source) -> Graph:
-    """Return the graph, at one sample, whose kinds name the records."""
+    """Return the graph at one sample, whose kinds name the records."""
     return traced(source.step(1)).graph
 
 
@@ -95,7 +98,7 @@ def _check_alike(names: Graph, here: Graph, samples: int, tp: int) -> None:
     """Check that a step has the same layers at other sizes.
 
     Raises:
-        Untraceable: other layers, or layers alike there and not here.
+        Untraceable: other layers, or layers that are alike at one size and not at the other.
     """
     alike = [[kinds.index(kind) for kind in kinds] for kinds in (names.kind, here.kind)]
     if alike[0] != alike[1]:
@@ -188,7 +191,7 @@ def _adam(params: Any, first: Any, second: Any, gradients: Any) -> Any:
 
 
 def _arrays(step: Step) -> tuple[Any, Any]:
-    """Return parameters and a batch to run a step on; integers of the batch are 0 or 1."""
+    """Return parameters and a batch for a run of a step. Integers of the batch are 0 or 1."""
 
     def filled(tree: Any, seed: int) -> Any:
         leaves, shape = jax.tree.flatten(tree)
@@ -198,7 +201,7 @@ def _arrays(step: Step) -> tuple[Any, Any]:
 
 
 def total_s(graph: Graph, records: Iterable[ProfileRecord], samples: int, tp: int = 1) -> float:
-    """Return forward and backward seconds of all layers of a graph, from records alone.
+    """Return the forward and backward seconds of all layers of a graph, from records alone.
 
     Raises:
         KeyError: a layer that was not profiled.

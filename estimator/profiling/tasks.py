@@ -1,7 +1,8 @@
-"""Profiling as short tasks: what can be measured, which tasks are missing, where they stand. Pure.
+"""Profiling tasks, without side effects: what can be measured, what is missing, and its state.
 
-A task is a job of the service's own: one GPU of one type, of the least weight and the last queue. Its layers
-do not depend on the batch, so workloads that differ by it alone share tasks and records.
+A profiling task is a job of the service's own: one GPU of one type, with the least weight and in
+the last queue. Its layers do not depend on the batch, so workloads that only differ by it share
+tasks and records.
 """
 
 from __future__ import annotations
@@ -24,20 +25,23 @@ from tessera.formulation.values import PROFILING, Cell, Source, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_QUEUE: Final = 100
-"""What users may give at the least and at the most, so that nobody's job is worth less."""
+"""The least weight and the last queue that users may give, so that no user's job is worth less."""
 
 NOMINAL_S: Final = 60.0
-"""Of a size, for rounds to reckon with; nothing depends on it."""
+"""Nominal seconds of a size, for use in rounds. Nothing depends on it."""
 
 TASKS: Final = Workload(model=PROFILING, params="", global_batch=100_000)
-"""What all tasks train, so to say; of so large a batch that a sum of raw samples/s sees them."""
+"""The nominal workload of all tasks.
+
+Its batch is so large that a sum of raw samples/s sees them.
+"""
 
 Value = int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is measured, and whether for every workload or only where a job asks for it."""
+    """The sizes to measure, and whether to measure every workload or only on a job's request."""
 
     always: bool = False
     samples: tuple[int, ...] = (1, 2, 4, 8)
@@ -46,20 +50,20 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A training step in JAX, ``module:function`` and its arguments by name."""
+    """A training step in JAX: ``module:function`` and its arguments by name."""
 
     target: str
     arguments: tuple[tuple[str, Value], ...] = ()
 
     @property
     def source(self) -> str:
-        """Return what records of it say they are of."""
+        """Return the name of the step that its records contain."""
         return f"{self.target}({', '.join(f'{k}={v}' for k, v in self.arguments)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a model as a whole took on one device of a type: points by tensor degree."""
+    """The times of a whole model on one device of a type: points by tensor degree."""
 
     points: Mapping[int, Sequence[Point]]
     device: str
@@ -69,7 +73,7 @@ class Profile:
 
 
 class TaskState(StrEnum):
-    """Where the profiling of a workload on a GPU type stands."""
+    """The state of the profiling of a workload on a GPU type."""
 
     PLANNED = "planned"
     WAITS = "waits"
@@ -81,7 +85,10 @@ class TaskState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
-    """The profiling of a workload on a GPU type. ``job`` "": none of this cluster's."""
+    """The profiling of a workload on a GPU type.
+
+    If ``job`` is "", the cluster has no job for it.
+    """
 
     gpu_type: str
     state: TaskState
@@ -94,7 +101,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The profiling of a workload. ``problem``: why nothing can be measured."""
+    """The profiling of a workload. ``problem`` is the reason if nothing can be measured."""
 
     asked: bool
     source: str
@@ -103,7 +110,9 @@ class Status:
 
 
 def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
-    """Return ``key=value`` texts as arguments by name: whole numbers, numbers, or as they are.
+    """Return ``key=value`` texts as arguments by name.
+
+    Values become whole numbers or numbers if possible, and otherwise stay texts.
 
     Raises:
         InvalidInput: one is not of that form, or repeats another's name.
@@ -118,7 +127,7 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
 
 
 def value_of(text: str) -> Value:
-    """Return a text as a whole number, a number, or as it is."""
+    """Return a text as a whole number, else as a number, else unchanged."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -128,7 +137,10 @@ def value_of(text: str) -> Value:
 
 
 def step_of(workload: Workload, own: Iterable[ModelSpec]) -> Step | None:
-    """Return what measures a workload: the step of a user's own model, else that of a published one."""
+    """Return the step that measures a workload: that of a user's model or else of a published one.
+
+    If there is no step, return None.
+    """
     key = (workload.model, workload.params)
     spec = next((m for m in own if (m.model, m.params) == key), None)
     if spec is not None:
@@ -141,9 +153,10 @@ def step_of(workload: Workload, own: Iterable[ModelSpec]) -> Step | None:
 def profiles_of(
     rows: Iterable[ProfileRow], workload: Workload, step: Step | None, dtype: str
 ) -> dict[str, Profile]:
-    """Return what was measured of a workload's step in its type of numbers, by GPU type.
+    """Return the measurements of a workload's step in its data type, by GPU type.
 
-    Of several tasks on a GPU type the latest counts: devices and versions are not mixed.
+    If there are several tasks on a GPU type, the latest counts, so devices and versions are not
+    mixed.
     """
     if step is None:
         return {}
@@ -181,7 +194,7 @@ def _profile(rows: Sequence[ProfileRow]) -> Profile:
 
 
 def task_name(workload: Workload, step: Step, gpu_type: str) -> str:
-    """Return the id of the job that measures: the same for whoever makes it, so that one is made."""
+    """Return the id of the measuring job, which is unique as it does not depend on its creator."""
     text = f"{workload.model}/{workload.params}: {step.source}"
     return f"profile-{hashlib.sha256(text.encode()).hexdigest()[:12]}-{gpu_type}"
 
@@ -215,7 +228,7 @@ def task_of(workload: Workload, step: Step, gpu_type: str, options: Options) -> 
 
 
 def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
-    """Return the Cells that all tasks run on: one GPU of a type."""
+    """Return the Cells on which all tasks run: one GPU of a type."""
     return [
         EstimateRecord(
             workload=TASKS,
@@ -231,9 +244,9 @@ def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
 def missing_tasks(
     known: Estimation, catalogue: Iterable[str], options: Options
 ) -> dict[str, JobSpec]:
-    """Return the tasks that are to be made, by name: one for each model and GPU type that was not measured.
+    """Return the tasks to create, by name: one for each model and GPU type that was not measured.
 
-    A task that failed or was cancelled is not made again.
+    A task that failed or was cancelled is not created again.
     """
     there = {task.name for task in known.profiling}
     types = _types(known, catalogue)
@@ -253,7 +266,7 @@ def missing_tasks(
 def status(
     known: Estimation, catalogue: Iterable[str], options: Options, workload: Workload
 ) -> Status:
-    """Return where the profiling of a workload stands."""
+    """Return the status of the profiling of a workload."""
     wanted = next((w for w in known.wanted if w.workload == workload), None)
     asked = wanted is not None and (wanted.profile or options.always)
     step = step_of(workload, known.models)
@@ -270,7 +283,7 @@ def status(
 
 
 def _types(known: Estimation, catalogue: Iterable[str]) -> list[str]:
-    """Return the GPU types that there are nodes of and that Cells can be estimated for."""
+    """Return the GPU types that have nodes and for which Cells can be estimated."""
     names = set(catalogue)
     return [k.gpu_type.name for k in known.kinds if k.gpus and k.gpu_type.name in names]
 

@@ -1,8 +1,8 @@
-"""Seconds of compiled functions on the device that is there.
+"""Times of compiled functions on the available device.
 
-On an accelerator the durations of its kernels are summed from JAX's own profiler: gaps between them and what
-the host does are left out (Arena, section 3.4). Where a trace has no kernels (CPU) the clock is read around
-runs, each waited for.
+On an accelerator, they are the sum of kernel durations from JAX's own profiler, without gaps
+between kernels and work of the host (Arena, section 3.4). If a trace has no kernels (on a CPU), the
+clock is read before and after runs, each of which is awaited.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _MOST_LAPS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How often a function runs before and while it is timed. ``clock`` gives seconds.
+    """The number of runs of a function before and during timing. ``clock`` returns seconds.
 
-    By the clock, short functions run on until ``host_s`` seconds are seen: one of many laps is undisturbed.
+    With the clock, short functions run until ``host_s`` seconds have passed, so that one of many
+    laps is undisturbed.
     """
 
     warmups: int = 2
@@ -38,14 +39,14 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one run, and how they were taken."""
+    """The seconds of one run, with their method."""
 
     run_s: float
     method: str
 
 
 def timed(run: Callable[[], Any], effort: Effort) -> Timing:
-    """Return the seconds of one run of ``run``, whose results are waited for."""
+    """Return the seconds of one run of ``run``, whose results are awaited."""
     for _ in range(effort.warmups):
         jax.block_until_ready(run())
     if jax.default_backend() != "cpu":
@@ -61,7 +62,8 @@ def timed(run: Callable[[], Any], effort: Effort) -> Timing:
         start = effort.clock()
         jax.block_until_ready(run())
         laps.append(effort.clock() - start)
-    return Timing(run_s=min(laps), method="wall clock")  # what else runs on a host only ever adds
+    # Other work on a host can only add time, so the shortest lap is the best estimate.
+    return Timing(run_s=min(laps), method="wall clock")
 
 
 def _read(folder: Path) -> ProfileData:
@@ -72,10 +74,10 @@ def _read(folder: Path) -> ProfileData:
 
 
 def kernel_seconds(data: ProfileData) -> float:
-    """Return the seconds of all kernels and copies on devices in a trace, overlap ignored; 0: it has none.
+    """Return the seconds of all kernels and copies on devices in a trace, or 0 if it has none.
 
-    A GPU's plane has one line for each stream; derived lines (modules, operators, steps) repeat what is on
-    them and are left out. A TPU's has its kernels on the line ``XLA Ops``.
+    Overlap is ignored. The plane of a GPU has one line for each stream. Derived lines (modules,
+    operators, steps) repeat these and are left out. A TPU has its kernels on the line ``XLA Ops``.
     """
     total_ns = 0.0
     for plane in data.planes:
@@ -89,11 +91,11 @@ def kernel_seconds(data: ProfileData) -> float:
 
 
 def device_name() -> str:
-    """Return the kind of the device that JAX computes on."""
+    """Return the kind of the device on which JAX computes."""
     return str(jax.devices()[0].device_kind)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a measurement depends on."""
+    """Return the versions on which a measurement depends."""
     driver = " ".join(str(jax.devices()[0].client.platform_version).split())
     return {"jax": version("jax"), "jaxlib": version("jaxlib"), "driver": driver}

@@ -1,7 +1,7 @@
-"""Seconds of layers from what their whole model took on one device: data sheets, scaled to that. No JAX.
+"""Times of layers from data sheets, scaled to the measured time of their model (without JAX).
 
-For a model whose graph is not the one that was profiled, so that its layers cannot be matched one by one: a
-JAX step measured for an architecture that is described by its sizes. Meets
+They are for a model whose graph is not the profiled one, so that layers cannot be matched one by
+one. An example is a JAX step measured for an architecture that is described by its sizes. This is a
 :class:`tessera.estimator.plans.Compute`.
 """
 
@@ -22,18 +22,22 @@ from tessera.formulation.tables import Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledTotals:
-    """Layers that take what ``fallback`` says, times the ratio of measured to its seconds of the whole model.
+    """Layer times of ``fallback``, scaled by the ratio of measured to fallback model seconds.
 
-    ``points`` has, by tensor degree, what all layers together took for so many samples. Between samples the
-    ratio's logarithm is linear in theirs, beyond them it stays; a degree that was not measured has the ratios
-    of the nearest one that was.
+    ``points`` has the time of all layers together for some numbers of samples, by tensor degree.
+    Between these, the logarithm of the ratio is linear in the logarithm of samples, and beyond them
+    it is constant. A degree that was not measured has the ratios of the nearest one that was.
     """
 
     points: Mapping[int, Sequence[Point]]
     fallback: Compute
 
     def __post_init__(self) -> None:
-        """Check that something was measured. Raises InvalidInput."""
+        """Check that something was measured.
+
+        Raises:
+            InvalidInput: nothing was measured.
+        """
         if not self.points or not all(self.points.values()):
             raise InvalidInput("points", "nothing was measured; profile first")
 
@@ -52,7 +56,7 @@ class ProfiledTotals:
         return result[0], result[1]
 
     def _log_ratios(self, graph: Graph, training: Training, tp: int) -> tuple[Floats, Floats]:
-        """Return log samples, rising, and log ratios of shape (2, points), of the nearest measured degree."""
+        """Return log samples, ascending, and log ratios, (2, points), at the nearest degree."""
         degree = min(self.points, key=lambda known: (abs(log2(known) - log2(tp)), known))
         points = sorted(self.points[degree])
         samples = np.array([p[0] for p in points])
@@ -64,5 +68,6 @@ class ProfiledTotals:
         ).sum(axis=2)
         forward, both = np.log(measured[0] / plain[0]), measured[1] > 0
         backward = np.log(np.where(both, measured[1] / plain[1], 1.0))
-        # a backward pass too short to be told apart is as far off as its forward pass
+        # A backward pass that is too short to be measured is off by the same ratio as its forward
+        # pass.
         return np.log(samples), np.stack([forward, np.where(both, backward, forward)])
