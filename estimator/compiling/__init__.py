@@ -1,1 +1,1 @@
-"""Sharded training steps compiled by XLA for devices that do not exist: collectives, FLOPs, bytes, memory."""
+"""Compilation of sharded training steps for absent devices: collectives, FLOPs, bytes, memory."""

@@ -13,21 +13,21 @@ from platformdirs import user_cache_path
 from tessera.estimator.compiling.compiled import Compiled, from_json, to_json
 
 READER = "1"
-"""Of the reading of compiled text; a new number leaves what the old reading stored."""
+"""Version of the reader of compiled text. A new version ignores what older ones stored."""
 
 
 def default_folder() -> Path:
-    """Return where compiled steps are kept unless told otherwise."""
+    """Return the default folder for compiled steps."""
     return user_cache_path("tessera") / "compiled"
 
 
 def key_of(text: str, facts: Sequence[object]) -> str:
-    """Return the name of a lowered step compiled under these facts (mesh, versions)."""
+    """Return the name of a lowered step that was compiled with these facts (mesh, versions)."""
     return hashlib.sha256(repr((READER, *facts, text)).encode()).hexdigest()
 
 
 def look_up(folder: Path, key: str) -> Compiled | None:
-    """Return a stored step; none if it is not there or its file is not whole."""
+    """Return a stored step. If it is missing or its file is incomplete, return None."""
     path = folder / f"{key}.json"
     if not path.exists():
         return None

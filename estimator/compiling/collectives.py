@@ -1,7 +1,7 @@
-"""Collectives of a compiled module, with the habits of XLA's CPU back end undone.
+"""The collectives of a compiled module, without the habits of XLA's CPU back end.
 
-That back end never forms a reduce-scatter: it all-reduces, and each device keeps its part; and it
-computes 16-bit sums in 32 bits, so that collectives appear at twice their bytes.
+That back end never forms a reduce-scatter: it all-reduces, and each device keeps its part. It also
+computes 16-bit sums in 32 bits, so that collectives appear with twice their bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Outside: TypeAlias = "tuple[Computation, Instruction, Outside] | None"
 
 
 def collectives_of(module: Module, devices: int) -> tuple[Collective, ...]:
-    """Return the collectives of a step, each with how often it runs, in the order of the text."""
+    """Return the collectives of a step, each with its number of runs, in the order of the text."""
     found: list[Collective] = []
     for name, computation in module.computations.items():
         for instruction in computation.instructions.values():
@@ -71,7 +71,10 @@ def _read(
 
 
 def _payload_shapes(instruction: Instruction) -> tuple[Shape, ...]:
-    """Return the arrays moved; a started all-gather or send lists its operands before its results."""
+    """Return the moved arrays.
+
+    A started all-gather or send lists its operands before its results.
+    """
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         half = len(instruction.shapes) // 2
         return instruction.shapes[half : 2 * half]
@@ -95,8 +98,11 @@ def _scatters(
 
 
 def _narrow(module: Module, computation: Computation, instruction: Instruction, part: int) -> bool:
-    """Return whether a 32-bit collective carries 16-bit numbers: its sum was widened (XLA's pass marks it),
-    its operand is a widened one, or all that is done with its result is to narrow it."""
+    """Return whether a 32-bit collective carries 16-bit numbers.
+
+    It does if its sum was widened (which XLA's pass marks), if its operand is widened, or if its
+    result is only narrowed.
+    """
     if any(name.endswith("_promoted") for name in instruction.called):
         return True
     if part < len(instruction.operands):
@@ -124,14 +130,17 @@ def _widened(module: Module, computation: Computation, source: Instruction) -> b
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Whether every use of a value passes ``test``, looking through ``views``, into fusions and out again."""
+    """A search for whether every use of a value passes ``test``.
+
+    It looks through ``views``, into fusions and out again.
+    """
 
     module: Module
     test: Test
     views: frozenset[str]
 
     def part(self, computation: Computation, instruction: Instruction, part: int) -> bool:
-        """Return it for one part of a result that may be a tuple."""
+        """Return the answer for one part of a result that may be a tuple."""
         starts = [instruction]
         if len(instruction.shapes) > 1:
             starts = [
@@ -142,7 +151,7 @@ class _Search:
         return bool(starts) and all(self._leads(computation, s, None) for s in starts)
 
     def _leads(self, computation: Computation, value: Instruction, outside: Outside) -> bool:
-        """Return it for a value; where a fusion's result is reached, for the uses ``outside`` of it."""
+        """Return the answer for a value. Where it leaves a fusion, its uses ``outside`` count."""
         users = computation.users.get(value.name, [])
         if value.root and (outside is None or not self._leads(*outside)):
             return False

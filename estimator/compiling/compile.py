@@ -1,7 +1,7 @@
-"""Compiling a step for ``dp * tp`` devices that do not exist, in a process of its own.
+"""Compilation of a step for ``dp * tp`` absent devices in a separate process.
 
-XLA's number of host devices is fixed when JAX starts, so each count of devices has its own process. No JAX is
-imported here.
+XLA fixes the number of host devices when JAX starts, so each number of devices has its own process.
+This module does not import JAX.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tessera.formulation.release import install_hint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A step as ``module:function`` with its arguments, and the devices it is divided over.
+    """A step as ``module:function`` with its arguments, and the devices over which it is divided.
 
-    ``dp`` devices share the batch, ``tp`` the tensors (and experts), by Megatron's rule
-    (:mod:`tessera.estimator.programs.parallel`); ``zero`` divides gradients and optimizer states over ``dp``,
-    too (ZeRO, SC 2020, stage 2). The optimizer is Adam with moments of 32 bits.
+    ``dp`` devices share the batch, and ``tp`` devices the tensors (and experts), by Megatron's rule
+    (:mod:`tessera.estimator.programs.parallel`). ``zero`` divides gradients and optimizer states
+    over ``dp``, too (ZeRO, SC 2020, stage 2). The optimizer is Adam with moments of 32 bits.
     """
 
     target: str
@@ -41,7 +41,7 @@ class Request:
 def compile_step(
     request: Request, folder: Path | None = None, *, timeout_s: float = 1800.0
 ) -> Compiled:
-    """Return the compiled step; ``folder`` is the cache, by default the user's.
+    """Return the compiled step. ``folder`` is the cache, by default the user's.
 
     Raises:
         Uncompilable: why it cannot be compiled, and what to do.
@@ -78,7 +78,7 @@ def compile_step(
 
 
 def _environment(devices: int) -> dict[str, str]:
-    """Return the environment of the compiling process: the CPU, as often as there are devices."""
+    """Return the environment of the compiling process, with one CPU device for each device."""
     flags = os.environ.get("XLA_FLAGS", "")
     return os.environ | {
         "JAX_PLATFORMS": "cpu",

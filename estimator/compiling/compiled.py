@@ -1,4 +1,4 @@
-"""What one device does in a compiled step."""
+"""The work of one device in a compiled step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tessera.formulation.errors import TesseraError
 
 
 class Uncompilable(TesseraError):
-    """A step that XLA cannot compile for the wanted devices, or whose compiled text cannot be read."""
+    """An error for a step that XLA cannot compile, or whose compiled text cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """One collective of the compiled step.
 
-    ``payload_bytes`` is of the full tensor, as in :class:`tessera.estimator.plans.Network`; ``groups`` are of
-    devices, numbered dp-major; ``times`` is how often it runs in a step. ``corrected`` names what the
-    compiled text said otherwise: ``reduce-scatter`` (it was an all-reduce of which each device kept a part),
-    ``dtype`` (it was of 32 bits).
+    ``payload_bytes`` is the full tensor, as in :class:`tessera.estimator.plans.Network`. ``groups``
+    are groups of devices, numbered dp-major. ``times`` is the number of runs in a step.
+    ``corrected`` names differences from the compiled text: ``reduce-scatter`` (it was an all-reduce
+    of which each device kept a part) and ``dtype`` (it had 32 bits).
     """
 
     primitive: Primitive
@@ -34,28 +34,28 @@ class Collective:
 
     @property
     def size(self) -> int:
-        """Return the devices of a group."""
+        """Return the number of devices of a group."""
         return max(len(group) for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device as the compiler laid them out."""
+    """Bytes on one device, as the compiler laid them out."""
 
     arguments: float
     outputs: float
-    aliased: float  # outputs that take arguments' place
+    aliased: float  # outputs that take the place of arguments
     temporaries: float
 
     @property
     def total(self) -> float:
-        """Return the bytes held at the fullest moment, as far as the compiler says."""
+        """Return the bytes held at the fullest moment, as far as the compiler reports them."""
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A step on one of ``dp * tp`` devices: totals of one step, loops counted by their turns."""
+    """A step on one of ``dp * tp`` devices: totals of one step, with all turns of loops."""
 
     name: str
     dp: int
@@ -68,7 +68,10 @@ class Compiled:
     cached: bool = False
 
     def total(self, primitive: Primitive, size: int | None = None) -> float:
-        """Return the payload bytes of a primitive in a step, of groups of ``size`` if given."""
+        """Return the payload bytes of a primitive in a step.
+
+        If ``size`` is given, only groups of that size count.
+        """
         return math.fsum(
             c.payload_bytes * c.times
             for c in self.collectives
@@ -77,12 +80,12 @@ class Compiled:
 
 
 def to_json(compiled: Compiled) -> str:
-    """Return it as JSON."""
+    """Return the compiled step as JSON."""
     return json.dumps(asdict(compiled))
 
 
 def from_json(text: str, *, cached: bool) -> Compiled:
-    """Return what :func:`to_json` wrote.
+    """Return the compiled step from the JSON of :func:`to_json`.
 
     Raises:
         ValueError: it is something else.

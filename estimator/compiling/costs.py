@@ -1,6 +1,6 @@
-"""FLOPs and bytes of a compiled module, loops counted by their turns.
+"""FLOPs and bytes of a compiled module, with all turns of loops.
 
-XLA's own cost analysis counts the body of a loop once; what the further turns add is counted here.
+XLA's own cost analysis counts the body of a loop once. The cost of further turns is counted here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MOVES = _FREE | frozenset(
 
 
 def further_turns(module: Module) -> tuple[float, float]:
-    """Return FLOPs and bytes of all turns of loops but the first."""
+    """Return the FLOPs and bytes of all turns of loops except the first."""
     fused = {
         name
         for computation in module.computations.values()
@@ -76,7 +76,7 @@ def further_turns(module: Module) -> tuple[float, float]:
 
 
 def flops_of(computation: Computation, instruction: Instruction) -> float:
-    """Return the FLOPs of one instruction: two a multiply-add, one an element of other arithmetic."""
+    """Return the FLOPs of an instruction: two per multiply-add, else one per element."""
     if instruction.opcode in _MOVES:
         return 0.0
     out = sum(s.elements for s in instruction.shapes)
@@ -102,7 +102,10 @@ def _taps(computation: Computation, instruction: Instruction) -> float:
 
 
 def _bytes(module: Module, computation: Computation, instruction: Instruction) -> float:
-    """Return the bytes that one instruction reads and writes; of sliced operands the slices."""
+    """Return the bytes that one instruction reads and writes.
+
+    Of sliced operands, only slices count.
+    """
     if instruction.opcode in _FREE:
         return 0.0
     if instruction.opcode == "dynamic-slice":

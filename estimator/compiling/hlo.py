@@ -1,4 +1,4 @@
-"""Reading XLA's text of a compiled module: computations, instructions, shapes, loops and groups."""
+"""Reader of XLA's compiled text: computations, instructions, shapes, loops and groups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Type and dimensions of one array."""
+    """The data type and dimensions of one array."""
 
     type: str
     dims: tuple[int, ...]
@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def bytes(self) -> float:
-        """Return its bytes."""
+        """Return the bytes of the array."""
         if self.type not in ITEM_BYTES:
             raise Uncompilable(f"the compiled step has arrays of the unknown type {self.type}")
         return float(self.elements * ITEM_BYTES[self.type])
@@ -66,7 +66,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction; ``shapes`` are of its result, several for a tuple."""
+    """One instruction. ``shapes`` are those of its result, several for a tuple."""
 
     name: str
     opcode: str
@@ -78,18 +78,21 @@ class Instruction:
 
     @property
     def bytes(self) -> float:
-        """Return the bytes of its result."""
+        """Return the bytes of the result."""
         return sum(s.bytes for s in self.shapes)
 
     def dims(self, attribute: str) -> tuple[int, ...]:
-        """Return a list of numbers such as ``lhs_contracting_dims``; empty if it is not there."""
+        """Return a list of numbers such as ``lhs_contracting_dims``.
+
+        It is empty if it is missing.
+        """
         found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
         return tuple(int(d) for d in found.group(1).split(",") if d) if found else ()
 
 
 @dataclass(slots=True)
 class Computation:
-    """Instructions by name, in order, and who reads whom."""
+    """The instructions of a computation by name, in order, with the users of each result."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -103,7 +106,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """Return the instruction whose result is the computation's."""
+        """Return the instruction whose result is that of the computation."""
         return next(i for i in self.instructions.values() if i.root)
 
     def parameter(self, number: int) -> Instruction:
@@ -117,7 +120,7 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Computations by name, and how often each runs in a step (fusions and loops included)."""
+    """Computations by name, with the runs of each in a step (including fusions and loops)."""
 
     computations: dict[str, Computation]
     entry: str
@@ -172,7 +175,7 @@ def _instruction(found: re.Match[str]) -> Instruction:
 
 
 def shapes_in(text: str) -> tuple[Shape, ...]:
-    """Return the arrays of a shape's text."""
+    """Return the arrays of a shape from its text."""
     return tuple(
         Shape(m["type"], tuple(int(d) for d in m["dims"].split(",") if d))
         for m in _SHAPE.finditer(text)
@@ -180,7 +183,7 @@ def shapes_in(text: str) -> tuple[Shape, ...]:
 
 
 def _split_call(rest: str) -> tuple[str, str]:
-    """Return operands and attributes: what is before and after the bracket that closes the call."""
+    """Return operands and attributes, split at the closing bracket of the call."""
     depth = 1
     for place, letter in enumerate(rest):
         depth += (letter == "(") - (letter == ")")
@@ -212,7 +215,7 @@ def trip_count(loop: Instruction) -> int:
 
 
 def groups_of(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Return the devices that take part together, in each form in which XLA writes them.
+    """Return the groups of devices that take part together, from any form in which XLA writes them.
 
     Raises:
         Uncompilable: another form.
@@ -247,7 +250,10 @@ def _iota_groups(
 
 
 def _mesh_groups(axes: str, devices: str | None, over: str) -> tuple[tuple[int, ...], ...]:
-    """Return groups over axes of a mesh; its devices may be a permuted grid (``[2,2]T(1,0)``) or listed."""
+    """Return groups over axes of a mesh.
+
+    Its devices may be a permuted grid (``[2,2]T(1,0)``) or listed.
+    """
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes)}
     ids: Ints = np.arange(math.prod(sizes.values()))
     if devices and (grid := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", devices)):

@@ -1,4 +1,4 @@
-"""A step with its optimizer, divided over a mesh of dp and tp devices and lowered from shapes alone."""
+"""A step with its optimizer, divided over a dp x tp mesh and lowered from shapes alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def lowered_step(step: Step, dp: int, tp: int, *, zero: bool) -> Any:
 
 
 def _train(step: Step, params: Any, state: Any, batch: Any, moments: Any) -> Any:
-    """Return parameters, Adam's moments (Kingma and Ba 2015, algorithm 1, without bias correction), loss."""
+    """Return the parameters, Adam's moments and the loss.
+
+    Adam is as in Kingma and Ba (2015), algorithm 1, without bias correction.
+    """
     loss, gradients = jax.value_and_grad(step.loss, allow_int=True)(params, batch)
     gradients = jax.tree.map(
         lambda g, p, s: (
@@ -75,7 +78,10 @@ def _train(step: Step, params: Any, state: Any, batch: Any, moments: Any) -> Any
 
 
 def _placed(step: Step, mesh: Mesh, tp: int, dp: int | None) -> Any:
-    """Return the sharding of each parameter; with ``dp`` also over it, along the first axis it divides."""
+    """Return the sharding of each parameter.
+
+    If ``dp`` is given, parameters are also divided over it, along the first axis that it divides.
+    """
     leaves, tree = jax.tree.flatten(step.params)
     divided = parameter_axes(traced(step)) if tp > 1 else {}
     placed = []

@@ -1,4 +1,4 @@
-"""The process that compiles: a request as JSON on its input, an answer as JSON in its output's last line."""
+"""The compiling process: a JSON request on its input, a JSON answer in the last line of output."""
 
 from __future__ import annotations
 
