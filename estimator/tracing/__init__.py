@@ -1,4 +1,7 @@
-"""Models as JAX functions, traced without allocating anything. Needs the extra ``estimator``."""
+"""Models as JAX functions, traced without allocation.
+
+This package needs the extra ``estimator``.
+"""
 
 from importlib.util import find_spec
 

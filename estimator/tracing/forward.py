@@ -1,4 +1,4 @@
-"""From a step to its program: abstract tracing by JAX, and the refusals that go with it."""
+"""Abstract tracing of a step by JAX into its program, with the errors of tracing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CONCRETE = (
 
 
 def program_of(step: Step) -> JaxProgram:
-    """Return the forward pass of a step as a program, nothing allocated.
+    """Return the forward pass of a step as a program, without allocation.
 
-    What is kept for the backward pass is what JAX's own partial evaluation keeps (``jax.vjp``), so that a
-    ``jax.checkpoint`` in the step counts.
+    The values kept for the backward pass are those that JAX's own partial evaluation keeps
+    (``jax.vjp``), so that a ``jax.checkpoint`` in the step has its effect.
 
     Raises:
         Untraceable: why it cannot be traced, and what to do.
@@ -56,7 +56,7 @@ def program_of(step: Step) -> JaxProgram:
 
 
 def parameter_order(params: Any) -> list[int]:
-    """Return, for each of a program's parameters, which leaf of the step's tree it is."""
+    """Return, for each of a program's parameters, the index of its leaf in the step's tree."""
     floating = [_is_floating(x) for x in jax.tree.leaves(params)]
     return [i for i, f in enumerate(floating) if f] + [i for i, f in enumerate(floating) if not f]
 
@@ -66,7 +66,7 @@ def _vjp_jaxpr(step: Step, forward: Any, free: list[Any], fixed: list[Any]) -> C
 
 
 def _traced(step: Step, what: Any) -> Any:
-    """Return what tracing gives, with JAX's complaints put into one sentence that says what to do."""
+    """Return the result of tracing, with JAX's errors as one sentence that says what to do."""
     try:
         return what()
     except CONCRETE as error:

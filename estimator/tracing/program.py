@@ -1,7 +1,7 @@
-"""A training step's forward pass as one flat list of operators, from its jaxpr.
+"""The forward pass of a training step as one flat list of operators, from its jaxpr.
 
-Calls (``jit``, ``checkpoint``, custom derivatives) are inlined, scans are unrolled, of a conditional the
-costliest branch stays. What the walk cannot count is refused.
+Calls (``jit``, ``checkpoint``, custom derivatives) are inlined, scans are unrolled, and only the
+costliest branch of a conditional is kept. Operators that cannot be counted are refused.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-"""Primitives that only call a jaxpr, and the parameter that holds it."""
+"""Primitives that only call a jaxpr, with the parameter that holds it."""
 
 OPAQUE = ("pallas_call", "ffi_call", "pure_callback", "io_callback", "custom_call", "shard_map")
 """Primitives whose work cannot be seen from outside."""
 
 UNROLLED = 50_000
-"""Operators that a scan may unroll to; a longer one stays a single operator."""
+"""Largest number of operators to which a scan is unrolled.
+
+A longer scan remains a single operator.
+"""
 
 
 @dataclass(slots=True)
 class JaxProgram(Program):
-    """A program that can be run: with JAX's own shapes, known values, and what computes each operator."""
+    """A program that can be run, with JAX's shapes, known values and each operator's function."""
 
     avals: list[jax.ShapeDtypeStruct] = field(default_factory=list)
     constants: dict[int, Any] = field(default_factory=dict)
     runs: list[Callable[..., Sequence[Any]]] = field(default_factory=list)
 
     def new(self, shape: Sequence[Any], dtype: Any) -> int:
-        """Return the number of a new value (a random key counts four bytes a word)."""
+        """Return the number of a new value. A random key counts four bytes per word."""
         if any(not isinstance(d, int) for d in shape):
             raise Untraceable(
                 f"a value has the dynamic shape {tuple(shape)}; give the example batch fixed integer sizes"
@@ -71,11 +74,11 @@ class JaxProgram(Program):
         self.runs.append(run)
 
     def inline(self, closed: ClosedJaxpr, inputs: Sequence[int]) -> list[int]:
-        """Append a jaxpr's operators; return the values of its outputs."""
+        """Append a jaxpr's operators and return the values of its outputs."""
         return self._walk(closed.jaxpr, [self.constant(c) for c in closed.consts], inputs)
 
     def constant(self, what: Any) -> int:
-        """Return the number of a known value."""
+        """Add a known value and return its number."""
         number = self.new(np.shape(what), jax.dtypes.result_type(what))
         self.constants[number] = what
         return number
@@ -155,7 +158,7 @@ class JaxProgram(Program):
 
 
 def _runner(equation: JaxprEqn) -> Callable[..., Sequence[Any]]:
-    """Return the function that computes an equation, which calls no other function, from its inputs."""
+    """Return the function that computes an equation without inner calls from its inputs."""
 
     def run(*values: Any) -> Sequence[Any]:
         out = equation.primitive.bind(*values, **equation.params)
@@ -165,7 +168,7 @@ def _runner(equation: JaxprEqn) -> Callable[..., Sequence[Any]]:
 
 
 def equation_flops(equation: JaxprEqn) -> float:
-    """Return the FLOPs of one equation, with those of the jaxprs it holds."""
+    """Return the FLOPs of one equation, including those of its jaxprs."""
     if equation.primitive.name == "scan":
         return float(equation.params["length"] * _flops(equation.params["jaxpr"]))
     if equation.primitive.name == "cond":
@@ -182,7 +185,7 @@ def _flops(jaxpr: Jaxpr | ClosedJaxpr) -> float:
 
 
 def _size(jaxpr: Jaxpr | ClosedJaxpr) -> int:
-    """Return how many operators a jaxpr unrolls to, at least 1."""
+    """Return the number of operators to which a jaxpr unrolls, at least 1."""
     size = 1
     for e in _plain(jaxpr).eqns:
         inner = e.params.get(CALLS.get(e.primitive.name, ""))

@@ -1,9 +1,9 @@
-"""A training step as it is given to the tracer, and how a user's own is found.
+"""A training step as the tracer takes it, and the loader of users' steps.
 
-A user's own step is a function ``module:function`` without required arguments that returns
-``(loss, params, batch)``: a function ``loss(params, batch)`` to a scalar, the parameters, and a batch whose
-leaves all have the samples as their first axis. Both may be abstract (``jax.ShapeDtypeStruct``) and should
-be for large models; only shapes and types are looked at.
+A user's step is a function ``module:function`` without required arguments that returns ``(loss,
+params, batch)``: a function ``loss(params, batch)`` to a scalar, the parameters, and a batch. All
+leaves of the batch have the samples as their first axis. Parameters and batch may be abstract
+(``jax.ShapeDtypeStruct``) and should be for large models, because only shapes and types are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tessera.estimator.programs.targets import check_call, function_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A loss of parameters and a batch; ``params`` and ``batch`` are trees of arrays or their shapes."""
+    """A loss of parameters and a batch, both of which are trees of arrays or of shapes."""
 
     name: str
     loss: Callable[[Any, Any], Any]
@@ -69,5 +69,5 @@ def load_step(target: str, arguments: Mapping[str, Any] | None = None) -> Step:
 
 
 def abstract(tree: Any) -> Any:
-    """Return a tree of arrays as shapes and types only."""
+    """Return a tree of arrays as shapes and data types only."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)

@@ -1,4 +1,4 @@
-"""A step as a graph of layers: ``trace`` for the graph, ``traced`` for all that is known of the program."""
+"""A step as a graph of layers: ``trace`` for the graph, ``traced`` for the program as well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tessera.estimator.tracing.step import Step, load_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """A step's graph with the program it was made from. ``ends``: of layers, positions in ``flow.active``."""
+    """A step's graph with its program. ``ends`` are the ends of layers as positions in
+    ``flow.active``."""
 
     step: Step
     program: JaxProgram
@@ -26,7 +27,7 @@ class Traced:
 
 
 def trace(step: Step | str) -> Graph:
-    """Return the graph of a step, or of the one that ``module:function`` makes.
+    """Return the graph of a step, or of the step that ``module:function`` makes.
 
     Amounts are divided by the samples of the step's batch.
 
@@ -37,7 +38,11 @@ def trace(step: Step | str) -> Graph:
 
 
 def traced(step: Step | str) -> Traced:
-    """Return the graph with the program it is made from; raises as :func:`trace` does."""
+    """Return the graph with the program from which it is made.
+
+    Raises:
+        Untraceable: as in :func:`trace`.
+    """
     step = load_step(step) if isinstance(step, str) else step
     samples = step.samples
     program = program_of(step)
@@ -53,7 +58,7 @@ def traced(step: Step | str) -> Traced:
 
 
 def parameter_axes(result: Traced) -> dict[int, tuple[str, int]]:
-    """Return how each leaf of the step's parameters is divided: ``("tensor" or "expert", axis)``.
+    """Return the division of each leaf of the step's parameters: ``("tensor" or "expert", axis)``.
 
     Leaves that are not divided, or whose axis cannot be followed back to the leaf, are absent.
     """

@@ -1,1 +1,1 @@
-"""The papers' models as Equinox modules at any size, and steps of them at the papers' sizes."""
+"""The papers' models as Equinox modules of any size, and steps of them at the papers' sizes."""

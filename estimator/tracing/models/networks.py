@@ -1,6 +1,7 @@
-"""The papers' models: decoder (GPT, BERT, LLaMA), GShard MoE, encoder-decoder (T5), ViT, Wide-ResNet.
+"""The papers' models: GPT, BERT, LLaMA, GShard MoE, T5, ViT and Wide-ResNet.
 
-Each is called with a batch of samples and returns logits.
+The first three are decoders, and T5 is an encoder-decoder. Each is called with a batch of samples
+and returns logits.
 """
 
 from __future__ import annotations
@@ -28,26 +29,28 @@ from tessera.estimator.tracing.models.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of a transformer. ``experts`` above 0: in every second block (GShard, section 2.2)."""
+    """Sizes of a transformer.
+
+    If ``experts`` is above 0, every second block has experts (GShard, section 2.2).
+    """
 
     hidden: int
     layers: int
     heads: int
     vocabulary: int
     sequence: int
-    inner: int = 0  # width of the feed-forward net; 0: four times hidden
-    head_width: int = 0  # 0: hidden / heads
-    groups: int = 0  # of keys and values; 0: as many as heads
+    inner: int = 0  # width of the feed-forward net; if 0, four times hidden
+    head_width: int = 0  # if 0, hidden / heads
+    groups: int = 0  # of keys and values; if 0, as many as heads
     experts: int = 0
     expert_group: int = 2048  # tokens routed together
     causal: bool = True
-    llama: bool = (
-        False  # RMS norms, rotary positions, gated feed-forward nets, output apart from input
-    )
+    # RMS norms, rotary positions, gated feed-forward nets, output separate from input.
+    llama: bool = False
     dtype: str = "bf16"
 
     def divided(self, degree: int) -> Sizes:
-        """Return what one GPU of a tensor group computes, hidden kept whole; experts divided too.
+        """Return the sizes on one GPU of a tensor group: whole ``hidden``, divided experts.
 
         Raises:
             Untraceable: a size that ``degree`` does not divide.
@@ -67,7 +70,7 @@ class Sizes:
 
 
 class Block(eqx.Module):
-    """Attention, over the block's input and perhaps over a memory, and a feed-forward net."""
+    """A block of attention, over its input and possibly over a memory, and a feed-forward net."""
 
     norms: list[Norm]
     attention: Attention
@@ -106,7 +109,7 @@ class Block(eqx.Module):
 
 
 class Decoder(eqx.Module):
-    """GPT and BERT (learned positions, tied output), LLaMA, and GShard MoE when there are experts."""
+    """GPT and BERT (learned positions, tied output), LLaMA, and GShard MoE if there are experts."""
 
     table: Array
     positions: Array | None
@@ -128,7 +131,7 @@ class Decoder(eqx.Module):
         self.out = weight(third, (s.vocabulary, s.hidden), s.hidden, dtype) if s.llama else None
 
     def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s v"]:
-        """Return logits of every token."""
+        """Return the logits of every token."""
         x = self.table[tokens]
         if self.positions is not None:
             x = x + self.positions
@@ -139,7 +142,7 @@ class Decoder(eqx.Module):
 
 
 class EncoderDecoder(eqx.Module):
-    """T5: relative positions shared by all blocks of a side, tied output; norms are by root mean square."""
+    """T5, with relative positions shared by all blocks of a side, tied output and RMS norms."""
 
     table: Array
     relative: list[Array]
@@ -163,7 +166,7 @@ class EncoderDecoder(eqx.Module):
     def __call__(
         self, source: Int[Array, "b s"], target: Int[Array, "b s"]
     ) -> Float[Array, "b s v"]:
-        """Return logits of the target's tokens."""
+        """Return the logits of the target's tokens."""
         biases = [jnp.moveaxis(table[self.buckets], -1, 0) for table in self.relative]
         x = self.table[source]
         for block in self.encoder:
@@ -175,7 +178,10 @@ class EncoderDecoder(eqx.Module):
 
 
 class Vision(eqx.Module):
-    """ViT: square patches as tokens, the mean of the last tokens classified (no class token)."""
+    """ViT, with square patches as tokens.
+
+    The mean of the last tokens is classified, without a class token.
+    """
 
     patches: Array
     positions: Array
@@ -193,7 +199,7 @@ class Vision(eqx.Module):
         self.out = weight(third, (s.hidden, classes), s.hidden, dtype)
 
     def __call__(self, pictures: Float[Array, "b y x 3"]) -> Float[Array, "b c"]:
-        """Return logits of the classes."""
+        """Return the logits of the classes."""
         patch = self.patches.shape[0]
         x = jax.lax.conv_general_dilated(
             pictures,
@@ -209,7 +215,11 @@ class Vision(eqx.Module):
 
 
 class Bottleneck(eqx.Module):
-    """1x1, 3x3 with ``width`` times as many outputs, 1x1 to four times; added to the input."""
+    """A bottleneck block whose result is added to its input.
+
+    It has a 1x1 convolution, a 3x3 one with ``width`` times as many outputs, and a 1x1 one to four
+    times.
+    """
 
     steps: list[Convolution]
     shortcut: Convolution | None
@@ -245,7 +255,10 @@ class Bottleneck(eqx.Module):
 
 
 class WideResNet(eqx.Module):
-    """A residual network of 50 layers, the 3x3 convolutions ``width`` times as wide (Alpa, section 8)."""
+    """A residual network of 50 layers (Alpa, section 8).
+
+    Its 3x3 convolutions are ``width`` times as wide.
+    """
 
     stem: Convolution
     blocks: list[Bottleneck]
@@ -283,7 +296,7 @@ class WideResNet(eqx.Module):
         self.out = weight(last, (into, classes), into, dtype)
 
     def __call__(self, pictures: Float[Array, "b y x 3"]) -> Float[Array, "b c"]:
-        """Return logits of the classes."""
+        """Return the logits of the classes."""
         x = jax.nn.relu(self.stem(pictures))
         x = jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
         for block in self.blocks:

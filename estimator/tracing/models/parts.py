@@ -1,6 +1,7 @@
-"""Parts that the models share. Weights have one axis of heads, channels or experts that is divided.
+"""The common parts of the models. Each weight has one axis of heads, channels or experts to divide.
 
-Activations are (samples, tokens, width) for sequences and (samples, height, width, channels) for pictures.
+Activations are (samples, tokens, width) for sequences and (samples, height, width, channels) for
+pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def weight(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int, dtype: Any) -
 
 @jax.custom_jvp
 def softmax(x: Array) -> Array:
-    """Return the softmax over the last axis; its derivative needs the result alone, as in PyTorch."""
+    """Return the softmax over the last axis.
+
+    Its derivative only needs the result, as in PyTorch.
+    """
     return jax.nn.softmax(x, axis=-1)
 
 
@@ -34,7 +38,10 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 
 
 class Norm(eqx.Module):
-    """Normalises the last axis; without ``bias`` by its root mean square alone (LLaMA, T5)."""
+    """A normalisation of the last axis.
+
+    Without ``bias``, it only divides by the RMS (LLaMA, T5).
+    """
 
     scale: Array
     bias: Array | None
@@ -54,7 +61,7 @@ class Norm(eqx.Module):
 
 
 class Attention(eqx.Module):
-    """Attention of ``heads`` queries over ``groups`` keys and values (as many unless grouped)."""
+    """Attention of ``heads`` queries over ``groups`` keys and values, by default as many."""
 
     query: Array
     key: Array
@@ -86,7 +93,7 @@ class Attention(eqx.Module):
     def __call__(
         self, x: Float[Array, "b s h"], memory: Array | None = None, bias: Array | None = None
     ) -> Float[Array, "b s h"]:
-        """Return attention within ``x``, or over ``memory``; ``bias`` is added to the scores."""
+        """Return attention within ``x``, or over ``memory``. ``bias`` is added to the scores."""
         over = x if memory is None else memory
         q = jnp.einsum("bsh,hnd->bsnd", x, self.query)
         k = jnp.einsum("bth,hnd->btnd", over, self.key)
@@ -107,7 +114,7 @@ class Attention(eqx.Module):
 
 
 def _rotated(x: Float[Array, "b s n d"]) -> Float[Array, "b s n d"]:
-    """Return rotary positions (Su et al. 2021), halves paired as in LLaMA."""
+    """Return the input with rotary positions (Su et al. 2021), with halves paired as in LLaMA."""
     half = x.shape[-1] // 2
     rate = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * rate
@@ -117,7 +124,10 @@ def _rotated(x: Float[Array, "b s n d"]) -> Float[Array, "b s n d"]:
 
 
 class FeedForward(eqx.Module):
-    """Two products with a GELU between; ``gated`` adds a third (SwiGLU, Shazeer 2020)."""
+    """Two products with a GELU between them.
+
+    ``gated`` adds a third product (SwiGLU, Shazeer 2020).
+    """
 
     into: Array
     gate: Array | None
@@ -139,7 +149,10 @@ class FeedForward(eqx.Module):
 
 
 class Experts(eqx.Module):
-    """Top-2 of several feed-forward nets, with dense dispatch and combine masks (GShard, section 2.2)."""
+    """The top 2 of several feed-forward nets (GShard, section 2.2).
+
+    The masks of dispatch and combination are dense.
+    """
 
     router: Array
     into: Array
@@ -156,7 +169,10 @@ class Experts(eqx.Module):
         self.group = group
 
     def __call__(self, x: Float[Array, "b s h"]) -> Float[Array, "b s h"]:
-        """Return the experts' output. Groups of tokens are routed apart; twice the even share fits."""
+        """Return the experts' output.
+
+        Each group of tokens is routed separately. An expert's capacity is twice its even share.
+        """
         tokens = x.shape[0] * x.shape[1]
         size = min(self.group, tokens)
         y = x.reshape(tokens // size, size, x.shape[-1])
@@ -170,7 +186,10 @@ class Experts(eqx.Module):
 
 
 def _routes(scores: Float[Array, "g s e"], capacity: int) -> Float[Array, "g s e c"]:
-    """Return the weight of each token in each expert's slot; tokens beyond the capacity are dropped."""
+    """Return the weight of each token in each expert's slot.
+
+    Tokens beyond the capacity are dropped.
+    """
     chances = softmax(scores)
     first = jax.nn.one_hot(jnp.argmax(chances, axis=-1), scores.shape[-1], dtype=scores.dtype)
     second = jax.nn.one_hot(

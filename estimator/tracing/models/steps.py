@@ -1,8 +1,9 @@
-"""Steps of the models, as targets ``tessera.estimator.tracing.models.steps:gpt`` and functions.
+"""Steps of the models, as functions and as targets ``tessera.estimator.tracing.models.steps:gpt``.
 
-Arguments are plain numbers and names, so that a step can be named to another process. Nothing is allocated:
-parameters and batches are shapes. ``samples`` is the batch; ``tp`` gives what one GPU of a tensor group
-computes (heads, feed-forward width and vocabulary divided; for experts, too).
+Arguments are plain numbers and names, so that a step can be named to another process. Nothing is
+allocated: parameters and batches are shapes. ``samples`` is the batch. ``tp`` selects the part of
+one GPU of a tensor group (heads, feed-forward width and vocabulary are divided, and those of
+experts, too).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tessera.estimator.tracing.step import Step
 
 
 def decoder(*, name: str = "decoder", samples: int = 1, tp: int = 1, **sizes: Any) -> Step:
-    """Return GPT, BERT, LLaMA or GShard MoE; ``sizes`` are those of :class:`Sizes`."""
+    """Return a step of GPT, BERT, LLaMA or GShard MoE. ``sizes`` are those of :class:`Sizes`."""
     s = Sizes(**sizes).divided(tp)
     params, apply = _shapes(lambda key: Decoder(s, key=key))
 
@@ -38,7 +39,7 @@ def decoder(*, name: str = "decoder", samples: int = 1, tp: int = 1, **sizes: An
 
 
 def encoder_decoder(*, name: str = "t5", samples: int = 1, tp: int = 1, **sizes: Any) -> Step:
-    """Return T5 with as many layers on each side and equally long source and target."""
+    """Return a step of T5 with equally many layers on both sides and equally long texts."""
     s = Sizes(**sizes).divided(tp)
     params, apply = _shapes(lambda key: EncoderDecoder(s, key=key))
 
@@ -64,7 +65,7 @@ def vision(
     classes: int = 1000,
     dtype: str = "bf16",
 ) -> Step:
-    """Return ViT; the defaults are ViT-Base/16 (Dosovitskiy et al. 2021, Table 1)."""
+    """Return a step of ViT. The defaults are ViT-Base/16 (Dosovitskiy et al. 2021, Table 1)."""
     s = Sizes(
         hidden=hidden,
         layers=layers,
@@ -88,7 +89,7 @@ def wide_resnet(
     classes: int = 1000,
     dtype: str = "f32",
 ) -> Step:
-    """Return a Wide-ResNet of 50 layers (Alpa, section 8)."""
+    """Return a step of a Wide-ResNet of 50 layers (Alpa, section 8)."""
     params, apply = _shapes(lambda key: WideResNet(base, width, classes, DTYPES[dtype], key=key))
     return _pictures(name, params, apply, samples, side, dtype)
 
@@ -103,7 +104,7 @@ def perceptron(
     layers: int = 2,
     dtype: str = "f32",
 ) -> Step:
-    """Return ``layers`` pairs of products with a ReLU between: the smallest step that can be divided."""
+    """Return ``layers`` pairs of products with a ReLU between them, the smallest step to divide."""
     shapes = {"into": (width, inner // tp), "out": (inner // tp, width)}
     params = [
         {k: jax.ShapeDtypeStruct(v, DTYPES[dtype]) for k, v in shapes.items()}
@@ -121,7 +122,7 @@ def perceptron(
 
 
 def cross_entropy(logits: Any, targets: Any) -> Any:
-    """Return the mean cross entropy in f32; ``targets`` are indices into the last axis."""
+    """Return the mean cross entropy in f32. ``targets`` are indices into the last axis."""
     logits = logits.astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
@@ -141,7 +142,7 @@ def _pictures(
 
 
 def _shapes(make: Callable[[Any], Any]) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the shapes of a model's arrays, and how to put arrays back into the model."""
+    """Return the shapes of a model's arrays, and a function that puts arrays into the model."""
     model = eqx.filter_eval_shape(make, jax.random.key(0))
     params, rest = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     return params, lambda arrays: eqx.combine(arrays, rest)
