@@ -1,1 +1,1 @@
-"""PyTorch modules as graphs of layers, through ``torch.export``; only ``reading`` imports torch."""
+"""PyTorch modules as graphs of layers, by ``torch.export``. Only ``reading`` imports torch."""

@@ -1,4 +1,4 @@
-"""Rules of arithmetic by element, reductions and normalisations, with what their derivatives need.
+"""Rules of element-wise arithmetic, reductions and normalisations, with the values for derivatives.
 
 The derivatives are those of PyTorch's ``derivatives.yaml``.
 """
@@ -43,18 +43,19 @@ ACTIVATIONS: Final = frozenset(
         "mish",
     }
 )
-"""They stay in the layer whose result they are of: done in place, only what they write is handed on."""
+"""Activations, which stay in the layer of their input: they work in place, and only their result
+goes to the next layer."""
 
 SAVES_NOTHING: Final = frozenset(
     {"add", "sub", "rsub", "neg", "floor", "ceil", "round", "trunc", "sign", "fill", "real", "imag"}
 )
 
 FACTORS: Final = frozenset({"mul", "div", "pow", "maximum", "minimum", "atan2"})
-"""Of two tensors, the gradient of each needs the other (and of some itself)."""
+"""Operators of two tensors for which the gradient of each needs the other (and for some itself)."""
 
 
 def by_element(low: Lowering, node: Node) -> None:
-    """Rule of anything by element, and of what has no other rule: an operation for each result."""
+    """Translate an element-wise operator, or one without a rule, to one operation per result."""
     values = reads(node)
     writes = tuple(v for v in node.writes if v >= 0)
     low.emit(node.target, values, *writes)
@@ -72,7 +73,7 @@ def by_element(low: Lowering, node: Node) -> None:
 
 
 def reduction(name: str, *, saves: bool = False) -> Rule:
-    """Return the rule of a reduction of some axes or all; ``saves``: its gradient needs what it read."""
+    """Return the rule of a reduction of axes. If ``saves``, its gradient needs its input."""
 
     def rule(low: Lowering, node: Node) -> None:
         source = reads(node)[0]
@@ -96,7 +97,7 @@ def reduction(name: str, *, saves: bool = False) -> Rule:
 
 
 def normalisation(low: Lowering, node: Node) -> None:
-    """Rule of a normalisation over the last axes or groups: one pass, which keeps its input."""
+    """Translate a normalisation over the last axes or groups: one pass, which keeps its input."""
     values = reads(node)
     low.emit(node.target, values, node.writes[0])
     if any(v in low.trained for v in values):
@@ -104,7 +105,7 @@ def normalisation(low: Lowering, node: Node) -> None:
 
 
 def batch_normalisation(low: Lowering, node: Node) -> None:
-    """Rule of a normalisation by channel: statistics over all else, then by element."""
+    """Translate a normalisation by channel: statistics over other axes, then element-wise work."""
     source = reads(node)[0]
     values = [source, *refs(node.arguments.get("weight")), *refs(node.arguments.get("bias"))]
     if node.arguments.get("training", node.arguments.get("train", True)):
@@ -119,7 +120,7 @@ def batch_normalisation(low: Lowering, node: Node) -> None:
 
 
 def normalisation_in_inference(low: Lowering, node: Node) -> None:
-    """Rule of a normalisation by channel with known statistics."""
+    """Translate a normalisation by channel with known statistics."""
     values = reads(node)
     low.emit("batch_norm", values, node.writes[0])
     if node.writes[0] in low.trained:
@@ -127,7 +128,7 @@ def normalisation_in_inference(low: Lowering, node: Node) -> None:
 
 
 def dropout(low: Lowering, node: Node) -> None:
-    """Rule of dropout: a mask, which the backward pass needs, and a product; nothing outside training."""
+    """Translate dropout: a mask, which the backward pass needs, and a product (in training)."""
     source = reads(node)[0]
     training = node.arguments.get("train", True)
     if training is False or node.arguments.get("p") == 0:

@@ -1,4 +1,4 @@
-"""A PyTorch module as a graph of layers."""
+"""The conversion of a PyTorch module to a graph of layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tessera.formulation.errors import Unavailable
 from tessera.formulation.release import install_hint
 
 SAMPLES: Final = (2, 4)
-"""Numbers of samples that a function which takes ``samples`` is asked for."""
+"""The two numbers of samples that are requested from a function which takes ``samples``."""
 
 _GROWING: Final = (
     "flops",
@@ -37,11 +37,12 @@ _ROUNDING: Final = 1e-9
 
 
 def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
-    """Return the graph of the module that ``module:function`` makes, called with these keyword arguments.
+    """Return the graph of the module that ``module:function`` makes with these keyword arguments.
 
-    The function returns ``(module, args)`` or ``(module, args, kwargs)``. If it takes ``samples``, amounts
-    of a sample are the difference between two numbers of samples, and what does not grow with them is no
-    batch; otherwise all tensors of the arguments begin with the samples, and amounts are divided by them.
+    The function returns ``(module, args)`` or ``(module, args, kwargs)``. If it takes ``samples``,
+    amounts of a sample are the difference between two numbers of samples, and inputs that do not
+    grow with them are not part of the batch. Otherwise the samples are the first axis of all
+    tensors of the arguments, and amounts are divided by them.
 
     Raises:
         Untraceable: why it cannot be exported, and what to do.
@@ -68,7 +69,7 @@ def _reading() -> Any:
 
 
 def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
-    """Return the graph of an export whose inputs begin with these sizes: the samples.
+    """Return the graph of an export whose inputs begin with the sizes ``leading``, the samples.
 
     Raises:
         Untraceable: the sizes differ.
@@ -85,7 +86,7 @@ def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
 
 
 def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) -> Graph:
-    """Return the graph of what a sample adds, from exports with so many samples.
+    """Return the graph of the amounts that one sample adds, from exports with ``samples`` samples.
 
     Raises:
         Untraceable: no input grows, or the layers are not the same.
@@ -122,7 +123,7 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
 
 
 def _named(made: Layered, exported: Exported) -> Graph:
-    """Return the graph, its kinds named after the modules that the layers are of, without their numbers."""
+    """Return the graph with kinds named after the modules of the layers, without their numbers."""
     path = {v: node.path for node in exported.nodes for v in node.writes if v >= 0}
     kinds, start = [], 0
     for kind, end in zip(made.graph.kind, made.ends, strict=True):
@@ -135,7 +136,7 @@ def _named(made: Layered, exported: Exported) -> Graph:
 
 
 def _common(paths: list[list[str]]) -> str:
-    """Return the path of the innermost module that holds all, numbers (of repeated blocks) left out."""
+    """Return the path of the innermost common module, without numbers of repeated blocks."""
     if not paths:
         return ""
     shared = []

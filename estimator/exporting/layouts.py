@@ -1,4 +1,4 @@
-"""Rules of views, copies and look-ups: no arithmetic."""
+"""Rules of views, copies and look-ups, which need no arithmetic."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ def _first(node: Node) -> int:
 
 
 def _axes(given: Any, rank: int) -> tuple[int, ...]:
-    """Return axes counted from the front; a number is one axis."""
+    """Return axes counted from the front. A single number is one axis."""
     many = given if isinstance(given, list | tuple) else [given]
     return tuple(int(a) % max(rank, 1) for a in many)
 
 
 def same(low: Lowering, node: Node) -> None:
-    """Rule of another name for the same value."""
+    """Translate another name for the same value."""
     low.view("copy", _first(node), node.writes[0])
 
 
 def detach(low: Lowering, node: Node) -> None:
-    """Rule of a value that passes no gradient on."""
+    """Translate a value that passes no gradient on."""
     same(low, node)
     low.trained.discard(node.writes[0])
 
 
 def reshape(low: Lowering, node: Node) -> None:
-    """Rule of the same elements in another shape."""
+    """Translate a reshape of the same elements."""
     low.view("reshape", _first(node), node.writes[0])
 
 
 def permute(low: Lowering, node: Node) -> None:
-    """Rule of axes in another order, as a view."""
+    """Translate a permutation of axes, as a view."""
     source = _first(node)
     rank = len(low.shape(source))
     if "dims" in node.arguments:
         order = _axes(node.arguments["dims"], rank)
-    else:  # two axes change places; of a matrix, its two
+    else:  # two axes are exchanged; those of a matrix by default
         pair = _axes([node.arguments.get("dim0", 0), node.arguments.get("dim1", -1)], rank)
         order = tuple({pair[0]: pair[1], pair[1]: pair[0]}.get(d, d) for d in range(rank))
     low.view("permuted", source, node.writes[0], permutation=order)
 
 
 def expand(low: Lowering, node: Node) -> None:
-    """Rule of axes of size one, or new ones, repeated without a copy."""
+    """Translate the repetition of new axes, or axes of size one, without a copy."""
     low.view("expanded", _first(node), node.writes[0])
 
 
 def unsqueeze(low: Lowering, node: Node) -> None:
-    """Rule of a new axis."""
+    """Translate the insertion of an axis."""
     write = node.writes[0]
     places = _axes(node.arguments["dim"], len(low.shape(write)))
     low.view("expand_dims", _first(node), write, dimensions=places)
 
 
 def squeeze(low: Lowering, node: Node) -> None:
-    """Rule of axes of size one dropped: all, or those that are named."""
+    """Translate the removal of axes of size one: all, or those that are named."""
     source = _first(node)
     shape = low.shape(source)
     named = node.arguments.get("dim")
@@ -69,7 +69,7 @@ def squeeze(low: Lowering, node: Node) -> None:
 
 
 def select(low: Lowering, node: Node) -> None:
-    """Rule of one place of an axis, or of every place apart."""
+    """Translate the selection of one place of an axis, or of every place separately."""
     source = _first(node)
     gone = _axes(node.arguments["dim"], len(low.shape(source)))
     for write in node.writes:
@@ -77,13 +77,17 @@ def select(low: Lowering, node: Node) -> None:
 
 
 def part(low: Lowering, node: Node) -> None:
-    """Rule of slices of an axis."""
+    """Translate slices of an axis."""
     for write in node.writes:
         low.view("part", _first(node), write)
 
 
 def copied(low: Lowering, node: Node) -> None:
-    """Rule of a copy. None is made in the same layout, nor of what attention wrote, which is laid out so."""
+    """Translate a copy.
+
+    There is none if the layout is the same, or if attention wrote the value, which already has this
+    layout.
+    """
     source, copied = low.origin(_first(node))
     alike = node.arguments.get("memory_format") in (None, "preserve_format")
     name = "copy" if alike or (source in low.attended and not copied) else "clone"
@@ -91,7 +95,7 @@ def copied(low: Lowering, node: Node) -> None:
 
 
 def cast(low: Lowering, node: Node) -> None:
-    """Rule of a copy in another type."""
+    """Translate a copy in another data type."""
     source, write = _first(node), node.writes[0]
     if low.program.values[source].dtype == low.program.values[write].dtype:
         low.view("copy", source, write)
@@ -100,7 +104,7 @@ def cast(low: Lowering, node: Node) -> None:
 
 
 def concatenate(low: Lowering, node: Node) -> None:
-    """Rule of tensors put together along an axis."""
+    """Translate the concatenation of tensors along an axis."""
     parts = [v for v in reads(node) if low.shape(v) != (0,)]
     rank = len(low.shape(node.writes[0]))
     (axis,) = _axes(node.arguments.get("dim", 0), rank)
@@ -108,7 +112,7 @@ def concatenate(low: Lowering, node: Node) -> None:
 
 
 def moved(name: str) -> Rule:
-    """Return the rule of elements moved about by an operator of that name."""
+    """Return the rule of data movement by an operator of that name."""
 
     def rule(low: Lowering, node: Node) -> None:
         low.emit(name, reads(node), node.writes[0])
@@ -117,7 +121,7 @@ def moved(name: str) -> Rule:
 
 
 def looked_up(low: Lowering, node: Node) -> None:
-    """Rule of elements picked by indices, which the backward pass needs."""
+    """Translate a look-up of elements by indices, which the backward pass needs."""
     source, *indices = reads(node)
     table = source in low.program.parameters
     name = "clone" if not indices else "gather" if table else "pick"
@@ -127,18 +131,18 @@ def looked_up(low: Lowering, node: Node) -> None:
 
 
 def scattered(low: Lowering, node: Node) -> None:
-    """Rule of elements put to places given by indices."""
+    """Translate writes of elements to places given by indices."""
     low.emit("scatter-add", reads(node), node.writes[0])
     low.save(*(v for v in reads(node) if not low.floating(v)))
 
 
 def made(low: Lowering, node: Node) -> None:
-    """Rule of a constant: what it is made like gives its shape only."""
+    """Translate a constant. A tensor that it is made like only gives its shape."""
     low.emit("iota", (), node.writes[0])
 
 
 def random(low: Lowering, node: Node) -> None:
-    """Rule of random numbers."""
+    """Translate random numbers."""
     low.emit("random_bits", tuple(refs(node.arguments.get("self"))), node.writes[0])
 
 

@@ -1,4 +1,4 @@
-"""Building a program from ATen nodes: operators, what needs gradients, and what autograd saves."""
+"""Construction of a program from ATen nodes: operators, trained values, and what autograd saves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Dims = tuple[int, ...]
 
 @dataclass(slots=True)
 class Lowering:
-    """A program being built.
+    """A program under construction.
 
-    ``trained``: values that gradients flow through. ``saved``: what autograd keeps for the backward pass.
-    ``layout``: of a value that is another one seen or laid out differently, that value and whether it is
-    a copy. ``attended``: results of fused attention, whose kernels write heads beside each other, as the
-    product that follows reads them.
+    ``trained`` are the values through which gradients flow. ``saved`` are the values that autograd
+    keeps for the backward pass. ``layout`` maps a value that is another one viewed or laid out
+    differently to that value and to whether it is a copy. ``attended`` are the results of fused
+    attention. Its kernels write heads next to each other, as the following product reads them.
     """
 
     program: Program
@@ -32,7 +32,7 @@ class Lowering:
 
     @classmethod
     def of(cls, exported: Exported, batch: Sequence[int]) -> Lowering:
-        """Return the beginning of a program whose batch are these values."""
+        """Return the start of a program whose batch is these values."""
         program = Program(
             values=list(exported.values), parameters=list(exported.parameters), batch=list(batch)
         )
@@ -48,12 +48,12 @@ class Lowering:
         return self.program.values[value].floating
 
     def temporary(self, like: int, shape: Iterable[int]) -> int:
-        """Return a new value of the type of another."""
+        """Return a new value with the data type of another."""
         what = self.program.values[like]
         return self.program.append(Value(tuple(shape), what.dtype, what.itemsize, what.floating))
 
     def emit(self, name: str, reads: Sequence[int], *writes: int, **params: Any) -> None:
-        """Append an operator. What it writes is trained if anything it reads is."""
+        """Append an operator. Its results are trained if any of its inputs is."""
         ins, outs = [self.shape(v) for v in reads], [self.shape(v) for v in writes]
         flops = flops_of(name, ins, outs, params)
         self.program.operators.append(Operator(name, tuple(reads), tuple(writes), flops, params))
@@ -61,23 +61,23 @@ class Lowering:
             self.trained.update(v for v in writes if self.floating(v))
 
     def view(self, name: str, source: int, write: int, **params: Any) -> None:
-        """Append an operator that only sees or lays out a value differently."""
+        """Append an operator that only views or lays out a value differently."""
         self.emit(name, (source,), write, **params)
         self.layout[write] = (source, name == "clone")
 
     def save(self, *values: int) -> None:
-        """Note what the backward pass needs."""
+        """Record the values that the backward pass needs."""
         self.saved.update(dict.fromkeys(values))
 
     def save_factors(self, one: int, other: int) -> None:
-        """Note what the derivative of a product needs: of each factor's gradient the other factor."""
+        """Record the values for the derivative of a product: for each factor, the other one."""
         if one in self.trained:
             self.save(other)
         if other in self.trained:
             self.save(one)
 
     def origin(self, value: int) -> tuple[int, bool]:
-        """Return what a value is another layout of, and whether it was copied on the way."""
+        """Return the value of which this is another layout, and whether there is a copy between."""
         copied = False
         while value in self.layout:
             value, copies = self.layout[value]
@@ -85,8 +85,11 @@ class Lowering:
         return value, copied
 
     def headed(self, value: int, heads: int) -> int:
-        """Return keys, queries or values, of shape (batch, heads, sequence, width), straight from the hidden
-        axis they were cut from, however they were laid out on the way; so a division can be followed."""
+        """Return keys, queries or values straight from the hidden axis from which they were cut.
+
+        Their shape is (batch, heads, sequence, width). Intermediate layouts are skipped, so that a
+        division can be followed.
+        """
         source, copied = self.origin(value)
         shape = self.shape(source)
         if source == value or len(shape) not in (2, 3) or shape[-1] % heads:
@@ -96,7 +99,10 @@ class Lowering:
         return seen
 
     def scalar(self, results: Iterable[int]) -> int | None:
-        """Return the loss: a result that is one floating-point number, or else the sum over all results."""
+        """Return the loss: a single floating-point result, or else the sum over all results.
+
+        If there is no floating-point result, return None.
+        """
         floating = [v for v in results if self.floating(v)]
         if single := [v for v in floating if math.prod(self.shape(v)) == 1]:
             return single[0]
@@ -114,4 +120,4 @@ class Lowering:
 
 
 Rule = Callable[[Lowering, Node], None]
-"""What a node of one kind adds to a program."""
+"""A function that adds a node of one kind to a program."""

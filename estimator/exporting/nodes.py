@@ -1,4 +1,4 @@
-"""An exported PyTorch program in a form of our own, so that all but reading it needs no PyTorch."""
+"""An exported PyTorch program in our own form, so that only its reader needs PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.estimator.programs.program import Value
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor among a node's arguments: the number of its value."""
+    """A tensor among a node's arguments, as the number of its value."""
 
     value: int
 
@@ -20,9 +20,10 @@ class Ref:
 class Node:
     """One call of an ATen operator.
 
-    ``target``: its name without overload (``linear``), with its namespace where that is not ATen
-    (``xformers::attention``). ``arguments``: by the schema's names, defaults too; tensors are ``Ref``.
-    ``writes``: the tensors among its results, -1 for what is none. ``path``: of the module that calls it.
+    ``target`` is its name without overload (``linear``), with its namespace if that is not ATen
+    (``xformers::attention``). ``arguments`` are by the schema's names, including defaults. Tensors
+    are ``Ref``. ``writes`` are the tensors among its results, with -1 for other results. ``path``
+    is that of the module that calls it.
     """
 
     target: str
@@ -34,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The forward pass of a module: its nodes in order over numbered values, nothing done in place."""
+    """The forward pass of a module: nodes in order over numbered values, without in-place ones."""
 
     values: tuple[Value, ...]
     nodes: tuple[Node, ...]
@@ -44,7 +45,7 @@ class Exported:
 
 
 def refs(argument: Any) -> Iterator[int]:
-    """Yield the values in an argument, lists searched."""
+    """Yield the values in an argument, including those in lists."""
     if isinstance(argument, Ref):
         yield argument.value
     elif isinstance(argument, list | tuple):

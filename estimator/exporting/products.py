@@ -1,4 +1,7 @@
-"""Rules of products: matrices, convolutions, attention; one operator each, which adds its bias too."""
+"""Rules of products: matrices, convolutions and attention.
+
+Each is one operator, including its bias.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ Axes = tuple[int, ...]
 
 
 class Spec(NamedTuple):
-    """Axes of batch (or output channels), channels and space, in this order, as JAX names them."""
+    """Axes of batch (or output channels), channels and space, in this order, with JAX's names."""
 
     lhs_spec: Axes
     rhs_spec: Axes
@@ -25,7 +28,7 @@ def of(node: Node, name: str) -> int:
 
 
 def maybe(node: Node, name: str) -> int | None:
-    """Return the value of an argument, or none."""
+    """Return the value of an argument. If it is not a tensor, return None."""
     return next(refs(node.arguments.get(name)), None)
 
 
@@ -44,15 +47,17 @@ def _product(
 
 
 def linear(low: Lowering, node: Node) -> None:
-    """Rule of ``linear``: weights (out, in)."""
+    """Translate ``linear``, with weights (out, in)."""
     data, weight = of(node, "input"), of(node, "weight")
     contracted = ((len(low.shape(data)) - 1,), (len(low.shape(weight)) - 1,))
     _product(low, data, weight, node.writes[0], maybe(node, "bias"), contracted)
 
 
 def matrices(left: str, right: str, bias: str = "") -> Rule:
-    """Return the rule of a product of (.., m, k) with (.., k, n), or of vectors; leading axes of both are
-    a batch."""
+    """Return the rule of a product of (.., m, k) with (.., k, n), or of vectors.
+
+    The leading axes of both are a batch.
+    """
 
     def rule(low: Lowering, node: Node) -> None:
         a, b = of(node, left), of(node, right)
@@ -67,19 +72,20 @@ def matrices(left: str, right: str, bias: str = "") -> Rule:
 
 
 def grouped(low: Lowering, node: Node) -> None:
-    """Rule of rows multiplied with the matrix of their group."""
+    """Translate the product of rows with the matrix of their group."""
     a, b = (next(refs(v)) for v in list(node.arguments.values())[:2])
     low.emit("ragged_dot", (a, b), node.writes[0])
     low.save_factors(a, b)
 
 
 def convolution(low: Lowering, node: Node) -> None:
-    """Rule of convolutions of any rank, with channels second; transposed ones too."""
+    """Translate a convolution of any rank with channels second, including a transposed one."""
     data, kernel, bias = of(node, "input"), of(node, "weight"), maybe(node, "bias")
     groups = int(node.arguments["groups"])
     axes = tuple(range(len(low.shape(data))))
     transposed = bool(node.arguments["transposed"])
-    # of a transposed kernel (in, out / groups, ..) each input element meets it once; a group has its part
+    # Each input element meets a transposed kernel (in, out / groups, ..) once, and a group its part
+    # of it.
     spec = Spec(axes, (1, 0, *axes[2:]) if transposed else axes, axes)
     spread = (*node.arguments["stride"], groups) if transposed else (1,)
     reads = (data, kernel) if bias is None else (data, kernel, bias)
@@ -95,7 +101,7 @@ def convolution(low: Lowering, node: Node) -> None:
 
 
 def attention(low: Lowering, node: Node) -> None:
-    """Rule of fused attention: no scores stored, and of a causal one half computed."""
+    """Translate fused attention. Scores are not stored, and only half are computed if causal."""
     whole = [of(node, name) for name in ("query", "key", "value")]
     four = all(len(low.shape(v)) == 4 for v in whole)
     parts = [low.headed(v, low.shape(v)[1]) if four else v for v in whole]
@@ -110,12 +116,12 @@ def attention(low: Lowering, node: Node) -> None:
 
 
 def embedding(low: Lowering, node: Node) -> None:
-    """Rule of a look-up of rows."""
+    """Translate a look-up of rows."""
     low.emit("gather", (of(node, "weight"), of(node, "indices")), node.writes[0])
 
 
 def pool(name: str) -> Rule:
-    """Return the rule of a pooling; its window is given, or what the result leaves."""
+    """Return the rule of a pooling. Its window is given, or follows from the size of the result."""
 
     def rule(low: Lowering, node: Node) -> None:
         data, write = reads(node)[0], node.writes[0]

@@ -1,4 +1,4 @@
-"""What needs PyTorch: exporting a module that is never allocated, and reading the result.
+"""The part that needs PyTorch: export of a module without allocation, and its reader.
 
 Everything is on the meta device, so that a model of any size is only shapes.
 """
@@ -29,7 +29,7 @@ KEPT = (
     "rms_norm.default",
     "silu.default",
 )
-"""Operators that stay whole; all others that PyTorch can take apart become its core operators."""
+"""Operators that are kept. All others that PyTorch can decompose become its core operators."""
 
 INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint")
 """Operators that only call a graph."""
@@ -38,9 +38,9 @@ Given = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def made(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Given:
-    """Return the module, the example arguments and keyword arguments that a user's function makes.
+    """Return the module, example arguments and keyword arguments that a user's function makes.
 
-    It is called with the meta device as default; a function that cannot be is called without.
+    It is called with the meta device as default. If that fails, it is called without it.
 
     Raises:
         Untraceable: it fails, or returns something else.
@@ -63,7 +63,7 @@ def made(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) ->
 
 def _called(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for what the program says
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the program's output
             try:
                 with torch.device("meta"):
                     return make(**arguments)
@@ -78,7 +78,10 @@ def _called(target: str, make: Callable[..., Any], arguments: Mapping[str, Any])
 
 
 def leading(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
-    """Return the first axes of all tensors among the arguments; none: a tensor has none."""
+    """Return the sizes of the first axes of all tensors among the arguments.
+
+    The size is None for a tensor without axes.
+    """
     found: set[int | None] = set()
     todo = [*args, *kwargs.values()]
     while todo:
@@ -93,7 +96,7 @@ def leading(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
 
 
 def exported(target: str, given: Given) -> Exported:
-    """Return a module's forward pass as ``torch.export`` has it, in ATen operators, nothing in place.
+    """Return a module's forward pass by ``torch.export``, in ATen operators, none in place.
 
     Raises:
         Untraceable: why it cannot be exported, and what to do.
@@ -109,7 +112,7 @@ def exported(target: str, given: Given) -> Exported:
 
 
 def _table() -> Any:
-    """Return how operators are taken apart."""
+    """Return the table of decompositions of operators."""
     table = torch.export.default_decompositions()
     for name in KEPT:
         packet, _, overload = name.partition(".")
@@ -120,7 +123,7 @@ def _table() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging and printing at length (whole graphs) what an error then says."""
+    """Keep PyTorch from logging and printing whole graphs before an error that says the same."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -132,7 +135,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _refusal(target: str, error: Exception) -> Untraceable:
-    """Return PyTorch's complaint in one sentence that says what to do."""
+    """Return PyTorch's error as one sentence that says what to do."""
     text, kind = str(error), type(error).__name__
     first = text.strip().partition("\n")[0].rstrip(".")
     if "data-dependent" in text.lower() or "DataDependent" in kind or "DynamicOutputShape" in kind:
@@ -161,7 +164,10 @@ def _meta(what: Any) -> Any:
 
 
 def _to_meta(module: Any) -> None:
-    """Move what a module was given elsewhere; what is shared stays shared, which ``Module.to`` would undo."""
+    """Move tensors from other devices to the meta device.
+
+    Shared parameters remain shared, which ``Module.to`` would undo.
+    """
     moved: dict[int, Any] = {}
     for part in module.modules():
         for name, parameter in list(part._parameters.items()):
@@ -179,7 +185,7 @@ def _to_meta(module: Any) -> None:
 
 @dataclass(slots=True)
 class _Reader:
-    """The nodes and values read so far; ``results``: of a node, its values in order."""
+    """The nodes and values read so far."""
 
     target: str
     values: list[Value] = field(default_factory=list)
@@ -218,7 +224,7 @@ class _Reader:
         )
 
     def _walk(self, graph: Any, known: dict[Any, Any], inside: str) -> Sequence[Any]:
-        """Read the nodes of a graph whose placeholders are known; return its results."""
+        """Read the nodes of a graph whose placeholders are known, and return its results."""
         for node in graph.graph.nodes:
             path = _path(node) or inside
             if node.op == "get_attr":
@@ -292,7 +298,7 @@ class _Reader:
 
 
 def _replaced(what: Any, known: Mapping[Any, Any]) -> Any:
-    """Return arguments with nodes replaced by what is known of them."""
+    """Return arguments with nodes replaced by their known values."""
     if isinstance(what, torch.fx.Node):
         return known[what]
     if isinstance(what, list | tuple):
@@ -305,6 +311,6 @@ def _replaced(what: Any, known: Mapping[Any, Any]) -> Any:
 
 
 def _path(node: Any) -> str:
-    """Return the path of the module that a node belongs to."""
+    """Return the path of the module of a node."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""

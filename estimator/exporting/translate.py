@@ -1,4 +1,7 @@
-"""From an exported module to a program: each ATen operator by its rule, the rest refused by name."""
+"""Translation of an exported module to a program, with a rule for each ATen operator.
+
+Operators without a rule are refused by name if they may be heavy.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ RULES: Final = layouts.RULES | elementwise.RULES | products.RULES
 _HEAVY: Final = re.compile(
     r"::|mm|conv|attention|linalg|cholesky|solve|lstm|gru|rnn|cdist|fft|ctc|bilinear$|sparse|fbgemm|mkldnn|cudnn|miopen"
 )
-"""Operators without a rule that are, or may be, more work than their results are long."""
+"""Operators without a rule whose work is, or may be, more than the length of their results."""
 
 
 def program_of(name: str, exported: Exported, batch: Sequence[int]) -> Program:
-    """Return the program of an exported module; ``batch``: the inputs that grow with the samples.
+    """Return the program of an exported module. ``batch`` are inputs that grow with the samples.
 
-    What is kept for the backward pass is what autograd saves (PyTorch's ``derivatives.yaml``), of which the
-    kernels' rule then takes what is not computed again.
+    The values kept for the backward pass are those that autograd saves (PyTorch's
+    ``derivatives.yaml``). The rule of kernels later removes those that are computed again.
 
     Raises:
         Untraceable: an operator whose work cannot be counted, nothing to train, or no result.
