@@ -1,4 +1,4 @@
-"""Values of a configuration file, checked one by one."""
+"""Checks of the values of a configuration file, one by one."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ MOST: Final[Mapping[str, int]] = {
     "group": 10**7,
     "width": 2**10,
 }
-"""Dimensions, at most: ten times the largest that anybody has trained, or more. Beyond, one is a mistake."""
+"""Largest dimensions, at least ten times the largest ever trained. Larger ones are mistakes."""
 
 MAX_NAME: Final = 1000
-"""Characters of a model's name."""
+"""Largest number of characters in a model's name."""
 
 
 def check_sizes(config: DataclassInstance) -> None:
@@ -82,6 +82,10 @@ def build(config: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 def read_scalar(name: str, value: object, kind: type[Scalar]) -> Scalar:
-    """Return one value of a mapping whose other keys may be anything. Raises InvalidInput."""
+    """Return one value of a mapping whose other keys may be anything.
+
+    Raises:
+        InvalidInput: the value has another type; names it.
+    """
     found: Scalar = check(_SCALARS[kind], name, value).root
     return found

@@ -1,8 +1,9 @@
-"""Architecture files: our own (YAML or JSON), or a Hugging Face ``config.json``.
+"""Architecture files: our own format (YAML or JSON), or a Hugging Face ``config.json``.
 
-Our own names an ``architecture`` and its fields, those of the dataclass of that name:
+Our own format names an ``architecture`` with the fields of its dataclass. These are Transformer for
+``transformer``, MixtureOfExperts for ``moe``, and WideResNet for ``wide_resnet``:
 
-    architecture: transformer   # transformer: Transformer; moe: MixtureOfExperts; wide_resnet: WideResNet
+    architecture: transformer
     name: my model              # default: the file's name
     layers: 24
     hidden: 2048
@@ -42,7 +43,7 @@ _KINDS: Mapping[str, type[Architecture]] = {
 def load(
     path: Path, *, sequence: int | None = None, dtype: str | None = None, flash: bool = False
 ) -> Graph:
-    """Return the graph of the model in the file. ``sequence`` and ``dtype`` replace the file's.
+    """Return the graph of the model in the file. ``sequence`` and ``dtype`` override the file.
 
     Raises:
         InvalidInput: unreadable, or a field is wrong; names the file and the field.
@@ -61,16 +62,16 @@ def load(
 
 
 def _name(path: Path) -> str:
-    """Return the model's name: of a ``config.json`` the folder's."""
+    """Return the model's name. For a ``config.json``, it is that of the folder."""
     stem = path.resolve().parent.name if path.name == "config.json" else path.stem
     return stem or path.stem
 
 
 def read_values(field: str, text: str, cancelled: Callable[[], bool] = never) -> Mapping[str, Any]:
-    """Return the fields that a text in YAML or JSON gives.
+    """Return the fields in a YAML or JSON text.
 
     Raises:
-        InvalidInput: the text is no such mapping, or too large; names ``field``.
+        InvalidInput: the text is not such a mapping, or too large; names ``field``.
         DeadlineTooShort: it was cancelled.
     """
     values = read_document(field, text, ARCHITECTURE, cancelled)

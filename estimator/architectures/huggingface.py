@@ -1,4 +1,4 @@
-"""Hugging Face ``config.json`` files: what each ``model_type`` means in our dimensions.
+"""Reader of Hugging Face ``config.json`` files, from each ``model_type`` to our dimensions.
 
 Names and defaults are those of the library's configuration classes.
 """
@@ -20,21 +20,21 @@ _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A configuration, and what the caller says beside it."""
+    """A configuration with the caller's settings."""
 
     values: Mapping[str, Any]
     name: str
     sequence: int | None
 
     def get(self, field: str, default: Scalar) -> Scalar:
-        """Return a field, or what the library takes if it is absent or null."""
+        """Return a field. If it is absent or null, return the library's default."""
         value = self.values.get(field)
         if value is None:
             return default
         return read_scalar(field, value, type(default))
 
     def need(self, field: str) -> int:
-        """Return a positive integer that must be there."""
+        """Return a positive integer that is required."""
         if self.values.get(field) is None:
             raise InvalidInput(field, "is missing; it must be an integer")
         value = self.get(field, 0)
@@ -43,7 +43,7 @@ class _Source:
         return value
 
     def length(self, field: str, offset: int = 0) -> int:
-        """Return the tokens of a sample: the caller's, or the longest that the model takes."""
+        """Return the tokens of a sample: the caller's number, or the model's maximum."""
         if self.sequence is not None:
             return self.sequence
         if self.values.get(field) is None:
@@ -51,7 +51,7 @@ class _Source:
         return self.need(field) - offset
 
     def activation(self, field: str, default: str) -> Activation:
-        """Return the activation's kind."""
+        """Return the kind of activation."""
         name = self.get(field, default)
         kinds: tuple[tuple[str, Activation], ...] = (
             ("gelu", "gelu"),
@@ -67,11 +67,17 @@ class _Source:
         )
 
     def drops(self, *probabilities: str) -> bool:
-        """Return whether training drops activations; the library's default is 0.1 where it has a field."""
+        """Return whether training drops activations.
+
+        If the library has a field, its default is 0.1.
+        """
         return any(self.get(field, 0.1) > 0 for field in probabilities)
 
     def purpose(self, known: Mapping[str, str]) -> str:
-        """Return what ``known`` says of the class in ``architectures`` (by its ending); absent: the first."""
+        """Return the value in ``known`` for the ending of the class in ``architectures``.
+
+        If there is no class, return the first value.
+        """
         classes = self.values.get("architectures") or []
         if not (isinstance(classes, list) and all(isinstance(c, str) for c in classes)):
             raise InvalidInput("architectures", "must be a list of class names")
@@ -86,7 +92,7 @@ class _Source:
         )
 
     def labels(self) -> int:
-        """Return the number of classes; the library's default is 2."""
+        """Return the number of classes. The library's default is 2."""
         named = self.values.get("id2label")
         return len(named) if isinstance(named, Mapping) and named else self.get("num_labels", 2)
 
@@ -101,11 +107,12 @@ def read(
 ) -> Transformer | MixtureOfExperts:
     """Return the dimensions that a configuration describes.
 
-    ``sequence``: tokens of a sample (default: the longest that the configuration allows). ``dtype``:
-    of compute (default: ``torch_dtype``; bf16 if there is none).
+    ``sequence`` is the tokens of a sample (default: the longest that the configuration allows).
+    ``dtype`` is that of compute (default: ``torch_dtype``, or bf16 if there is none).
 
     Raises:
-        InvalidInput: an unknown ``model_type``, or a field that is missing or wrong; names the field.
+        InvalidInput: an unknown ``model_type``, or a field that is missing or wrong; names the
+            field.
     """
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
@@ -272,7 +279,7 @@ def _bert(s: _Source) -> dict[str, Any]:
 
 
 def _roberta(s: _Source) -> dict[str, Any]:
-    """Return RoBERTa. The first two rows of its table of positions are not for tokens of a sample."""
+    """Return RoBERTa. The first two rows of its position table are not for tokens of a sample."""
     length = s.length("max_position_embeddings", offset=2)
     if length > s.need("max_position_embeddings") - 2:
         raise InvalidInput("sequence", "must be at most max_position_embeddings - 2")

@@ -1,4 +1,4 @@
-"""Transformers whose feed-forward nets are, in some or all blocks, a choice of experts."""
+"""Transformers whose feed-forward nets, in some or all blocks, are a choice of experts."""
 
 from __future__ import annotations
 
@@ -23,26 +23,30 @@ MAX_CAPACITY = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureOfExperts(Transformer):
-    """A transformer with experts. Blocks ``first``, ``first + every``, ... have them, the others none."""
+    """A transformer with experts in the blocks ``first``, ``first + every``, and so on."""
 
     experts: int
     top_k: int = 2
-    """Experts that a token goes to."""
+    """Number of experts for each token."""
     every: int = 1
     first: int = 0
     expert_intermediate: int = 0
-    """0: as in the other blocks."""
+    """Width of an expert. If it is 0, it is that of the other blocks."""
     expert_activation: Activation | None = None
-    """Where it differs from ``activation``."""
+    """Activation of experts. If it is None, it is ``activation``."""
     expert_bias: bool = False
     capacity_factor: float = 0.0
-    """Slots of all experts together, over tokens times ``top_k``; what does not fit is dropped (GShard,
-    Lepikhin et al. 2021, section 2.2). 0: no capacity, every token gets its slots (Mixtral)."""
+    """Slots of all experts together, relative to tokens times ``top_k``. Tokens that do not fit are
+    dropped (GShard, Lepikhin et al. 2021, section 2.2). If it is 0, there is no capacity and every
+    token gets its slots (Mixtral)."""
     group: int = 2048
-    """Tokens that share slots. With a capacity they are sent by products with masks of ``group`` x slots."""
+    """Tokens that share slots.
+
+    With a capacity, products with masks of ``group`` x slots send them.
+    """
 
     def __post_init__(self) -> None:
-        """Refuse dimensions that make no model."""
+        """Refuse impossible dimensions."""
         Transformer.__post_init__(self)
         for field in ("experts", "top_k", "every", "group"):
             if getattr(self, field) < 1:
@@ -64,12 +68,12 @@ class MixtureOfExperts(Transformer):
 
     @property
     def slots(self) -> float:
-        """Return the slots of all experts together, for each token."""
+        """Return the slots of all experts together, per token."""
         return self.top_k * (self.capacity_factor or 1.0)
 
 
 def mixture(c: MixtureOfExperts) -> Graph:
-    """Return the graph: embedding, one layer a block, head."""
+    """Return the graph: embedding, one layer per block, head."""
     dense, expert = block_layer(c, causal=c.causal), _expert_layer(c)
     places = range(c.first, c.layers, c.every)
     blocks = [expert if index in places else dense for index in range(c.layers)]
@@ -93,8 +97,8 @@ def _inner(c: MixtureOfExperts) -> int:
 def expert_part(c: MixtureOfExperts) -> Part:
     """Return gate, dispatch, experts and combination.
 
-    A token's copies go to their experts and come back: ``2 x slots`` exchanges of ``hidden``. Where experts
-    are not divided, the tensor group reduces their sum like that of a dense net.
+    A token's copies go to their experts and come back: ``2 x slots`` exchanges of ``hidden``. If
+    experts are not divided, the tensor group reduces their sum like that of a dense net.
     """
     places = c.slots * c.tokens
     one = feed_forward(
@@ -123,7 +127,7 @@ def expert_part(c: MixtureOfExperts) -> Part:
 
 
 def gate(c: MixtureOfExperts) -> Part:
-    """Return the choice of experts: a small product, softmax, top k. Its weights are whole everywhere."""
+    """Return the choice of experts: a small product, softmax and top k, with undivided weights."""
     scores = c.tokens * c.experts
     product = linear(c.tokens, c.hidden, c.experts, bias="none", keeps=False)
     return Part(
@@ -136,10 +140,11 @@ def gate(c: MixtureOfExperts) -> Part:
 
 
 def route(c: MixtureOfExperts, places: float) -> Part:
-    """Return how tokens reach experts and come back; both results are kept.
+    """Return the way of tokens to experts and back. Both results are kept.
 
-    With a capacity: products with one-hot masks of ``group`` tokens x their slots, built as outer products
-    of expert and slot for each of ``top_k`` choices. Without: a sort and two copies.
+    With a capacity, it is products with one-hot masks of ``group`` tokens x their slots. They are
+    built as outer products of expert and slot for each of ``top_k`` choices. Without a capacity, it
+    is a sort and two copies.
     """
     size = places * c.hidden
     if not c.capacity_factor:

@@ -1,9 +1,10 @@
-"""Operators that layers are made of, and what one sample costs in each.
+"""Operators of layers, with the cost of one sample in each.
 
-Counted are matrix products (two FLOPs a multiply-add) and, in scalars, what kernels read and write of
-activations. What a backward pass needs is kept as in Korthikanti et al. 2022, section 4.1: each operator
-keeps its output where a later operator's gradient uses it, so an input is counted by who made it.
-``working`` is the largest tensor that is not kept; a backward pass has a gradient of like size beside it.
+The counts are matrix products (two FLOPs per multiply-add) and the scalars of activations that
+kernels read and write. Values for a backward pass are kept as in Korthikanti et al. 2022, section
+4.1. Each operator keeps its output if a later operator's gradient uses it, so an input counts for
+the operator that made it. ``working`` is the largest tensor that is not kept. A backward pass also
+has a gradient of similar size.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tessera.estimator.graph import DTYPE_BYTES, Layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one sample costs in some operators; the fields are those of :class:`Layer`."""
+    """The cost of one sample in some operators. The fields are those of :class:`Layer`."""
 
     flops: float = 0.0
     touched: float = 0.0
@@ -31,7 +32,7 @@ class Part:
     exchanged: float = 0.0
 
     def __add__(self, other: Part) -> Part:
-        """Return both, one after the other."""
+        """Return both parts, one after the other."""
         total = {f: getattr(self, f) + getattr(other, f) for f in _FIELDS}
         total["working"] = max(self.working, other.working)
         return Part(**total)
@@ -39,7 +40,7 @@ class Part:
     def layer(
         self, kind: str, *, boundary: float, tensor_limit: float, experts: float = 1.0
     ) -> Layer:
-        """Return it as a layer."""
+        """Return the part as a layer."""
         amounts = {f: getattr(self, f) for f in _FIELDS}
         return Layer(
             kind=kind, boundary=boundary, tensor_limit=tensor_limit, experts=experts, **amounts
@@ -49,7 +50,7 @@ class Part:
 _FIELDS = tuple(f.name for f in fields(Part))
 
 Bias = Literal["none", "split", "whole"]
-"""Of a linear layer: split with its columns, or whole behind a product that is split by rows."""
+"""The bias of a linear layer: split with its columns, or whole after a product split by rows."""
 
 
 def linear(tokens: float, wide_in: float, wide_out: float, *, bias: Bias, keeps: bool) -> Part:
@@ -65,7 +66,7 @@ def linear(tokens: float, wide_in: float, wide_out: float, *, bias: Bias, keeps:
 
 
 def norm(tokens: float, hidden: float, *, biased: bool) -> Part:
-    """Return a normalisation (layer norm, or root mean square without bias); its output is kept."""
+    """Return a normalisation (layer norm, or RMS norm without bias). Its output is kept."""
     size = tokens * hidden
     return Part(
         touched=2 * size,
@@ -77,7 +78,10 @@ def norm(tokens: float, hidden: float, *, biased: bool) -> Part:
 
 
 def add(tokens: float, hidden: float, *, dropped: bool, keeps: bool, dtype: str) -> Part:
-    """Return a residual addition, with the dropout before it (one kernel), a byte an element of mask."""
+    """Return a residual addition, in one kernel with the dropout before it.
+
+    The mask has one byte per element.
+    """
     size = tokens * hidden
     mask = size / DTYPE_BYTES[dtype] if dropped else 0.0
     kept = mask + (size if keeps else 0.0)
@@ -86,14 +90,15 @@ def add(tokens: float, hidden: float, *, dropped: bool, keeps: bool, dtype: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Widths and switches of multi-head attention."""
+    """Widths and options of multi-head attention."""
 
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
     causal: bool
-    flash: bool  # one fused kernel (Dao et al. 2022): no matrix of scores; a causal one skips half of it
+    # One fused kernel (Dao et al. 2022) stores no matrix of scores, and skips half of it if causal.
+    flash: bool
     rotary: bool
     dropout: bool
     dtype: str
@@ -102,9 +107,9 @@ class Attention:
 
 
 def attention(a: Attention, queries: float, keys: float, *, cross: bool = False) -> Part:
-    """Return projections, attention of ``queries`` tokens on ``keys`` tokens, and output projection.
+    """Return projections, attention of ``queries`` tokens on ``keys`` tokens, and output.
 
-    One all-reduce over a tensor group (Megatron-LM: Shoeybi et al. 2019, section 3).
+    There is one all-reduce over a tensor group (Megatron-LM: Shoeybi et al. 2019, section 3).
     """
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     bias: Bias = "split" if a.in_bias else "none"
@@ -120,7 +125,10 @@ def attention(a: Attention, queries: float, keys: float, *, cross: bool = False)
 
 
 def _scores(a: Attention, queries: float, keys: float) -> Part:
-    """Return softmax(q k) v. Scores are computed in full even if causal, unless the kernel is fused."""
+    """Return softmax(q k) v.
+
+    Even causal scores are computed in full, unless the kernel is fused.
+    """
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     scores = a.heads * queries * keys
     products = 4 * queries * keys * q
@@ -148,7 +156,7 @@ Activation = Literal["gelu", "relu", "silu"]
 def feed_forward(
     tokens: float, hidden: float, inner: float, *, activation: Activation, gated: bool, biased: bool
 ) -> Part:
-    """Return two products (three if gated) and an activation. One all-reduce over a tensor group."""
+    """Return two products (three if gated) and an activation, with one tensor group all-reduce."""
     wide = 2 * inner if gated else inner
     into = linear(tokens, hidden, wide, bias="split" if biased else "none", keeps=False)
     out = linear(tokens, inner, hidden, bias="whole" if biased else "none", keeps=False)
@@ -163,8 +171,8 @@ def feed_forward(
 def activate(tokens: float, inner: float, activation: Activation, *, gated: bool) -> Part:
     """Return the activation between the two products of a feed-forward net.
 
-    Kept: input and output; of ReLU the output alone; of a gated one both inputs, the gate's activation
-    and the product.
+    Its input and output are kept, for ReLU only the output. A gated one keeps both inputs, the
+    gate's activation and the product.
     """
     tensors = 4 if gated else 1 if activation == "relu" else 2
     size = tokens * inner
@@ -172,7 +180,10 @@ def activate(tokens: float, inner: float, activation: Activation, *, gated: bool
 
 
 def loss(tokens: float, classes: float, dtype: str) -> Part:
-    """Return softmax cross-entropy, computed and kept in 32 bits (Korthikanti et al. 2022, section 4.3)."""
+    """Return softmax cross-entropy, computed and kept in 32 bits.
+
+    See Korthikanti et al. 2022, section 4.3.
+    """
     size = tokens * classes
     wide = size * 4 / DTYPE_BYTES[dtype]
     return Part(touched=size + wide, kernels=2, kept=wide, working=size)

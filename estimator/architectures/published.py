@@ -1,9 +1,10 @@
-"""The models that the papers measured, at their sizes, batches and ways of training.
+"""The models that the papers measured, with their sizes, batches and training.
 
-Arena's are Alpa's (OSDI 2022, section 8.1): dimensions from Alpa's public benchmark suites; batches from
-the data set; optimizers, remat and numbers of classes from the trainers of Arena's public artifact.
-Morphling's: model names and sizes from its Table 1; vocabulary and head by the exact parameter counts
-of its artifact (``models.csv``), see ``estimator/README.md``.
+Arena's are Alpa's (OSDI 2022, section 8.1). Their dimensions are from Alpa's public benchmark
+suites, and batches from the data set. Optimizers, remat and numbers of classes are from the
+trainers of Arena's public artifact. For Morphling's, model names and sizes are from its Table 1.
+Vocabulary and head follow from the exact parameter counts of its artifact (``models.csv``), see
+``estimator/README.md``.
 """
 
 from __future__ import annotations
@@ -21,31 +22,38 @@ from tessera.estimator.plans import Training
 from tessera.formulation.errors import InvalidInput
 
 ADAM_MIXED = 16.0
-"""Bytes a parameter: 16-bit weight and gradient, 32-bit copy and two moments (ZeRO, SC 2020, section 3.1)."""
+"""Bytes per parameter (ZeRO, SC 2020, section 3.1).
+
+They are 16-bit weight and gradient, and a 32-bit copy with two moments.
+"""
 ADAFACTOR_MIXED = 8.0
-"""The same without moments: they are factored into rows and columns (Shazeer and Stern 2018, section 3)."""
+"""The same without moments, which are factored (Shazeer and Stern 2018, section 3)."""
 MOMENTUM_F32 = 12.0
 """32-bit weight, gradient and momentum (SGD)."""
 
 ARENA_MICRO_BATCHES = 16
-"""What the artifact's measurements used (the papers say 4 x stages, Crius, and as many as stages, Arena)."""
+"""Micro-batches in the artifact's measurements. The papers specify 4 x stages (Crius) and as many
+as stages (Arena)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Published:
-    """A model at a size, and how the papers train it."""
+    """A model at a size, with its training in the papers."""
 
     model: str
     params: str
     graph: Graph
     training: Training
-    """At the smallest of ``batches``."""
+    """Training at the smallest of ``batches``."""
     batches: tuple[int, ...]
     zero: int = 0
-    """Stage of ZeRO in the papers' runs; Arena's: 1 (its trainers' ``prefer_reduce_scatter``, Alpa 4.2)."""
+    """ZeRO stage in the papers' runs.
+
+    Arena's is 1 (its trainers' ``prefer_reduce_scatter``, Alpa 4.2).
+    """
 
     def at(self, global_batch: int) -> Training:
-        """Return the training at another batch, in no more micro-batches than it fills."""
+        """Return the training at another global batch, in no more micro-batches than it fills."""
         return self.training.at(global_batch)
 
 
@@ -66,7 +74,7 @@ def find(model: str, params: str) -> Published:
 
 @cache
 def published() -> Mapping[tuple[str, str], Published]:
-    """Return the models by name and size, as the data sets call them."""
+    """Return the models by name and size, as in the data sets."""
     found = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
     return MappingProxyType({(p.model, p.params): p for p in found})
 
@@ -97,7 +105,10 @@ _MOES = {  # hidden, layers, experts
 def _arena(
     model: str, params: str, graph: Graph, batches: tuple[int, ...], state: float
 ) -> Published:
-    """Return one of Arena's. All three families rematerialise (the trainers' ``use_remat``)."""
+    """Return one of Arena's models.
+
+    All three families rematerialise (the trainers' ``use_remat``).
+    """
     training = Training(
         global_batch=batches[0],
         micro_batches=ARENA_MICRO_BATCHES,
@@ -110,7 +121,10 @@ def _arena(
 
 
 def _wide_resnets() -> list[Published]:
-    """Return Wide-ResNets of 50 layers in 32 bits, on 224 x 224 pixels and 1,024 classes, SGD."""
+    """Return Wide-ResNets of 50 layers in 32 bits, on 224 x 224 pixels.
+
+    They have 1,024 classes and are trained with SGD.
+    """
     return [
         _arena(
             "wide_resnet",
@@ -126,8 +140,11 @@ def _wide_resnets() -> list[Published]:
 
 
 def _berts() -> list[Published]:
-    """Return what the data call "bert" and the papers GPT-3 or BERT: BERT with a masked-language head,
-    GPT-3's dimensions, untied embeddings, no token types."""
+    """Return the models with the name "bert" in the data, and GPT-3 or BERT in the papers.
+
+    They are BERT with a masked-language head, GPT-3's dimensions, untied embeddings and no token
+    types.
+    """
     return [
         _arena(
             "bert",
@@ -156,8 +173,11 @@ def _berts() -> list[Published]:
 
 
 def _moes() -> list[Published]:
-    """Return GShard models: experts in every second block, top 2, groups of 2,048 tokens with two slots
-    for each, nets eight times as wide as the model, 16 heads; Adafactor."""
+    """Return GShard models with Adafactor.
+
+    They have experts in every second block, top 2, groups of 2,048 tokens with two slots for each
+    token, nets eight times as wide as the model, and 16 heads.
+    """
     return [
         _arena(
             "moe",
@@ -190,7 +210,10 @@ def _moes() -> list[Published]:
 
 
 def _morphling() -> list[Published]:
-    """Return Morphling's, in 16 bits with Adam (DeepSpeed's usual; the paper does not say)."""
+    """Return Morphling's models, in 16 bits with Adam.
+
+    That is usual with DeepSpeed. The paper does not specify it.
+    """
     found = {
         ("vit", "86M"): (64, _vit()),
         ("roberta", "355M"): (64, _roberta()),
@@ -285,8 +308,11 @@ def _bert_large() -> Graph:
 
 
 def _t5(params: str, *, layers: int, head_dim: int, inner: int, gated: bool, rows: int) -> Graph:
-    """Return a T5 with 32 heads. Of 1.2B no shape is published: one with its count, hidden size and
-    32 layers in all (``models.csv``)."""
+    """Return a T5 with 32 heads.
+
+    The shape of 1.2B is not published. This one has its number of parameters, hidden size and 32
+    layers in total (``models.csv``).
+    """
     return transformer(
         Transformer(
             name=f"t5 {params}",
@@ -350,9 +376,10 @@ def _llama(
 
 
 def jax_step(model: str, params: str) -> tuple[str, Mapping[str, int | str]] | None:
-    """Return the step in JAX that profiles a published model, ``module:function``, and its arguments.
+    """Return the JAX step that profiles a published model: its ``module:function`` and arguments.
 
-    The heads of BERT and RoBERTa differ a little from the graph's. None: there is no step of that shape.
+    The heads of BERT and RoBERTa differ a little from those of the graph. If there is no step of
+    that shape, return None.
     """
     found = _jax_arguments(model, params)
     if found is None:
@@ -406,4 +433,5 @@ _JAX_MORPHLING: Mapping[tuple[str, str], tuple[str, dict[str, int | str]]] = Map
         ("llama30", "30B"): ("decoder", _sizes(6656, 60, 52, 32_000, 2048, llama=1, inner=17_920)),
     }
 )
-"""Functions and arguments for Morphling's; of T5 1.2B, whose nets are gated without being LLaMA's, none."""
+"""Functions and arguments for Morphling's models. T5 1.2B is absent, because its nets are gated
+without being LLaMA's."""

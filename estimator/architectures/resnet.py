@@ -10,13 +10,17 @@ from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
 from tessera.formulation.errors import InvalidInput
 
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
-"""Blocks of the four stages, by number of layers (He et al. 2016, Table 1; 200: their identity mappings)."""
+"""Blocks of the four stages, by number of layers (He et al. 2016, Table 1; for 200, their paper on
+identity mappings)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideResNet:
-    """Dimensions of a network. Stage i has ``channels x 2^i`` channels, ``width`` times as many inside its
-    3x3 convolutions (Zagoruyko and Komodakis 2016), four times as many at its blocks' ends."""
+    """Dimensions of a network.
+
+    Stage i has ``channels x 2^i`` channels, with ``width`` times as many inside its 3x3
+    convolutions (Zagoruyko and Komodakis 2016) and four times as many at the ends of its blocks.
+    """
 
     name: str
     depth: int = 50
@@ -27,7 +31,7 @@ class WideResNet:
     dtype: str = "f32"
 
     def __post_init__(self) -> None:
-        """Refuse dimensions that make no model."""
+        """Refuse impossible dimensions."""
         check_sizes(self)
         if self.depth not in DEPTHS:
             raise InvalidInput("depth", f"must be one of {', '.join(map(str, DEPTHS))}")
@@ -43,7 +47,7 @@ class WideResNet:
 
 
 def wide_resnet(c: WideResNet) -> Graph:
-    """Return the graph: stem, one layer a residual block, classifier."""
+    """Return the graph: stem, one layer per residual block, classifier."""
     layers = [_stem(c)]
     into, before = c.channels, c.image // 4
     for stage, blocks in enumerate(DEPTHS[c.depth]):
@@ -55,7 +59,10 @@ def wide_resnet(c: WideResNet) -> Graph:
 
 
 def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Part:
-    """Return a convolution from ``before`` x ``before`` to ``side`` x ``side``; its output is kept."""
+    """Return a convolution from ``before`` x ``before`` to ``side`` x ``side``.
+
+    Its output is kept.
+    """
     weights = into * out * kernel**2
     size = side**2 * out
     return Part(
@@ -69,9 +76,9 @@ def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Par
 
 
 def batch_norm(channels: int, side: int, *, keeps: bool) -> Part:
-    """Return a pass for the statistics and one that normalises, with the activation or sum behind it.
+    """Return a pass for statistics and one that normalises, with the next activation or sum.
 
-    Kept: the activation's result, from which its own gradient and the next convolution's are computed.
+    The result of the activation is kept. Its own gradient and that of the next convolution need it.
     """
     size = side**2 * channels
     return Part(
@@ -80,7 +87,7 @@ def batch_norm(channels: int, side: int, *, keeps: bool) -> Part:
 
 
 def _block(into: int, channels: int, width: int, before: int, side: int) -> Layer:
-    """Return a bottleneck: 1x1, 3x3 (which has the stride), 1x1, and a projection if the shape changes."""
+    """Return a bottleneck: 1x1, 3x3 with the stride, 1x1, and a projection if the shape changes."""
     inner, out = channels * width, 4 * channels
     part = convolution(into, channels, 1, before, before) + batch_norm(channels, before, keeps=True)
     part += convolution(channels, inner, 3, before, side) + batch_norm(inner, side, keeps=True)
@@ -98,12 +105,14 @@ def _block(into: int, channels: int, width: int, before: int, side: int) -> Laye
 
 
 def _reduced(channels: int, inner: int, out: int, before: int, side: int) -> float:
-    """Return what a tensor group all-reduces when channels are divided: the cheaper of two ways.
+    """Return the all-reduced amount of a tensor group that divides channels.
 
-    A convolution divided by output channels needs whole inputs, one divided by input channels an
-    all-reduce of its output; an all-gather moves half of what an all-reduce does. Either the second and
-    third convolutions are such a pair (and the first one's output is gathered), or the first two (and the
-    block's output is gathered).
+    The cheaper of two ways counts.
+
+    A convolution divided by output channels needs whole inputs, and one divided by input channels
+    needs an all-reduce of its output. An all-gather moves half as much as an all-reduce. Either the
+    second and third convolutions are such a pair, and the first one's output is gathered. Or the
+    first two are, and the block's output is gathered.
     """
     last = side**2 * out + before**2 * channels / 2
     first = side**2 * inner + side**2 * out / 2
@@ -111,7 +120,7 @@ def _reduced(channels: int, inner: int, out: int, before: int, side: int) -> flo
 
 
 def _stem(c: WideResNet) -> Layer:
-    """Return the 7x7 convolution, and the pooling that quarters its output."""
+    """Return the 7x7 convolution with the pooling that quarters its output."""
     half, quarter = c.image // 2, c.image // 4
     part = convolution(3, c.channels, 7, c.image, half) + batch_norm(c.channels, half, keeps=True)
     pooled = quarter**2 * c.channels

@@ -1,4 +1,4 @@
-"""Dense transformers by their dimensions: decoders, encoders, encoder-decoders, image classifiers."""
+"""Dense transformers by dimensions: decoders, encoders, encoder-decoders, image classifiers."""
 
 from __future__ import annotations
 
@@ -26,62 +26,67 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """Dimensions of a transformer. With ``decoder_layers`` the first ``layers`` are an encoder (T5);
-    with ``image`` it reads patches instead of tokens (ViT) and ``sequence`` is ignored."""
+    """Dimensions of a transformer.
+
+    With ``decoder_layers``, the first ``layers`` are an encoder (T5). With ``image``, it reads
+    patches instead of tokens (ViT), and ``sequence`` is ignored.
+    """
 
     name: str
     layers: int
     hidden: int
     heads: int
     sequence: int = 0
-    """Tokens of a sample; of the encoder if there are two."""
+    """Tokens of a sample, or of its encoder if there are two stacks."""
     vocabulary: int = 0
     kv_heads: int = 0
-    """0: as many as ``heads``."""
+    """Number of key and value heads. If it is 0, it is ``heads``."""
     head_dim: int = 0
-    """0: ``hidden / heads``."""
+    """Width of a head. If it is 0, it is ``hidden / heads``."""
     intermediate: int = 0
-    """Width of the feed-forward net; 0: four times ``hidden``."""
+    """Width of the feed-forward net. If it is 0, it is four times ``hidden``."""
     activation: Activation = "gelu"
     gated: bool = False
     causal: bool = True
     norm: Literal["layer", "rms"] = "layer"
     norm_first: bool = True
-    """Normalise before attention and feed-forward, and once at the end; else after them, and embeddings."""
+    """Whether to normalise before attention and feed-forward, and once at the end. If not,
+    normalise after them, and after the embeddings."""
     bias: bool = True
-    """Of linear layers."""
+    """Whether linear layers have a bias."""
     qkv_bias: bool | None = None
-    """Where it differs from ``bias``."""
+    """Bias of queries, keys and values. If it is None, it is ``bias``."""
     attention_bias: bool | None = None
-    """Of attention's output projection, where it differs from ``bias``."""
+    """Bias of attention's output projection. If it is None, it is ``bias``."""
     positions: Literal["learned", "rotary", "relative", "none"] = "learned"
     max_positions: int = 0
-    """Rows of the learned table; 0: ``sequence``."""
+    """Rows of the learned table. If it is 0, it is ``sequence``."""
     position_buckets: int = 32
-    """Of relative positions, for each head and stack (T5)."""
+    """Buckets of relative positions, for each head and stack (T5)."""
     token_types: int = 0
     head: Literal["lm", "mlm", "pretraining", "classes"] = "lm"
-    """``mlm``: a transform before the output projection (BERT); ``pretraining``: also next-sentence."""
+    """``mlm`` has a transform before the output projection (BERT). ``pretraining`` adds
+    next-sentence."""
     tied: bool = True
-    """The output projection is the input embedding."""
+    """Whether the output projection is the input embedding."""
     head_bias: bool = False
     classes: int = 0
     pooler: bool = False
-    """A further product of the first token before the classes (BERT)."""
+    """Whether there is another product of the first token before the classes (BERT)."""
     decoder_layers: int = 0
     decoder_sequence: int = 0
-    """0: ``sequence``."""
+    """Tokens of the decoder. If it is 0, it is ``sequence``."""
     image: int = 0
     """Pixels of a side."""
     patch: int = 16
     channels: int = 3
     flash: bool = False
-    """Fused attention: no matrix of scores is stored, and causal scores are half computed."""
+    """Whether attention is fused. It then stores no scores, and computes half of causal ones."""
     dropout: bool = False
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
-        """Refuse dimensions that make no model."""
+        """Refuse impossible dimensions."""
         check(self)
 
     @property
@@ -117,7 +122,7 @@ class Transformer:
 
 
 def check(c: Transformer) -> None:
-    """Refuse dimensions that make no model.
+    """Refuse impossible dimensions.
 
     Raises:
         InvalidInput: names the field.
@@ -173,9 +178,10 @@ def _check_ends(c: Transformer) -> None:
 
 
 def transformer(c: Transformer) -> Graph:
-    """Return the graph: embedding, one layer a block, head.
+    """Return the graph: embedding, one layer per block, head.
 
-    A decoder behind an encoder hands the encoder's output on with its own, for each block reads it.
+    A decoder after an encoder hands on the encoder's output with its own, because each block reads
+    it.
     """
     blocks = stack(c, [block_layer(c, causal=c.causal and not c.decoder_layers)] * c.layers)
     layers = [embedding_layer(c), *blocks]
@@ -186,7 +192,7 @@ def transformer(c: Transformer) -> Graph:
 
 
 def stack(c: Transformer, blocks: list[Layer]) -> list[Layer]:
-    """Return the blocks; of relative positions the first one holds the stack's table (T5)."""
+    """Return the blocks. With relative positions, the first block holds the stack's table (T5)."""
     if c.positions != "relative":
         return blocks
     first = blocks[0]
@@ -198,10 +204,10 @@ def stack(c: Transformer, blocks: list[Layer]) -> list[Layer]:
 def block_part(
     c: Transformer, *, causal: bool, cross: bool = False, feed: Part | None = None
 ) -> Part:
-    """Return one block; ``feed`` replaces its feed-forward net.
+    """Return one block. If ``feed`` is given, it replaces the feed-forward net.
 
-    Kept and shared amounts do not depend on the order of normalisation and addition. Without dropout
-    5 a s^2 of Korthikanti et al. 2022, eq. (1), is 2 a s^2.
+    Kept and shared amounts do not depend on the order of normalisation and addition. Without
+    dropout, 5 a s^2 of Korthikanti et al. 2022, eq. (1), becomes 2 a s^2.
     """
     tokens = c.target_tokens if cross else c.tokens
     part = _sublayer(c, tokens, attention(c.attention(causal=causal), tokens, tokens), last=False)
@@ -215,7 +221,10 @@ def block_part(
 
 
 def _sublayer(c: Transformer, tokens: float, part: Part, *, last: bool) -> Part:
-    """Return it with its normalisation and residual; the last one's result is the block's boundary."""
+    """Return a sublayer with its normalisation and residual.
+
+    The result of the last one is the boundary of the block.
+    """
     around = norm(tokens, c.hidden, biased=c.norm == "layer")
     return part + around + add(tokens, c.hidden, dropped=c.dropout, keeps=not last, dtype=c.dtype)
 
@@ -239,13 +248,13 @@ def _decoder_layer(c: Transformer) -> Layer:
 
 
 def tensor_limit(c: Transformer) -> int:
-    """Return the largest tensor degree: each GPU has as many whole key and value heads."""
+    """Return the largest tensor degree that divides the key and value heads."""
     heads = c.kv_heads or c.heads
     return heads & -heads  # degrees are powers of two
 
 
 def shape_name(c: Transformer) -> str:
-    """Return the dimensions of a block in a few letters; equal names are equal operators."""
+    """Return a short name of the dimensions of a block. Equal names mean equal operators."""
     a = c.attention(causal=True)
     switches = (
         c.activation,
@@ -264,7 +273,10 @@ def shape_name(c: Transformer) -> str:
 
 
 def embedding_layer(c: Transformer) -> Layer:
-    """Return the input side. A lookup multiplies nothing; tied weights are counted in the head."""
+    """Return the input side.
+
+    A look-up has no products, and tied weights are counted in the head.
+    """
     size = c.tokens * c.hidden
     if c.image:
         pixels = c.patch**2 * c.channels
@@ -272,7 +284,8 @@ def embedding_layer(c: Transformer) -> Layer:
         part += Part(kept=(c.tokens - 1) * pixels, shared_weights=c.hidden)  # the class token
         kind, limit = f"patches {c.image}/{c.patch}x{c.channels}", float(c.hidden)
     else:
-        # Its backward pass needs no all-reduce, so half of one a pass (Megatron-LM splits by vocabulary).
+        # Its backward pass needs no all-reduce, so half of one counts for each pass (Megatron-LM
+        # splits by vocabulary).
         part = Part(touched=2 * size, kernels=1, reduced=size / 2)
         part += Part(weights=0.0 if c.tied and _projects(c) else c.vocabulary * c.hidden)
         kind, limit = f"embedding v{c.vocabulary}", float(c.vocabulary)
@@ -286,7 +299,7 @@ def embedding_layer(c: Transformer) -> Layer:
 
 
 def _places(c: Transformer) -> Part:
-    """Return positions, token types, and the normalisation of embeddings where blocks normalise last."""
+    """Return positions, token types and, if blocks normalise last, the norm of embeddings."""
     size = c.tokens * c.hidden
     rows = (c.max_positions or c.tokens) if c.positions == "learned" else 0
     tables = bool(rows) + bool(c.token_types)
@@ -312,10 +325,10 @@ def _projects(c: Transformer) -> bool:
 
 
 def _target_embedding(c: Transformer) -> Layer:
-    """Return the end of the encoder and the lookup of the decoder's tokens (in the one embedding)."""
+    """Return the end of the encoder and the look-up of the decoder's tokens in the same table."""
     size = c.target_tokens * c.hidden
     part = Part(touched=2 * size, kernels=1, reduced=size / 2)
-    part += norm(c.tokens, c.hidden, biased=c.norm == "layer")  # what every decoder block reads
+    part += norm(c.tokens, c.hidden, biased=c.norm == "layer")  # the input of every decoder block
     boundary = size + c.tokens * c.hidden
     kept = max(0.0, part.kept - c.tokens * c.hidden)  # the normalised output is in the boundary
     part = Part(
@@ -346,7 +359,7 @@ def head_layer(c: Transformer) -> Layer:
         bias: Bias = "split" if c.head_bias else "none"
         part += linear(tokens, c.hidden, c.vocabulary, bias=bias, keeps=False)
         part += loss(tokens, c.vocabulary, c.dtype)
-        # Its forward pass needs no all-reduce, its backward pass one (of the input's gradient).
+        # Its forward pass needs no all-reduce, and its backward pass one (of the input's gradient).
         part += Part(reduced=tokens * c.hidden / 2)
         kind, limit = f"{name} v{c.vocabulary}", float(c.vocabulary)
     if c.head == "pretraining":

@@ -1,4 +1,7 @@
-"""GPU types and their nodes: a catalogue; the user's own come from :mod:`estimator.hardware.files`."""
+"""GPU types and their nodes: a catalogue.
+
+Users' types come from :mod:`estimator.hardware.files`.
+"""
 
 from tessera.estimator.hardware.catalogue import (
     A10,

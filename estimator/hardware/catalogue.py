@@ -1,8 +1,8 @@
-"""The GPU types of the papers' clusters and their successors, with the figures of their public data sheets.
+"""The GPU types of the papers' clusters and their successors, with figures of public data sheets.
 
-The first seven are nodes of the papers' clusters, network ports included; of the others the node is the
-vendor's own. Where a data sheet quotes FLOP/s with sparsity, half is taken; where it quotes a link in both
-directions, half is taken. Memory is the data sheet's "GB" as GiB, which is what drivers report, within 1 %.
+The first seven are nodes of the papers' clusters, including network ports. For the others, the node
+is the vendor's. If a data sheet quotes FLOP/s with sparsity, or a link in both directions, half is
+used. Memory is the data sheet's "GB" as GiB, which is what drivers report, within 1 %.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _EDR = 12.5e9  # ConnectX-5 product brief: EDR InfiniBand, one port of 100 Gb/s 
 _HDR = 25e9  # ConnectX-6 product brief: HDR InfiniBand, one port of 200 Gb/s (Crius Table 1)
 _NDR = 50e9  # ConnectX-7 product brief: NDR InfiniBand or 400 Gb/s Ethernet, one port
 _PCIE4_STAGED = 16e9
-"""PCI Express 4.0 x16 carries 32 GB/s a direction; without peer access every byte crosses the bus into
-host memory and out again, which halves it."""
+"""PCI Express 4.0 x16 carries 32 GB/s per direction. Without peer access every byte crosses the bus
+into host memory and out again, which halves it."""
 
 A100 = Hardware(  # "NVIDIA A100 Tensor Core GPU" data sheet, column A100 40GB SXM
     name="a100",
@@ -33,7 +33,7 @@ V100 = Hardware(  # "NVIDIA V100 Tensor Core GPU" data sheet, column V100 SXM2 3
     memory_bytes=32 * GIB,
     fp32_flops=15.7e12,
     fp16_flops=125e12,
-    bf16_flops=15.7e12,  # its tensor cores know f16 alone; bf16 is computed as f32
+    bf16_flops=15.7e12,  # its tensor cores only support f16; bf16 is computed as f32
     memory_bytes_per_s=900e9,
     gpus_per_node=16,
     link_bytes_per_s=150e9,  # NVLink 2: 300 GB/s both directions
@@ -41,8 +41,8 @@ V100 = Hardware(  # "NVIDIA V100 Tensor Core GPU" data sheet, column V100 SXM2 3
 )
 
 A40 = Hardware(  # "NVIDIA A40" data sheet: 37.4 TFLOP/s fp32, 149.7 TFLOP/s fp16
-    # Half of the quoted fp32 rate: the other half of the lanes is shared with integer work ("NVIDIA
-    # Ampere GA102 GPU Architecture", section on the SM), which address arithmetic keeps busy.
+    # Half of the quoted fp32 rate. The other half of the lanes is shared with integer work ("NVIDIA
+    # Ampere GA102 GPU Architecture", section on the SM), and address arithmetic keeps it busy.
     name="a40",
     memory_bytes=48 * GIB,
     fp32_flops=37.4e12 / 2,
@@ -55,7 +55,8 @@ A40 = Hardware(  # "NVIDIA A40" data sheet: 37.4 TFLOP/s fp32, 149.7 TFLOP/s fp1
     network_bytes_per_s=_EDR,
 )
 
-A10 = Hardware(  # "NVIDIA A10" data sheet: 31.2 TFLOP/s fp32 (halved as for the A40), 125 TFLOP/s fp16
+# "NVIDIA A10" data sheet: 31.2 TFLOP/s fp32 (halved as for the A40), 125 TFLOP/s fp16
+A10 = Hardware(
     name="a10",
     memory_bytes=24 * GIB,
     fp32_flops=31.2e12 / 2,
@@ -105,7 +106,7 @@ A800 = Hardware(  # the A100 80GB SXM of the A100's data sheet with NVLink cut t
     memory_bytes_per_s=2039e9,
     gpus_per_node=8,
     link_bytes_per_s=200e9,  # 400 GB/s both directions (Morphling, section 7)
-    network_bytes_per_s=100e9,  # RDMA, 100 GB/s a node (Morphling, section 7)
+    network_bytes_per_s=100e9,  # RDMA, 100 GB/s per node (Morphling, section 7)
 )
 
 V100_16 = Hardware(  # "NVIDIA V100 Tensor Core GPU" data sheet, column V100 SXM2, 16 GB
@@ -149,11 +150,11 @@ H200 = (
 
 B200 = Hardware(  # "NVIDIA Blackwell Architecture Technical Brief", HGX B200 at 1,000 W; dense
     name="b200",
-    memory_bytes=179 * GIB,  # 180 GB ("NVIDIA DGX B200" data sheet: 1,440 GB in eight)
+    memory_bytes=179 * GIB,  # 180 GB ("NVIDIA DGX B200" data sheet: 1,440 GB for eight)
     fp32_flops=80e12,
     fp16_flops=2250e12,
     tf32_flops=1100e12,
-    memory_bytes_per_s=8000e9,  # DGX B200: 64 TB/s in eight
+    memory_bytes_per_s=8000e9,  # DGX B200: 64 TB/s for eight
     gpus_per_node=8,
     link_bytes_per_s=900e9,  # NVLink 5: 1.8 TB/s both directions
     network_bytes_per_s=8 * _NDR,  # DGX B200: eight ports of 400 Gb/s for compute
@@ -170,10 +171,10 @@ MI300X = Hardware(  # "AMD Instinct MI300X Accelerator" data sheet; dense
     link=Link.XGMI,
     link_bytes_per_s=448e9,  # seven links of 128 GB/s both directions, one to each neighbour
     network_bytes_per_s=8
-    * _NDR,  # "AMD Instinct MI300X Platform": a 400 Gb/s port a GPU by reference design
+    * _NDR,  # "AMD Instinct MI300X Platform": one 400 Gb/s port per GPU by reference design
 )
 
 ALL: tuple[Hardware, ...] = (A100, V100, A40, A10)
-"""The simulated cluster of Crius, Table 1: what sample profiles are made for unless told otherwise."""
+"""The simulated cluster of Crius, Table 1. Sample profiles are for these types by default."""
 
 CATALOGUE: tuple[Hardware, ...] = (*ALL, H100, L20, A800, V100_16, A100_80, H200, B200, MI300X)

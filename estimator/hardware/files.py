@@ -1,8 +1,8 @@
-"""The user's own GPU types, from a YAML file.
+"""Users' own GPU types, from a YAML file.
 
     hardware:
       - name: h100-lab
-        like: h100              # optional: fields left out are those of this catalogue entry
+        like: h100              # optional: the catalogue entry for missing fields
         memory_gib: 80
         flops: {f32: 67e12, tf32: 494e12, bf16: 989e12, f16: 989e12}
         memory_bytes_per_s: 3.35e12
@@ -11,9 +11,9 @@
         link_bytes_per_s: 450e9       # of one GPU, one direction
         network_bytes_per_s: 400e9    # of one node, one direction, all its ports
 
-Without ``like`` every field is required but ``tf32`` (absent: the type has none) and ``bf16`` (absent: as
-f16). A name of the catalogue replaces that entry. Numbers may be written 450e9: YAML 1.1 reads that as a
-text, so texts that are numbers are taken.
+Without ``like``, every field is required except ``tf32`` and ``bf16``. If ``tf32`` is absent, the
+type has none. If ``bf16`` is absent, it is as f16. A name of the catalogue replaces that entry.
+Numbers may be written 450e9. YAML 1.1 reads that as a text, so texts that are numbers are accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tessera.formulation.errors import InvalidInput
 
 
 def _from_text(value: object) -> object:
-    """Return the number that a text is; whatever else there is as it stands."""
+    """Return the number that a text represents. Any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -53,7 +53,7 @@ _Flops = Annotated[_Number, number(1e11, 1e17)]
 
 
 class FlopsEntry(Entry):
-    """FLOP/s by the type of numbers; 0: not given."""
+    """FLOP/s by data type. If a value is 0, it was not given."""
 
     f32: _Flops = 0.0
     tf32: _Flops = 0.0
@@ -62,8 +62,11 @@ class FlopsEntry(Entry):
 
 
 class HardwareEntry(Entry):
-    """A GPU type; 0: not given. A number outside of its limits is taken for a slip of units: today's hardware
-    is a hundredfold inside."""
+    """A GPU type. If a value is 0, it was not given.
+
+    A number outside of its limits is assumed to be a mistake of units. Today's hardware is inside
+    them by a factor of a hundred.
+    """
 
     name: Annotated[str, Field(min_length=1), said("must be a name such as h100-lab")]
     like: str = ""
@@ -77,7 +80,7 @@ class HardwareEntry(Entry):
 
 
 class HardwareFile(Entry):
-    """The one document of a file."""
+    """The single document of a file."""
 
     hardware: Annotated[
         list[HardwareEntry],
@@ -95,10 +98,11 @@ _FLOPS: Final = {
 
 
 def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Hardware, ...]:
-    """Return ``known`` with the types of a YAML file added or replaced, by name.
+    """Return ``known`` with the GPU types of a YAML file added or replaced, by name.
 
     Raises:
-        InvalidInput: the file, a field or a number is wrong; the message says where and what is allowed.
+        InvalidInput: the file, a field or a number is wrong; the message says where and what is
+            allowed.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What is known of a GPU type before anything was measured on it."""
+"""Properties of a GPU type that are known without measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 class Link(StrEnum):
-    """What joins the GPUs of a node."""
+    """A connection of the GPUs in a node."""
 
     NVLINK = "nvlink"
     XGMI = "xgmi"
@@ -20,29 +20,29 @@ class Link(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A GPU type and the node it comes in. Bandwidths are in one direction; FLOP/s are dense peaks."""
+    """A GPU type and its node. Bandwidths are in one direction, and FLOP/s are dense peaks."""
 
     name: str
     memory_bytes: int
     fp32_flops: float  # per second, without tensor cores
     fp16_flops: float  # per second, on tensor cores, fp32 accumulate
-    tf32_flops: float | None = None  # per second, on tensor cores; None: it has no tf32
-    bf16_flops: float | None = None  # None: as fp16
+    tf32_flops: float | None = None  # per second, on tensor cores; if None, the type has no tf32
+    bf16_flops: float | None = None  # if None, as fp16
     memory_bytes_per_s: float
     gpus_per_node: int
     link: Link = Link.NVLINK
-    link_bytes_per_s: float  # of one GPU to its neighbours in the node
+    link_bytes_per_s: float  # from one GPU to its neighbours in the node
     network_bytes_per_s: float  # of one node; shared by its GPUs
 
     @property
     def gpu_type(self) -> GpuType:
-        """Return it as a cluster's GPU type."""
+        """Return this hardware as the GPU type of a cluster."""
         return GpuType(name=self.name, memory_bytes=self.memory_bytes)
 
     def flops(self, dtype: str) -> float:
-        """Return peak FLOP/s of matrix products in ``f32``, ``tf32``, ``bf16`` or ``f16``.
+        """Return the peak FLOP/s of matrix products in ``f32``, ``tf32``, ``bf16`` or ``f16``.
 
-        A type without tf32 computes it as f32.
+        A type without tf32 uses f32.
         """
         match dtype:
             case "f32":
