@@ -1,4 +1,6 @@
-"""Steps of the models, as functions and as targets ``tessera.estimator.tracing.models.steps:gpt``.
+"""Steps of the models, as functions and as targets.
+
+An example of a target is ``tessera.estimator.tracing.models.steps:decoder``.
 
 Arguments are plain numbers and names, so that a step can be named to another process. Nothing is
 allocated: parameters and batches are shapes. ``samples`` is the batch. ``tp`` selects the part of
