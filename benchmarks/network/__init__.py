@@ -1,1 +1,1 @@
-"""Networks with jobs on them, to measure on."""
+"""Benchmarks of network plans, and the networks and jobs on which they measure."""

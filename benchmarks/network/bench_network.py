@@ -1,4 +1,4 @@
-"""Crux's microbenchmark: paths, priorities and levels of small cases against the optimum of all there are."""
+"""Crux's microbenchmark: paths, priorities and levels of small cases, compared with the optimum."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
 
 AT_ONCE: Final = 5
-"""Cases of a task."""
+"""The number of cases in a task."""
 ENOUGH: Final = 100
-"""Cases from which on shares are judged by their bounds."""
+"""The number of cases from which shares are compared with their bounds."""
 EVERY: Final = 4
-"""One case of so many is also planned on a torus, and in several placements."""
+"""One in this number of cases is also planned on a torus, and in several placements."""
 PARTS: Final = ("paths", "priorities", "compression", "all")
 OUTSIDE: Final = ("cassini",)
-"""Those whose time shifts are none of what was tried."""
+"""Mechanisms that shift jobs in time, which the enumeration does not cover."""
 TRIED: Final = (*PARTS, "orders", "crowded")
 
 Found = Sequence[Mapping[str, Any]]
-"""A dictionary for each case, as ``micro.judged_many`` returns it."""
+"""A dictionary for each case, as returned by ``micro.judged_many``."""
 
 
 @case(

@@ -1,4 +1,4 @@
-"""What a network plan sends to agents, beside what jobs send each other."""
+"""The traffic of network plans to agents, compared with the traffic of the jobs."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import agents_pb2
 
 FRAMES_BYTES: Final = 5 + 9
-"""Around a message: gRPC's prefix and the header of an HTTP/2 data frame."""
+"""The overhead of a message: gRPC's prefix and the header of an HTTP/2 data frame."""
 WINDOW_S: Final = 60.0
 EVENTS_A_JOB: Final = 2
-"""Its start and its end."""
+"""The start and the end of a job."""
 
 
 @case("network-control", smoke={"hosts": 24}, control_share=("<=", 1e-4))
@@ -93,7 +93,7 @@ def network_control(
 
 
 def fill_cluster(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[str, CellTraffic]]:
-    """Return the gangs of jobs that came until one found no place, and what they send."""
+    """Return the gangs and traffic of the jobs that arrived before the first that did not fit."""
     book = Occupancy(topology, first_fit)
     gangs: dict[str, Gang] = {}
     sends: dict[str, CellTraffic] = {}
@@ -109,7 +109,7 @@ def fill_cluster(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[s
 def snapshot_of(
     topology: Topology, gangs: Mapping[str, Gang], sends: Mapping[str, CellTraffic]
 ) -> Snapshot:
-    """Return a cluster on which these jobs run, each of a workload of its own."""
+    """Return a snapshot of a cluster on which these jobs run, each with its own workload."""
     names, numbers = tuple(gangs), np.arange(len(gangs))
     gpus = np.array([gang.gpus for gang in gangs.values()], dtype=np.int64)
     zeros, ones = np.zeros(len(gangs), np.int64), np.ones(len(gangs), np.int64)
@@ -184,7 +184,10 @@ def _messages(
     parts: Mapping[str, NetworkDecision] | None,
     levels: int,
 ) -> list[agents_pb2.ServerMessage | agents_pb2.AgentMessage]:
-    """Return what the servers say to each agent, and what it answers; ``parts`` None: no network."""
+    """Return the messages to each agent and its answers.
+
+    If ``parts`` is None, the messages have no network part.
+    """
     here: list[list[DesiredGang]] = [[] for _ in topology.hosts]
     for r in running:
         name = snapshot.jobs.name[r.job]
@@ -240,7 +243,10 @@ def _sent_bytes_per_s(
     sends: Mapping[str, CellTraffic],
     parts: Mapping[str, NetworkDecision],
 ) -> float:
-    """Return what leaves hosts by NICs, by first paths: these do not change how much it is."""
+    """Return the bytes per second that leave hosts by NICs.
+
+    First paths are assumed, since the choice of paths does not change this sum.
+    """
     jobs = [
         NetworkJob(
             name=name,

@@ -1,4 +1,4 @@
-"""Priorities of thousands of jobs brought down to eight levels, and whole re-plans of the network, timed."""
+"""Timings of priority compression and of whole network re-plans for thousands of jobs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NETWORKS: Final = {
 }
 DENSE: Final = {"half": crowds.half, "one-link": crowds.one_link}
 FEW: Final = 20
-"""Jobs that all is run on once before the clock starts, so that what is compiled is there."""
+"""Jobs of the warm-up run, which keeps compilation out of the timings."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What all rows share."""
+    """The settings that all rows share."""
 
     jobs: int
     levels: int
@@ -113,7 +113,7 @@ def network_scale(
 
 
 def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure | str]:
-    """Return what is found on one graph; a network is planned first."""
+    """Return the row of one graph. If the graph is a network, it is planned first."""
     row: dict[str, Figure | str] = {"graph": name}
     if isinstance(graph, Contention):
         network = graph
@@ -149,7 +149,7 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
 
 
 def _beside_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str]:
-    """Return how the plain program does beside ours on the largest part, in the order of urgency."""
+    """Compare the plain program with ours on the largest part, in the order of urgency."""
     if not dag.parts:
         return {"plain_ratio": 1.0, "alike": True}
     part = dag.part(int(np.argmax(np.diff(dag.part_start))))
@@ -160,7 +160,7 @@ def _beside_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str
 
 
 def _timed(work: Callable[[], Found], repeats: int) -> tuple[Found, float, float]:
-    """Return what the work comes to, and the medians of its wall and processor seconds."""
+    """Return the result of the work, with the medians of its wall and processor seconds."""
     wall_s, cpu_s = [], []
     for _ in range(repeats):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""Crux's testbed scenarios on the fluid engine: what each job gains, beside what the paper measured."""
+"""Crux's testbed scenarios on the fluid engine, next to the paper's measurements."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ VARIANTS: Final[Mapping[str, tuple[float, bool]]] = {
     "shorter": (6, True),
     "bare": (6, False),
 }
-"""Sequences a GPU of GPTs, and whether communication is hidden as ``estimator/families.py`` says."""
+"""GPTs' sequences per GPU, and whether communication is hidden as in ``estimator/families.py``."""
 COMPARED: Final = "crux-paper,crux-full"
 LABELS: Final = {"crux-paper": "crux", "crux-full": "ours"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How long jobs are played, in iterations of the slowest, and from how many phases and ECMP hashes."""
+    """The length of simulations and the number of draws.
+
+    The length is in iterations of the slowest job. Each draw has its own phases and ECMP hash.
+    """
 
     iterations: int
     draws: int
@@ -100,7 +103,7 @@ def network_testbed(
 def rows(
     scenario: Scenario, way: str, names: Sequence[str], window: Window
 ) -> list[dict[str, Figure | str]]:
-    """Return the rows of a scenario: each job and all together, under ECMP and under each mechanism."""
+    """Return a scenario's rows, for each job and all together, under ECMP and each mechanism."""
     network, jobs = scenario.topology(), scenario.network_jobs(*VARIANTS[way])
     met, _ = contention(network, jobs)
     alone = best_alone(network, jobs)
@@ -141,14 +144,14 @@ def rows(
 
 
 def best_alone(network: Topology, jobs: Sequence[NetworkJob]) -> Floats:
-    """Return each job's iterations a second where there is no other, on paths chosen for it, (J,)."""
+    """Return each job's iterations per second when it runs alone, on paths chosen for it, (J,)."""
     plan = mechanism("crux-paper").plan
     met = [contention(network, [job])[0] for job in jobs]
     return np.array([1 / demand_of(one, plan(one, levels=1).chosen).alone_s[0] for one in met])
 
 
 def _rates(met: Contention, name: str, draw: int, window: Window) -> Floats:
-    """Return each job's iterations a second, begun at phases drawn by seed, ECMP hashed by seed."""
+    """Return each job's iterations per second, (J,). The seed draws the phases and ECMP hashes."""
     seed = 1_000 * window.seed + draw
     plan = mechanism(name).plan(met, levels=8, seed=seed)
     demand = demand_of(met, plan.chosen)

@@ -1,4 +1,4 @@
-"""A trace of thousands of jobs on Crux's two simulated networks, under every mechanism and job scheduler."""
+"""A trace on Crux's two simulated networks, under each mechanism and job scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.simulator.sweeps.runner import Sweep
 from tessera.solvers.network.mechanisms import names
 
 ALONE: Final = "first-fit"
-"""Placement without a job scheduler of the paper."""
+"""The placement that stands for no job scheduler of the paper."""
 PLAIN, UNCOMPRESSED, OURS = "crux-paper", "crux-ps-pa", "crux-full"
 STACKED: Final = f"ecmp,{PLAIN},{OURS}"
 _SHOWN: Final = (
@@ -176,7 +176,7 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
 
 
 def figures(runs: Runs) -> dict[str, Figure]:
-    """Return the gains, the price of compression, and what noise costs."""
+    """Return the gains, the loss to compression and the loss to noise."""
     done = {(o.fabric, o.scheduler, o.mechanism): run for o, run in runs.items()}
     found: dict[str, Figure] = {}
     losses = []
@@ -218,7 +218,7 @@ def _key(name: str) -> str:
 
 
 def _over_ecmp(runs: Runs, one: Played) -> float:
-    """Return how much more flop a run did than ECMP's beside it; nan: that was not run."""
+    """Return a run's gain in flop over ECMP in the same setting, or NaN if ECMP was not run."""
     beside = [
         run["flop"]
         for other, run in runs.items()

@@ -1,4 +1,4 @@
-"""Thousands of jobs that train at once on a two-layer Clos, by seed, and graphs denser than any network's."""
+"""Thousands of random jobs on a two-layer Clos, and graphs denser than those of networks."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ from tessera.formulation.topologies.builders import clos
 from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 
 MIXED: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)
-"""Shares of jobs by GPUs, made up to be near what Crux (6) says of its trace: a tenth have 128 GPUs or more,
-the largest 512, and a third share links with others."""
+"""Shares of jobs by number of GPUs, chosen to resemble the trace of Crux (6).
+
+There a tenth of the jobs have 128 GPUs or more, the largest has 512, and a third share links with
+other jobs.
+"""
 CROSSING: Final = (0.0, 0.0, 0.0, 0.0, 0.45, 0.30, 0.15, 0.07, 0.02, 0.01)
-"""No job fits a host."""
+"""Shares of jobs by number of GPUs where no job fits on one host."""
 HOSTS_A_TOR: Final = 32
 AGGREGATIONS: Final = 16
 TOR_BYTES_PER_S: Final = 800 * GBIT_BYTES
 HOST_GPUS: Final = A100_HOST.gpus
 SPARE: Final = 1.1
-"""Hosts of the cluster, as a multiple of those that jobs hold."""
+"""The number of hosts of the cluster, as a multiple of the hosts that jobs hold."""
 
 
 def packed(jobs: int, seed: int) -> Contention:
-    """Return jobs of mixed sizes whose hosts lie side by side."""
+    """Return jobs of mixed sizes on neighbouring hosts."""
     return _crowd(jobs, MIXED, False, seed)
 
 
 def scattered(jobs: int, seed: int) -> Contention:
-    """Return jobs of mixed sizes on hosts anywhere."""
+    """Return jobs of mixed sizes on randomly chosen hosts."""
     return _crowd(jobs, MIXED, True, seed)
 
 
 def crossing(jobs: int, seed: int) -> Contention:
-    """Return jobs on two hosts or more, anywhere."""
+    """Return jobs on two or more randomly chosen hosts each."""
     return _crowd(jobs, CROSSING, True, seed)
 
 
 def half(jobs: int, seed: int) -> Demand:
-    """Return jobs of which half of all pairs meet: each loads 8 of 100 links."""
+    """Return jobs of which half of all pairs share links. Each job loads 8 of 100 links."""
     rng = np.random.default_rng(seed)
     links = np.sort(rng.permuted(np.tile(np.arange(100), (jobs, 1)), axis=1)[:, :8], axis=1)
     return _drawn(links.astype(np.int64), rng)
@@ -99,7 +102,7 @@ def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> C
 
 
 def _rooms(gpus: Ints) -> list[list[int]]:
-    """Return each job's hosts, from 0: small jobs share hosts as they come, larger ones have theirs alone."""
+    """Return each job's hosts, numbered from 0. Small jobs share hosts; larger jobs do not."""
     following, shared, free = 0, 0, 0
     found: list[list[int]] = []
     for size in gpus.tolist():
@@ -116,8 +119,12 @@ def _rooms(gpus: Ints) -> list[list[int]]:
 
 
 def _traffic(gpus: int, rng: np.random.Generator) -> Traffic:
-    """Return an iteration: 0.2 to 4 s of compute at 60 to 160 Tflop/s a GPU, and gradients of 1 to 26 GB (log
-    uniform), reduced in one ring over hosts for each GPU of a host; it begins half-way or later."""
+    """Return the traffic of an iteration.
+
+    It computes for 0.2 to 4 s (log uniform) at 60 to 160 Tflop/s per GPU. Gradients of 1 to 26 GB
+    (log uniform) are reduced in one ring over hosts for each GPU of a host. The exchange begins
+    half-way through compute or later.
+    """
     compute_s = float(np.exp(rng.uniform(np.log(0.2), np.log(4.0))))
     gradient_bytes = float(np.exp(rng.uniform(np.log(1e9), np.log(26e9))))
     rate, begins = rng.uniform(60e12, 160e12), rng.uniform(0.5, 1.0)

@@ -1,4 +1,4 @@
-"""The two simulated networks of Crux, section 6. It gives switches, no link speeds: those are ours."""
+"""The two simulated networks of Crux, section 6. The paper gives switches; link speeds are ours."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 from tessera.formulation.topologies.topology import Topology
 
 HOSTS: Final = 250
-"""Of 8 GPUs: 2,000, as many as the trace's cluster has at least."""
+"""Hosts of 8 GPUs: 2,000 GPUs, the least that the trace's cluster has."""
 TOR_BYTES_PER_S: Final = 100 * GBIT_BYTES
-"""Of each cable between a ToR and an aggregation switch: as in Crux's testbed."""
+"""The speed of each cable between a ToR and an aggregation switch, as in Crux's testbed."""
 OVERSUBSCRIBED: Final = 2.0
-"""Hosts' bandwidth into a ToR of the double-sided network over what it has upwards: as in the testbed."""
+"""The downward over the upward bandwidth of the double-sided network's ToRs, as in the testbed."""
 
 
 def host_names(hosts: int) -> list[str]:
-    """Return what so many hosts are called."""
+    """Return the names of this number of hosts."""
     return [f"host-{i}" for i in range(hosts)]
 
 
 def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
-    """Return the Clos of 173 ToRs and 16 aggregation switches; with fewer hosts as many a ToR.
+    """Return the Clos of 173 ToRs and 16 aggregation switches.
 
-    A ToR has one host or two of 800 Gb/s each, and 1.6 Tb/s upwards. ``share`` scales links between switches.
+    With fewer hosts there are fewer ToRs, with the same number of hosts per ToR. A ToR has one or
+    two hosts of 800 Gb/s each, and 1.6 Tb/s upwards. ``share`` scales links between switches.
     """
     tors = max(1, round(173 * hosts / HOSTS))
     return clos(
@@ -41,10 +42,11 @@ def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
 def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     """Return the double-sided network of 6 ToRs, 12 aggregation switches and 32 cores.
 
-    Six ToRs for 250 hosts are groups of switches, so cables are groups of cables: a ToR has 1 / 2 upwards of
-    what its hosts have, to the four aggregation switches of its pod; these have as much up as down.
+    Six ToRs for 250 hosts stand for groups of switches, so cables stand for groups of cables. A
+    ToR has half of its hosts' bandwidth upwards, to the four aggregation switches of its pod.
+    These have the same bandwidth upwards and downwards.
     """
-    ports = A100_HOST.nics * A100_HOST.nic_bytes_per_s / 2 * hosts / 3  # into a ToR of a pair
+    ports = A100_HOST.nics * A100_HOST.nic_bytes_per_s / 2 * hosts / 3  # into one ToR of a pair
     up = ports / OVERSUBSCRIBED
     return double_sided(
         host_names(hosts),

@@ -1,8 +1,9 @@
-"""Each part of Crux against the optimum of a small case, and baselines in its place.
+"""A comparison of Crux's parts, and of baselines in their place, with the optimum of a small case.
 
-A part is judged with the others at their best (Crux 6): paths under the best levels for them; an order on the
-best paths, under the best levels that invert none of it; levels from the best order on the best paths. Shares
-are of the work of the best paths with the best levels, so none of what is judged here can pass 1.
+Each part is judged with the other parts at their best (Crux 6). Paths are judged under the best
+levels for them. An order is judged on the best paths, under the best levels that do not invert it.
+Levels are derived from the best order on the best paths. Shares are relative to the work of the
+best paths with the best levels, so they cannot exceed 1.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tessera.solvers.network.replan import Options, joint, replan
 from tessera.solvers.network.swaps import releveled, swapped
 
 PLAIN: Final = Options(swap_jobs=0, trials=0, margin=0.0)
-"""Crux as the paper has it."""
+"""The options for Crux as published."""
 OURS: Final = Options()
 REFERENCES: Final = 3
 WHOLE: Final[Mapping[str, Options]] = {
@@ -50,29 +51,31 @@ WHOLE: Final[Mapping[str, Options]] = {
     "plain": PLAIN,
     "references": replace(PLAIN, references=REFERENCES),
 }
-"""Ways to plan with Crux. Swaps: orders are tried on the engine, paths are not."""
+"""Ways to plan with Crux. With ``swaps``, orders are tried on the engine and paths are not."""
 FLOORS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 NOISE: Final = 0.05
-"""Standard deviation of the logarithm of each iteration's compute, for the row of noise."""
+"""The standard deviation of the logarithm of iterations' compute time, for the ``noise`` part."""
 EVEN: Final = 1e-9
 
 Shares = dict[str, dict[str, float]]
-"""Part -> who -> share of the optimum's work."""
+"""A mapping: part -> method -> share of the optimum's work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A case, as JSON can hold it."""
+    """The results of a case, in a form that JSON can hold."""
 
     shares: Shares
     facts: dict[str, float]
-    floors: list[list[float]]  # floor, share of work lost, least share of a rate alone, kept
+    floors: list[
+        list[float]
+    ]  # floor, share of work lost, lowest share of the rate alone, floor kept
 
 
 def judged(
     seed: int, number: int, levels: int, *, with_torus: bool, with_placements: bool
 ) -> Judged:
-    """Return what is found on case ``number`` of a seed."""
+    """Return the results of case ``number`` of a seed."""
     case = drawn(seed, number)
     c = on_clos(case)
     space = space_of(c)
@@ -102,7 +105,7 @@ def judged(
 def judged_many(
     seed: int, first: int, count: int, levels: int, torus_every: int, placements_every: int
 ) -> dict[str, Any]:
-    """Return what is found on ``count`` cases from ``first`` on: a task of a sweep."""
+    """Return the results of ``count`` cases from ``first`` on, as a task of a sweep."""
     found = [
         judged(
             seed,
@@ -121,7 +124,7 @@ def judged_many(
 
 
 class Judge:
-    """Judges what is decided about one case by what the enumeration found."""
+    """A judge of decisions about one case, based on the enumeration of all plans."""
 
     def __init__(self, space: Space, levels: int) -> None:
         self.space, self.levels = space, levels
@@ -131,7 +134,7 @@ class Judge:
         self.demand = demand_of(space.contention, space.chosen[self.path])
 
     def paths(self, plans: Mapping[str, NetworkPlan], number: int) -> dict[str, float]:
-        """Return shares of choices of paths, each under the best levels for it."""
+        """Return the shares of choices of paths, each under the best levels for it."""
         chosen = {name: plans[name].chosen for name in ("ours", "plain", "taccl*")}
         chosen["ecmp"] = hashed(self.space.contention, number)
         rows = {name: self.space.work[self.space.path(at)] for name, at in chosen.items()}
@@ -140,7 +143,7 @@ class Judge:
         return found | {"mean of all": float(every.mean())}
 
     def priorities(self) -> dict[str, float]:
-        """Return shares of orders on the best paths, under the best levels that invert none of it."""
+        """Return the shares of orders on the best paths, under the best levels that keep them."""
         work = self.space.work[self.path]
         found = {}
         for name, order in orders_of(self.demand).items():
@@ -149,7 +152,10 @@ class Judge:
         return found
 
     def orders(self) -> dict[str, float]:
-        """Return shares of orders with a level for each job, of the best such order's work, on its paths."""
+        """Return the shares of orders that give each job its own level.
+
+        They are relative to the best such order, on the paths that are best for it.
+        """
         strict = self.space.strict()
         path, best = self.space.best(strict)
         most = float(self.space.work[path, best])
@@ -160,11 +166,14 @@ class Judge:
         }
 
     def compression(self) -> dict[str, float]:
-        """Return shares of levels made of the best order on the best paths."""
+        """Return the shares of levels made from the best order on the best paths."""
         return self.compression_on(self.path)
 
     def compression_on(self, path: int) -> dict[str, float]:
-        """Return the work of levels made of the best order on given paths, as a share of the best there."""
+        """Return the shares of levels made from the best order on given paths.
+
+        They are relative to the best levels on these paths.
+        """
         work, order = self.space.work[path], self.best_order(path)
         demand = demand_of(self.space.contention, self.space.chosen[path])
         most = float(work[self.few].max())
@@ -174,9 +183,11 @@ class Judge:
         }
 
     def whole(self, plans: Mapping[str, NetworkPlan]) -> dict[str, float]:
-        """Return shares of whole plans; those with a level for each job against the best at any levels.
+        """Return the shares of whole plans.
 
-        Time shifts are played, not looked up: they are not among what was tried, so such a plan could pass 1.
+        Plans that have a level for each job are compared with the best at any number of levels.
+        Plans with time shifts are simulated instead of looked up. The enumeration has no time
+        shifts, so such a plan could exceed 1.
         """
         found = {}
         for name, plan in plans.items():
@@ -185,7 +196,7 @@ class Judge:
         return found
 
     def played(self, plan: NetworkPlan, *, noise: float = 0.0, seed: int = 0) -> float:
-        """Return the work of a plan, flop a second, looked up where it can be."""
+        """Return the work of a plan in flop per second, looked up if the enumeration has it."""
         if plan.offset_s is None and noise == 0.0:
             return self.space.of(plan)
         demand = demand_of(self.space.contention, plan.chosen)
@@ -201,9 +212,9 @@ class Judge:
         return run.work_per_s(demand)
 
     def noisy(self, plans: Mapping[str, NetworkPlan], seed: int) -> dict[str, float]:
-        """Return the work of plans where compute varies, as a share of what the optimum then does.
+        """Return the work of plans under varying compute, as a share of the optimum's work there.
 
-        The optimum is that of no noise, so this can pass 1.
+        The optimum is the one without noise, so a share can exceed 1.
         """
         best = NetworkPlan(
             chosen=self.space.chosen[self.path],
@@ -219,8 +230,10 @@ class Judge:
         }
 
     def best_order(self, path: int) -> Ints:
-        """Return of the orders that the best levels on given paths can come from that which does most work
-        uncompressed."""
+        """Return the order from which the best levels on given paths can be derived.
+
+        If there are several such orders, it is the one with the most work without compression.
+        """
         demand = demand_of(self.space.contention, self.space.chosen[path])
         work, level, strict = self.space.work[path], self.space.level, self.space.strict()
         best = level[self.few & (work >= work[self.few].max() * (1 - EVEN))]
@@ -230,7 +243,7 @@ class Judge:
         return found
 
     def floors(self, plan: NetworkPlan) -> list[list[float]]:
-        """Return for each floor what it costs and gives on top of a plan."""
+        """Return the cost and the benefit of each fairness floor, applied to a plan."""
         demand, span = demand_of(self.space.contention, plan.chosen), self.space.span
         without = self.space.of(plan)
         rows = []
@@ -251,7 +264,7 @@ class Judge:
         return rows
 
     def facts(self) -> dict[str, float]:
-        """Return how much is at stake in the case."""
+        """Return measures of how much is at stake in the case."""
         space = self.space
         one_switch = demand_of(space.contention, np.zeros_like(space.chosen[0]))
         alone = float((self.demand.work_flop / self.demand.alone_s).sum())
@@ -267,7 +280,7 @@ class Judge:
 
 
 def orders_of(demand: Demand) -> dict[str, Ints]:
-    """Return each way's order on given paths, the most urgent first."""
+    """Return the order of each method on given paths, the most urgent job first."""
     plain = order_of(assigned(demand, factors(demand)))
     several = order_of(assigned(demand, factors(demand, references=REFERENCES)))
     return {
@@ -281,8 +294,8 @@ def orders_of(demand: Demand) -> dict[str, Ints]:
 
 
 def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
-    """Return each way's levels from one order."""
-    priority = np.zeros(demand.jobs)  # the order says all
+    """Return the levels of each method from one order."""
+    priority = np.zeros(demand.jobs)  # unused, since the order is given
     exact = compressed(demand, priority, order, levels)
     dag = dag_of(demand, order)
     cut = np.zeros(demand.jobs, np.int64)
@@ -307,7 +320,7 @@ def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:
 
 
 def _placements(case: Small, judge: Judge, levels: int) -> dict[str, float]:
-    """Return what a search of placements with paths gives, as shares of the best of all placements."""
+    """Return the work of plans with chosen placements, as shares of the best of all placements."""
     candidates = [on_clos(case, at) for at in range(len(case.placements))]
     judges = [judge, *(Judge(space_of(each), levels) for each in candidates[1:])]
     most = max(each.most for each in judges)
@@ -321,7 +334,10 @@ def _placements(case: Small, judge: Judge, levels: int) -> dict[str, float]:
 
 
 def _on_torus(c: Contention, judge: Judge, levels: int, seed: int) -> Shares:
-    """Return whole plans and orders on a torus, as shares of the best found: paths cannot all be tried."""
+    """Return the shares of whole plans and orders on a torus.
+
+    They are relative to the best plan found, since there are too many paths to try them all.
+    """
     plans = _plans(c, levels, seed)
     level = weak_orders(len(c.jobs))
     few: Bools = level.max(axis=1) < levels

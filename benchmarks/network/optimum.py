@@ -1,8 +1,8 @@
-"""The best paths and levels of a few jobs, by trying them all on the fluid engine.
+"""An exhaustive search for the best paths and levels of a few jobs on the fluid engine.
 
-Jobs that meet nobody, directly or through others, are played apart, and what a group of jobs does on the same
-links is played once, whichever choice of paths it belongs to. So five jobs with two paths each take about a
-thousand runs instead of 32 paths times 541 orders.
+Jobs that share no links, directly or through other jobs, are simulated separately. A group of jobs
+on the same links is simulated once, whichever choice of paths it belongs to. Five jobs with two
+paths each therefore take about a thousand runs instead of 32 paths times 541 orders.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ from tessera.solvers.network.swaps import compact
 MOST_JOBS: Final = 6
 MOST_CHOICES: Final = 4_096
 TOLERANCE: Final = 2e-3
-"""How much work may differ, as a share, when the window is twice as long, for ``SETTLED`` of all entries."""
+"""The relative change in work that is tolerated when the window is doubled.
+
+It must hold for a share of ``SETTLED`` of all entries.
+"""
 SETTLED: Final = 0.99
 PERIODS: Final = 100
-"""Iterations of the slowest job in the shortest window, after a fifth as many that do not count."""
+"""Iterations of the slowest job in the shortest window. A fifth as many precede it uncounted."""
 DOUBLINGS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What assignments are judged over."""
+    """The time over which assignments are judged, after a warm-up."""
 
     horizon_s: float
     warm_s: float
 
     def doubled(self) -> Span:
-        """Return one twice as long."""
+        """Return a span that is twice as long."""
         return Span(horizon_s=2 * self.horizon_s, warm_s=2 * self.warm_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Space:
-    """All that can be decided about a few jobs, and the work that it does."""
+    """Every network plan of a few jobs, with the work done under each."""
 
     contention: Contention
     chosen: Ints  # (V, B) every choice of paths
@@ -56,39 +59,43 @@ class Space:
     drift: float  # the share by which work changed since a window half as long: SETTLED's quantile
 
     def within(self, levels: int) -> Bools:
-        """Return which assignments need so many levels at most, (A,)."""
+        """Return which assignments need at most ``levels`` levels, (A,)."""
         found: Bools = self.level.max(axis=1) < levels
         return found
 
     def strict(self) -> Bools:
-        """Return which assignments give each job a level of its own, (A,)."""
+        """Return which assignments give each job its own level, (A,)."""
         found: Bools = self.level.max(axis=1) == self.level.shape[1] - 1
         return found
 
     def best(self, allowed: Bools) -> tuple[int, int]:
-        """Return the choice of paths and the assignment that do most work among those allowed, (A,)."""
+        """Return the choice of paths and the allowed assignment, (A,), with the most work."""
         work = np.where(allowed, self.work, -np.inf)
         at = int(np.argmax(work))
         return at // work.shape[1], at % work.shape[1]
 
     def path(self, chosen: Ints) -> int:
-        """Return the number of a choice of paths. Raises InvalidInput: there is none such."""
+        """Return the number of a choice of paths.
+
+        Raises:
+            InvalidInput: the choice is not in the space.
+        """
         return _row(self.chosen, chosen, "chosen")
 
     def assignment(self, level: Ints) -> int:
-        """Return the number of the assignment that orders jobs as these levels do."""
+        """Return the number of the assignment that orders jobs in the same way as these levels."""
         return _row(self.level, dense(level[None])[0], "level")
 
     def of(self, plan: NetworkPlan) -> float:
-        """Return the work of a plan, flop a second; its time shifts do not count."""
+        """Return the work of a plan in flop per second, ignoring its time shifts."""
         return float(self.work[self.path(plan.chosen), self.assignment(plan.level)])
 
 
 def space_of(contention: Contention, *, tolerance: float = TOLERANCE) -> Space:
     """Return all choices of paths with all assignments of levels.
 
-    The window is doubled until ``SETTLED`` of all entries differ by at most ``tolerance`` from what they
-    were, ``DOUBLINGS`` times at most; ``drift`` says what remained.
+    The window is doubled until ``SETTLED`` of all entries change by at most ``tolerance``, but at
+    most ``DOUBLINGS`` times. ``drift`` is the change at the last doubling.
 
     Raises:
         InvalidInput: there are too many to be tried.
@@ -123,13 +130,13 @@ def space_of(contention: Contention, *, tolerance: float = TOLERANCE) -> Space:
 
 
 def works_of(demand: Demand, span: Span) -> Floats:
-    """Return the work of all assignments on given paths, flop a second, (A,)."""
+    """Return the work of all assignments on given paths in flop per second, (A,)."""
     found: Floats = _works([demand], span)[0]
     return found
 
 
 def without_inversion(demand: Demand, order: Ints, level: Ints) -> Bools:
-    """Return under which levels, (A, J), no link serves the less urgent of two jobs first, (A,)."""
+    """Return for which levels, (A, J), no link serves the less urgent of two jobs first, (A,)."""
     uses = np.zeros((demand.jobs, demand.links), np.bool_)
     uses[demand.job, demand.link] = True
     found = np.ones(len(level), np.bool_)
@@ -142,14 +149,14 @@ def without_inversion(demand: Demand, order: Ints, level: Ints) -> Bools:
 
 @cache
 def weak_orders(jobs: int) -> Ints:
-    """Return every way to order jobs, equals allowed, as levels, (A, J); levels used are 0 to highest."""
+    """Return every order of jobs, ties included, as levels without gaps from 0 on, (A, J)."""
     every = np.array(list(product(range(jobs), repeat=jobs)), np.int64).reshape(-1, jobs)
     found: Ints = every[(dense(every) == every).all(axis=1)]
     return found
 
 
 def dense(level: Ints) -> Ints:
-    """Return levels that order the jobs of each row alike, used from 0 on without gaps, (A, J)."""
+    """Return levels with the same order in each row, numbered from 0 without gaps, (A, J)."""
     values = np.sort(level, axis=1)
     rises = np.zeros_like(values)
     rises[:, 1:] = np.cumsum(np.diff(values, axis=1) > 0, axis=1)
@@ -159,11 +166,12 @@ def dense(level: Ints) -> Ints:
 
 
 def _works(demands: list[Demand], span: Span) -> Floats:
-    """Return the work of all assignments, (A,), on each of the demands, which are of the same jobs."""
+    """Return the work of all assignments under each demand of the same jobs, (D, A)."""
     jobs = demands[0].jobs
     known: dict[tuple[object, ...], Floats] = {}
     found = np.zeros((len(demands), len(weak_orders(jobs))))
     for row, demand in zip(found, demands, strict=True):
+        # Jobs of different groups share no link, so the work of the groups adds up.
         met = meetings(demand)
         lone = np.setdiff1d(np.arange(jobs), np.concatenate([*met, np.zeros(0, np.int64)]))
         for group in [*met, *lone.reshape(-1, 1)]:
@@ -180,7 +188,7 @@ def _works(demands: list[Demand], span: Span) -> Floats:
 
 @cache
 def _among(jobs: int, group: tuple[int, ...]) -> Ints:
-    """Return for each assignment of all jobs which one it is of the group's, (A,)."""
+    """Return the group's assignment that each assignment of all jobs implies, (A,)."""
     rows = dense(weak_orders(jobs)[:, group])
     key = len(group) ** np.arange(len(group))
     at = np.zeros(len(group) ** len(group), np.int64)

@@ -1,7 +1,7 @@
-"""Crux's testbed scenarios: jobs with their GPUs on 12 hosts of 8 A100, 6 ToRs and 8 aggregation switches.
+"""Crux's testbed scenarios: jobs on 12 hosts of 8 A100, with 6 ToRs and 8 aggregation switches.
 
-What we have of the paper names models and GPU counts, neither sizes, batches nor hosts; those are ours. GPUs
-are a host and indices on it; hosts 2 i and 2 i + 1 are on ToR i.
+Our excerpt of the paper gives models and GPU counts. The model sizes, batches and hosts are our
+choice. A job's GPUs are given as hosts with indices on each. Hosts 2 i and 2 i + 1 are on ToR i.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Gang = tuple[tuple[int, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Jobs on the testbed, and what the paper measured of Crux over plain ECMP, in words."""
+    """A set of jobs on the testbed, with Crux's published gains over plain ECMP as text."""
 
     name: str
     jobs: tuple[tuple[str, str, Gang], ...]  # name, family, GPUs
     paper: str
-    nvlink: bool = True  # else hosts of tessera.formulation.topologies.shapes.PCIE_HOST
+    nvlink: bool = True  # otherwise the hosts are shapes.PCIE_HOST
 
     def topology(self) -> Topology:
-        """Return the testbed, its hosts with or without NVLink."""
+        """Return the testbed, whose hosts have NVLink or lack it."""
         if self.nvlink:
             return testbed()
         return clos(
@@ -45,9 +45,10 @@ class Scenario:
         )
 
     def network_jobs(self, gpt_batch: float | None = None, hidden: bool = True) -> list[NetworkJob]:
-        """Return the jobs; ``gpt_batch``: sequences a GPU of GPTs instead of the source's 16.
+        """Return the jobs of the scenario.
 
-        Without ``hidden`` no communication begins before compute has ended.
+        ``gpt_batch`` is the number of sequences per GPU for GPTs. If it is None, GPTs use the 16 of
+        their source. Unless ``hidden`` is set, communication begins only after compute has ended.
         """
         found = []
         for name, family, gang in self.jobs:
@@ -86,8 +87,10 @@ _PCIE: Final = "utilisation +9.5 to +14.8 %; BERT JCT -7 to -33 %; ResNet JCT +1
 
 
 def _pcie(name: str, family: str, *, nvlink: bool = True) -> Scenario:
-    """Return a BERT and a ResNet on one GPU each of every pair of two hosts under one ToR: only PCIe switches
-    and NICs are shared."""
+    """Return a scenario of a BERT and a ResNet on two hosts under one ToR.
+
+    Each job has one GPU of every pair, so they share only PCIe switches and NICs.
+    """
     return Scenario(
         name=name,
         paper=_PCIE,
@@ -132,4 +135,4 @@ SCENARIOS: Final = (
         " utilisation -9.5 %",
     ),
 )
-"""The paper's, several with as many BERTs or as deep ResNets as it leaves open."""
+"""The paper's scenarios, each with the BERT counts and ResNet depths that it leaves open."""

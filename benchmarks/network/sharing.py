@@ -1,4 +1,4 @@
-"""Muri on a trace, read for whole GPUs: a job that finds no place shares those of another, in turn."""
+"""Muri on a trace, adapted to whole GPUs: a job without free GPUs shares those of another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.solvers.network.jobs.placers import Occupancy
 
 @dataclass(slots=True)
 class _Seat:
-    """Who holds a gang; GPUs are booked under ``key``, its first job."""
+    """A gang with the jobs on it. Its GPUs are booked under ``key``, the first of these jobs."""
 
     key: str
     gang: Gang
@@ -24,11 +24,12 @@ class _Seat:
 
 
 class MuriPlaces:
-    """Places gangs as its book says, and where there is no room pairs the job with a running one.
+    """A placer that pairs an arriving job with a running one if no GPUs are free.
 
-    Muri's rule at a job's arrival: of the jobs with as many GPUs that run alone the one with which the pair
-    is most efficient, if that is above lambda. Nobody is moved, so a pair lasts until one of it ends. ``met``
-    makes a job's part of the contention on a gang, alone.
+    Muri's rule considers the jobs that run alone on the same number of GPUs. It picks the job with
+    which the pair is most efficient, provided that this efficiency is above lambda. Jobs are never
+    moved, so a pair lasts until one of its jobs ends. ``met`` makes the contention of a single job
+    on a gang.
     """
 
     def __init__(self, book: Occupancy, met: Callable[[str, Gang], Contention]) -> None:
@@ -37,10 +38,10 @@ class MuriPlaces:
         self._changed: set[str] = set()
         self._stage: dict[tuple[str, Gang], Floats] = {}
         self.owner: dict[str, str] = {}
-        """Of every job that ever started, the first job of the company that it was in."""
+        """The first job of the group in which each job ran, for every job that ever started."""
 
     def allocate(self, job: str, gpus: int) -> Gang | None:
-        """Give the job GPUs of its own, or those of another; None: neither can be."""
+        """Return free GPUs for the job, or those of another job, or None if neither is possible."""
         gang = self._book.allocate(job, gpus)
         if gang is not None:
             self._seat[job] = _Seat(job, gang, [job])
@@ -56,7 +57,7 @@ class MuriPlaces:
         return seat.gang
 
     def release(self, job: str) -> None:
-        """Take the job off its GPUs; they are free when nobody else is on them."""
+        """Take the job off its GPUs, which become free if no other job runs on them."""
         seat = self._seat.pop(job)
         seat.jobs.remove(job)
         self._changed.discard(job)
@@ -66,7 +67,7 @@ class MuriPlaces:
             self._book.release(seat.key)
 
     def changed(self) -> Mapping[str, Contention]:
-        """Return the parts of jobs whose company is another since the last call."""
+        """Return the contentions of jobs whose group has changed since the last call."""
         names, self._changed = sorted(self._changed), set()
         return {name: self._together(name) for name in names}
 
@@ -82,7 +83,7 @@ class MuriPlaces:
         return alone[best] if worth[best] > IN_TURN * (1 + 1e-9) else None
 
     def _stages(self, job: str, gang: Gang) -> Floats:
-        """Return seconds on the GPU and on the network, (2,)."""
+        """Return the job's seconds on the GPU and on the network per iteration, (2,)."""
         if (job, gang) not in self._stage:
             part = self._met(job, gang)
             first = demand_of(part, np.zeros(len(part.bundle_bytes), np.int64))
@@ -90,7 +91,10 @@ class MuriPlaces:
         return self._stage[job, gang]
 
     def _together(self, job: str) -> Contention:
-        """Return the job's part in its company: its iterations take as long as the group's, network aside."""
+        """Return the job's contention within its group.
+
+        Apart from network delays, its iterations take as long as those of the group.
+        """
         seat = self._seat[job]
         part = self._met(job, seat.gang)
         if len(seat.jobs) == 1:

@@ -1,7 +1,8 @@
-"""Five jobs on at most 20 hosts, by seed: cases so small that all paths and levels can be tried.
+"""Random cases of five jobs on at most 20 hosts, small enough to try all paths and levels.
 
-Crux (6) says how large its 1,500 cases are and no more: at most 20 hosts of 8 GPUs, a two-layer Clos of 2
-to 4 ToRs and 2 aggregation switches, 5 jobs, 3 levels. What jobs are like is made up here, see ``Ranges``.
+Crux (6) gives only the size of its 1,500 cases: at most 20 hosts of 8 GPUs, a two-layer Clos of
+2 to 4 ToRs and 2 aggregation switches, 5 jobs and 3 levels. The properties of the jobs are our
+own, see ``Ranges``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ JOBS: Final = 5
 AGGREGATIONS: Final = 2
 MOST_HOSTS: Final = 20
 TORI: Final = ((3, 3), (3, 4), (3, 5), (4, 4), (3, 6), (4, 5))
-"""Tori by rising size; a case takes the first that holds its jobs."""
+"""Tori in ascending order of size. A case takes the first that holds its jobs."""
 PLACEMENTS: Final = 3
 TRIES: Final = 10_000
 
@@ -36,21 +37,28 @@ Placement = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """What cases are drawn from; a pair is a range."""
+    """The distributions from which cases are drawn. A pair of numbers is a range."""
 
     tors: tuple[int, ...] = (2, 3, 4)
-    hosts: tuple[int, ...] = (2, 3, 4, 6)  # of a job, whole ones
-    cable_gbit: tuple[int, ...] = (200, 400, 800)  # ToR to aggregation; a host's NICs have 800
+    hosts: tuple[int, ...] = (2, 3, 4, 6)  # whole hosts of a job
+    cable_gbit: tuple[int, ...] = (
+        200,
+        400,
+        800,
+    )  # from ToR to aggregation switch; the NICs of a host have 800
     compute_s: tuple[float, float] = (0.25, 2.0)  # log uniform
-    comm_share: tuple[float, float] = (0.15, 1.2)  # t over compute_s, log uniform
-    begins: tuple[float, float] = (0.3, 1.0)  # start_s over compute_s; 1: no overlap
+    comm_share: tuple[float, float] = (
+        0.15,
+        1.2,
+    )  # seconds of communication over compute_s, log uniform
+    begins: tuple[float, float] = (0.3, 1.0)  # start_s over compute_s; at 1 there is no overlap
     gpu_flop_per_s: tuple[float, float] = (60e12, 160e12)
-    least_load: float = 1.0  # of the busiest link, were all jobs to take one aggregation switch
+    least_load: float = 1.0  # of the busiest link if all jobs took one aggregation switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """What a job does in one iteration, wherever it runs."""
+    """A job's compute and communication in one iteration, independent of its placement."""
 
     hosts: int
     compute_s: float
@@ -61,22 +69,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Small:
-    """A case: its jobs, and where they run; hosts of a job rise, and are whole."""
+    """A case: jobs and their placements on whole hosts. A job's hosts are in ascending order."""
 
     tors: int
     hosts: int
     cable_bytes_per_s: float
     jobs: tuple[Job, ...]
-    placements: tuple[Placement, ...]  # ``PLACEMENTS`` of them on the Clos
+    placements: tuple[Placement, ...]  # on the Clos; there are ``PLACEMENTS`` of them
     torus_sizes: tuple[int, int]
     torus_placement: Placement
 
 
 def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
-    """Return case ``number`` of a seed, every one of whose jobs crosses ToRs in each placement.
+    """Return case ``number`` of a seed, in which every job crosses ToRs in each placement.
 
-    Hosts of a placement are drawn anew until that is so and the busiest link is offered ``least_load`` were
-    all jobs to take one aggregation switch: otherwise little would be decided.
+    The hosts of a placement are drawn again until that holds and the network is busy enough: if
+    all jobs took one aggregation switch, the busiest link would be offered ``least_load``.
+    Otherwise the decisions would hardly matter.
 
     Raises:
         InvalidInput: no such case was found.
@@ -90,6 +99,7 @@ def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
         hosts = int(rng.integers(counts.sum(), MOST_HOSTS + 1))
         speed = float(rng.choice(r.cable_gbit)) * GBIT_BYTES
         jobs = tuple(_job(count, r, rng) for count in counts.tolist())
+        # More placements are drawn than needed, since many do not meet the conditions.
         tried = [_placed(counts, rng.permutation(hosts)) for _ in range(10 * PLACEMENTS)]
         fit = [one for one in tried if _meets(jobs, one, tors, hosts, r.least_load)]
         if len(fit) >= PLACEMENTS:
@@ -107,10 +117,10 @@ def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
 
 
 def on_clos(case: Small, placement: int = 0) -> Contention:
-    """Return the jobs on the two-layer Clos; all of a job's traffic takes one aggregation switch.
+    """Return the jobs on the two-layer Clos, with one aggregation switch for all of a job's traffic.
 
-    Each reduces gradients in rings over its hosts, one for each GPU of a host. Hosts of a ring are in order,
-    so each ring enters and leaves each of the job's ToRs once.
+    Each job reduces gradients in rings over its hosts, one ring for each GPU of a host. The hosts
+    of a ring are in order, so each ring enters and leaves each of the job's ToRs once.
     """
     topology = clos(
         host_names(case.hosts),
@@ -124,7 +134,7 @@ def on_clos(case: Small, placement: int = 0) -> Contention:
 
 
 def on_torus(case: Small) -> Contention:
-    """Return the same jobs on hosts of a torus with such cables; each flow chooses its path."""
+    """Return the same jobs on a torus with the same cables, where each flow chooses its path."""
     topology = torus(
         host_names(case.torus_sizes[0] * case.torus_sizes[1]),
         A100_HOST,
@@ -135,10 +145,10 @@ def on_torus(case: Small) -> Contention:
 
 
 def one_choice(topology: Topology, found: Contention) -> Contention:
-    """Return the same with one bundle for each job that has any: it goes by one aggregation switch.
+    """Merge the bundles of each job into one bundle, which takes one aggregation switch.
 
     Raises:
-        InvalidInput: links of a job would carry different bytes by then, so that it is no bundle.
+        InvalidInput: links of a job would carry different numbers of bytes, which is not a bundle.
     """
     c = found
     through = _switch_of(topology)
@@ -149,6 +159,7 @@ def one_choice(topology: Topology, found: Contention) -> Contention:
         bundles = range(*c.bundle_start[job : job + 2].tolist())
         if not bundles:
             continue
+        # Add up the bytes on each link, separately for each aggregation switch that paths take.
         sent: dict[int, Floats] = {}
         for bundle in bundles:
             for path in c.candidate[slice(*c.candidate_start[bundle : bundle + 2])].tolist():
@@ -200,7 +211,7 @@ def _placed(counts: Ints, hosts: Ints) -> Placement:
 
 
 def _meets(jobs: tuple[Job, ...], placed: Placement, tors: int, hosts: int, least: float) -> bool:
-    """Return whether each job crosses ToRs and the busiest would offer its cable enough."""
+    """Return whether each job crosses ToRs and the highest load of a cable is at least ``least``."""
     load = np.zeros(tors)
     for job, at in zip(jobs, placed, strict=True):
         mine = {host * tors // hosts for host in at}
@@ -226,7 +237,7 @@ def _jobs(case: Small, placed: Placement) -> list[NetworkJob]:
 
 
 def _switch_of(topology: Topology) -> Ints:
-    """Return the aggregation switch that each link begins or ends at; -1: none."""
+    """Return the aggregation switch at which each link begins or ends, or -1 if there is none."""
     tier, e = topology.vertices.tier, topology.links
     found = np.where(tier[e.source] == Tier.AGGREGATION, e.source, -1)
     return np.where(tier[e.target] == Tier.AGGREGATION, e.target, found).astype(np.int64)

@@ -1,4 +1,4 @@
-"""One trace on one network under one mechanism and one job scheduler: a task of a sweep, and its outcome."""
+"""A trace on one network under one mechanism and one job scheduler, as a task of a sweep."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ SCHEDULERS: Final = ("first-fit", "random", "hived", "muri")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What is played: a workload on a network, and who decides.
+    """A simulated run: a workload on a network under a mechanism and a job scheduler.
 
-    ``beside``: mechanisms that are judged on the same jobs at the same times. ``noises``: so is the mechanism
-    itself where it is told traffic that is off by a factor that each job keeps all its life, with this
-    standard deviation of its logarithm. ``speed``: of links between switches, as a share of the speeds of
-    ``fabrics``. ``background``: the share of links beyond hosts that storage takes, known to planners.
-    ``window``: for how many iterations of their longest jobs that meet are played for their rates.
+    ``beside`` names mechanisms that are judged on the same jobs at the same times. For each of
+    ``noises``, the mechanism itself is judged in that way with mismeasured traffic. The traffic of
+    each job is then off by a factor that stays the same for the job's whole life. The noise is the
+    standard deviation of that factor's logarithm. ``speed`` is the speed of links between switches,
+    as a share of the speeds of ``fabrics``. ``background`` is the share of links beyond hosts that
+    storage takes. Planners know it. ``window`` is the length of the simulations from which rates
+    are taken, in iterations of the longest of the contending jobs.
     """
 
     fabric: str
@@ -63,11 +65,11 @@ class Played:
 
     @property
     def name(self) -> str:
-        """Return what it is called among the runs of a sweep."""
+        """Return the name of the run within a sweep."""
         return f"{self.fabric}, {self.scheduler}, {self.mechanism}"
 
     def task(self) -> Task:
-        """Return it as a task."""
+        """Return the run as a task of a sweep."""
         return Task(
             name=self.name,
             function="tessera.benchmarks.network.traces:played",
@@ -76,7 +78,7 @@ class Played:
 
 
 def played(*, workload: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Run the trace of ``Played``'s options to the end of its days; return what it came to."""
+    """Run the trace of ``Played``'s options to the end of its days and return its summary."""
     asked = Played(**options, workload=Workload(**workload))
     jobs = jobs_of(asked.workload)
     result, owner = ran(asked, jobs)
@@ -84,7 +86,10 @@ def played(*, workload: Mapping[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[str, str]]:
-    """Run jobs over the days of the workload; return also on whose GPUs those sat that shared."""
+    """Run jobs over the days of the workload.
+
+    Return the result, and for jobs that shared GPUs the first job of their group.
+    """
     w = asked.workload
     topology = FABRICS[asked.fabric](-(-w.gpus // A100_HOST.gpus), asked.speed)
     network = Network(topology, asked.background)
@@ -115,7 +120,7 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
 
 
 def noisy(noise: float) -> str:
-    """Return what a plan on mismeasured traffic is called among those beside."""
+    """Return the name of the comparison with plans on mismeasured traffic."""
     return f"noise {noise:g}"
 
 
@@ -131,7 +136,7 @@ def _placer(scheduler: str, topology: Topology, seed: int) -> Placer:
 
 
 class Network:
-    """A topology on which parts of a contention are made, one job at a time."""
+    """A topology on which the contention of single jobs is made."""
 
     def __init__(self, topology: Topology, background: float = 0.0) -> None:
         v, e = topology.vertices, topology.links
@@ -140,7 +145,7 @@ class Network:
         self._background: Floats = np.where(outside, background, 0.0)
 
     def part(self, name: str, traffic: Traffic, gang: Gang) -> Contention:
-        """Return the job's part: what it loads and may choose, on what storage leaves of the links."""
+        """Return the job's own contention, on the bandwidth that storage leaves."""
         hosts = self._topology.hosts
         placed = NetworkJob(
             name=name, gang=tuple((hosts[h], at) for h, at in gang.members), traffic=traffic
@@ -150,7 +155,7 @@ class Network:
 
 
 def mismeasured(c: Contention, noise: float, seed: int) -> Contention:
-    """Return what a planner sees whose measurement of t is off by a factor, of mean 1, that a job keeps."""
+    """Return the contention with the traffic of each job off by a constant factor of mean 1."""
     if noise == 0:
         return c
     factor = np.array([_factor(name, noise, seed) for name in c.jobs])
@@ -169,7 +174,7 @@ def _factor(name: str, noise: float, seed: int) -> float:
 def summary(
     w: Workload, jobs: Sequence[TraceJob], result: TraceResult, owner: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a run came to as JSON can hold it; ``ends_s`` has None for jobs that have not ended."""
+    """Return the summary of a run for JSON. ``jct_s`` has None for jobs that have not ended."""
     total_gpu_s = w.gpus * result.ended_s
     held_gpu_s = held_once(jobs, result, owner)
     peak = result.flop / PEAK_FLOP_PER_S
@@ -200,10 +205,10 @@ def summary(
 
 
 def held_once(jobs: Sequence[TraceJob], result: TraceResult, owner: Mapping[str, str]) -> float:
-    """Return seconds in which GPUs were held, those that two jobs share counted once.
+    """Return the GPU seconds that were held, where GPUs that two jobs share count once.
 
-    Company follows company on the same GPUs without a gap, so what it held is from its first start to its
-    last end.
+    The jobs of a group follow each other on the same GPUs without a gap. The group therefore held
+    its GPUs from its first start to its last end.
     """
     begin: dict[str, float] = {}
     last: dict[str, float] = {}

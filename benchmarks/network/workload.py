@@ -1,4 +1,4 @@
-"""Jobs of two weeks, by seed, in the statistics that Crux publishes of its trace; all else is ours."""
+"""A random two-week trace with the published statistics of Crux's trace. All else is ours."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from tessera.simulator.network.trace import TraceJob, TraceResult
 DAY_S: Final = 86_400.0
 GPU: Final = "a100-80"
 PEAK_FLOP_PER_S: Final = 312e12
-"""Of one A100 in 16 bits, without sparsity (data sheet)."""
+"""The peak of one A100 in 16 bits, without sparsity (data sheet)."""
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SHARES: Final = (0.19, 0.09, 0.10, 0.25, 0.125, 0.08, 0.05, 0.07, 0.03, 0.015)
-"""Of jobs by GPUs: ours, with more than a tenth at 128 or more and 512 the most, as Crux (section 6) says."""
+"""The shares of jobs by number of GPUs, which are ours.
+
+As in Crux (section 6), more than a tenth have 128 GPUs or more, and the largest has 512.
+"""
 
 _SMALL: Final = {
     "resnet": 4,
@@ -48,16 +51,17 @@ _LARGE: Final = {"gpt": 6, "bert": 2, "transformer-nlp": 2}
 
 
 def models_of(gpus: int) -> dict[str, int]:
-    """Return weights of the families that jobs of so many GPUs train: ours; GPTs are the large jobs."""
+    """Return our weights of model families for jobs of this size. Large jobs are mostly GPTs."""
     return _SMALL if gpus <= 8 else _MIDDLE if gpus <= 32 else _LARGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a trace is drawn from.
+    """The distributions from which a trace is drawn.
 
-    Jobs come by a Poisson process whose rate swings by ``swing`` over a day. They would compute for a time
-    that is log-normal, of ``spread``, its mean such that they want ``demand`` of the GPUs on average.
+    Jobs arrive by a Poisson process whose rate varies by ``swing`` over a day. Their compute times
+    are log-normal with a standard deviation of the logarithm of ``spread``. The mean is such that
+    jobs want a share of ``demand`` of the GPUs on average.
     """
 
     days: float = 14.0
@@ -70,7 +74,7 @@ class Workload:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Refuse invalid values."""
         if not (self.days > 0 and self.jobs_a_day > 0 and self.demand > 0 and self.spread >= 0):
             raise InvalidInput("workload", "must have days, jobs and demand, above 0")
         if not (0 <= self.swing <= 1 and self.largest >= 1):
@@ -78,7 +82,7 @@ class Workload:
 
     @property
     def sizes(self) -> tuple[list[int], Floats]:
-        """Return the jobs' sizes and their shares; those larger than ``largest`` are dropped."""
+        """Return the jobs' sizes and their shares, without sizes above ``largest``."""
         kept = [
             (size, share) for size, share in zip(SIZES, SHARES, strict=True) if size <= self.largest
         ]
@@ -87,13 +91,13 @@ class Workload:
 
     @property
     def mean_s(self) -> float:
-        """Return the mean length of a job."""
+        """Return the mean compute time of a job."""
         sizes, share = self.sizes
         return self.demand * self.gpus * DAY_S / (self.jobs_a_day * float(share @ sizes))
 
 
 def jobs_of(w: Workload) -> list[TraceJob]:
-    """Return the jobs of a trace in the order in which they come."""
+    """Return the jobs of a trace in the order of their arrival."""
     rng = np.random.default_rng(w.seed)
     sizes, share = w.sizes
     at_s = _arrivals(w, rng)
@@ -118,7 +122,7 @@ def jobs_of(w: Workload) -> list[TraceJob]:
 
 
 def _arrivals(w: Workload, rng: np.random.Generator) -> Floats:
-    """Return times of arrival, rising: a Poisson process of the highest rate, thinned."""
+    """Return ascending arrival times, from a Poisson process of the highest rate, thinned."""
     most = w.jobs_a_day * (1 + w.swing)
     at = np.sort(rng.uniform(0, w.days, rng.poisson(most * w.days)))
     rate = w.jobs_a_day * (1 + w.swing * np.sin(2 * np.pi * at))
@@ -127,13 +131,13 @@ def _arrivals(w: Workload, rng: np.random.Generator) -> Floats:
 
 
 def statistics(jobs: Sequence[TraceJob], result: TraceResult) -> dict[str, float]:
-    """Return what Crux publishes of its trace, of these jobs as they ran."""
+    """Return the statistics that Crux publishes of its trace, for these jobs as they ran."""
     gpus = np.array([job.gpus for job in jobs])
     started = np.isfinite(result.start_s)
     at = result.start_s[started]
     running = [
         (result.start_s <= t) & (result.end_s > t) for t in at.tolist()
-    ]  # at each start; peaks are there
+    ]  # at each start, since that is where peaks occur
     held = np.array([int(gpus[now].sum()) for now in running])
     peak = int(np.argmax(held)) if len(held) else 0
     ever = result.ever_contended[started]
