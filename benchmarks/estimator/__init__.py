@@ -1,1 +1,1 @@
-"""What estimates are worth, judged on measurements: the sections of ``tessera bench estimator``."""
+"""The sections of ``tessera bench estimator``, which compare estimates with measurements."""

@@ -1,4 +1,4 @@
-"""The measured iteration times of Alpa's plans (``arena/alpa_optimal.csv``), and our model of them."""
+"""The measured iteration times of Alpa's plans (``arena/alpa_optimal.csv``), and our model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tessera.formulation.tables import Floats
 HARDWARE: Final = {kind.name: kind for kind in (A100, V100, A40, A10)}
 COUNTS: Final = (1, 2, 4, 8, 16)
 MOST_POINTS: Final = 3
-"""Calibration rows of a model family on a GPU type."""
+"""The highest number of calibration rows of a model family on a GPU type."""
 MEASURABLE: Final = 0.5
-"""Share of each family's workloads of which rows may be measured for calibration."""
+"""The share of each family's workloads whose rows may be measured for calibration."""
 LEAST_WORKLOADS: Final = 4
 USABLE: Final = 0.95
-"""Of a GPU's memory: whatever Alpa ran did fit."""
+"""The usable share of a GPU's memory. It is high, since all plans that Alpa ran did fit."""
 OVERLAP: Final = Overlap(transfers=Transfers.IN_LINE)
 """Alpa's workers compute, send and receive in the order of their instruction lists."""
 
@@ -48,7 +48,7 @@ class Cell(Subject):
 
     @property
     def workload(self) -> Workload:
-        """Return what is trained, wherever it runs."""
+        """Return the workload of the Cell."""
         return self.family, self.params, self.global_batch
 
     @property
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def measurement(self) -> Measurement:
-        """Return it as what calibration takes."""
+        """Return the row as a measurement for calibration."""
         return Measurement(subject=self.cell, iter_time_s=self.seconds)
 
 
@@ -78,7 +78,7 @@ def rows_of(data: Path) -> list[Row]:
 
 
 def cell_key(line: dict[str, str]) -> tuple[str, str, int, str, int, int]:
-    """Return what names a Cell in the artifact's tables: the workload, the GPU type and the shape."""
+    """Return the key of a Cell in the artifact's tables: its workload, GPU type and shape."""
     return (
         line["model"],
         line["params"],
@@ -103,7 +103,10 @@ def _cell(line: dict[str, str]) -> Cell:
 
 
 class _Settings:
-    """Where Cells ran: tables of the artifact's own collectives (a40: InfiniBand), ZeRO as it trained."""
+    """The settings in which Cells ran.
+
+    They use the tables of the artifact's own collectives (InfiniBand for a40) and its use of ZeRO.
+    """
 
     def __init__(self, data: Path) -> None:
         self._tables = Tables.of(read_curves(data / "comm.csv"))
@@ -140,10 +143,10 @@ class _Settings:
 
 
 class Remembered:
-    """A model of times that does not compute anything twice."""
+    """A cache of the results of a model of times."""
 
     def __init__(self, model: TimeModel) -> None:
-        """Take the model."""
+        """Store the model."""
         self._model = model
         self._known: dict[tuple[Subject, bytes], tuple[Floats, Floats]] = {}
 
@@ -153,7 +156,7 @@ class Remembered:
         return self._model.parameters
 
     def log_times(self, subjects: Sequence[Subject], log_values: Floats) -> tuple[Floats, Floats]:
-        """Return the model's log seconds and gradients."""
+        """Return the model's log seconds and gradients, computing only those that are new."""
         keys = [(s, at.tobytes()) for s, at in zip(subjects, log_values, strict=True)]
         new = [i for i, key in enumerate(keys) if key not in self._known]
         values, gradients = self._model.log_times([subjects[i] for i in new], log_values[new])
@@ -168,24 +171,24 @@ class Remembered:
 
 
 def times_of(data: Path) -> TimeModel:
-    """Return the model: Alpa's plans of equal stages, tables of collectives."""
+    """Return the model, with Alpa's plans of equal stages and tables of collectives."""
     return Remembered(CellTimes(_Settings(data), lambda _: COUNTS, chooser=EqualStages()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Rows to learn from, and rows of other workloads to be judged on."""
+    """Rows for calibration, and rows of other workloads for judgement."""
 
     calibration: list[Row]
     test: list[Row]
 
 
 def split(rows: Sequence[Row], model: TimeModel, seed: int) -> Split:
-    """Return at most three calibration rows for each family and GPU type, and the rows to be judged on.
+    """Return at most three calibration rows for each family and GPU type, and the rows to judge.
 
-    A random half of each family's workloads may be measured. Of their rows those are measured that tell
-    most about all Cells by the uncalibrated model; no time is looked at. A workload of which any row is
-    measured is not judged.
+    A random half of each family's workloads may be measured. Of their rows, those are measured that
+    are most informative about all Cells by the uncalibrated model. Their times are not used for
+    this choice. A workload is not judged if any of its rows is measured.
     """
     may = _measurable((row.cell for row in rows), np.random.default_rng(seed))
     choices = [row for row in rows if row.cell.workload in may]

@@ -1,4 +1,4 @@
-"""What estimates are worth, judged on the published measurements."""
+"""The accuracy of estimates, judged on the published measurements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], Section]]] = {
 }
 ALL: Final = "all"
 UNASKED: Final = ("profiled",)
-"""Left out of ``all``: it measures the device that is here."""
+"""The sections that ``all`` leaves out, since they measure the device of the machine."""
 
 
 @case(

@@ -1,10 +1,11 @@
-"""What is lost by running on the GPU type that is estimated to be fastest, at an equal number of GPUs.
+"""The loss of speed from running on the GPU type with the best estimate, at equal numbers of GPUs.
 
-Data, calibration and judged rows are those of :mod:`tessera.benchmarks.estimator.iteration`. A case is a
-judged workload at a number of GPUs that was measured on at least two types, each on its fewest nodes.
-``choice_regret`` is the mean over cases of all seeds of 1 - (time on the best type) / (time on the
-chosen one): the loss of speed. ``choice_right`` is how often the best was chosen. Baselines: the type
-with the highest peak for the model's type of compute, the uncalibrated model, any type.
+Data, calibration and judged rows are those of :mod:`tessera.benchmarks.estimator.iteration`. A case
+is a judged workload at a number of GPUs that was measured on at least two types, each on its fewest
+nodes. ``choice_regret`` is the mean loss of speed over the cases of all seeds: 1 - (time on the
+best type) / (time on the chosen one). ``choice_right`` is the share of cases where the best type
+was chosen. The baselines are the type with the highest peak for the model's type of compute, the
+uncalibrated model, and any type.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Case: TypeAlias = tuple[Workload, int]  # GPUs
 
 
 def section(data: Path, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above. ``data`` is the folder of ``alpa_optimal.csv``."""
+    """Return the protocol's figures and rows. ``data`` is the folder of ``alpa_optimal.csv``."""
     rows, model = rows_of(data), times_of(data)
     lost: dict[str, list[float]] = defaultdict(list)
     by_count: dict[int, list[float]] = defaultdict(list)
@@ -65,7 +66,7 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
 
 
 def cases(rows: Iterable[Row]) -> dict[Case, list[Row]]:
-    """Return the rows to choose among, one a GPU type, of each workload and count with two or more."""
+    """Return the choices of each workload and GPU count that has rows on two or more GPU types."""
     found: dict[Case, dict[str, Row]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.cell.nodes):
         found[row.cell.workload, row.cell.gpus].setdefault(row.cell.gpu_type, row)
@@ -79,7 +80,7 @@ def losses(choices: Sequence[Row]) -> list[float]:
 
 
 def regret(choices: Sequence[Row], seconds_of: Callable[[Cell], float]) -> float:
-    """Return what the choice of least estimated seconds loses."""
+    """Return the loss from choosing the row of least estimated seconds."""
     chosen = min(range(len(choices)), key=lambda i: seconds_of(choices[i].cell))
     return losses(choices)[chosen]
 

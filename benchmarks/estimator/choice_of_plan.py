@@ -1,40 +1,47 @@
-"""How near the proxy plan comes to the best plan of its cell, on cells of which every plan was estimated.
+"""The speed of the proxy plan relative to the best plan, on cells with estimates of every plan.
 
-Data: ``arena/history/cell_*.csv`` (see ``recorded_cells.py``): 9 cells, 647 plans, all on a40. The truth
-is the authors' profiler's iteration time of each plan; the share of a choice is the best plan's time by
-the chosen one's. A rule chooses among the recorded plans of a cell and sees none of their iteration
-times. Figures are means over cells.
+Data: ``arena/history/cell_*.csv`` (see ``recorded_cells.py``), with 9 cells and 647 plans, all on
+a40. The truth is each plan's iteration time from the authors' profiler. The share of a choice is
+the best plan's time over the chosen plan's. A rule chooses among the recorded plans of a cell
+without seeing their iteration times. Figures are means over cells.
 
-**Rule.** Arena's, section 3.3: least computation bias, then least communication load, by
-``tessera.estimator.planning.pareto``. A stage's communication is bytes a micro-batch as the authors' planner
-has them (``cell_stage_hints.csv``; for Wide-ResNet 1B and 4B, where they are missing, 2B's scaled with
-channels), never a time. What differs is where the layers' loads come from:
+**Rule.** The rule is Arena's, section 3.3: least computation bias, then least communication load,
+by ``tessera.estimator.planning.pareto``. A stage's communication is in bytes per micro-batch as in
+the authors' planner (``cell_stage_hints.csv``), never a time. For Wide-ResNet 1B and 4B these are
+missing, so those of 2B are scaled with the channels. The variants differ in the source of the
+layers' loads:
 
-* ``roofline``: the artifact's roofline time of each layer as it is: the paper's own rule, without the
-weights of
-  position that its artifact adds by hand for Wide-ResNet.
-* ``learned`` (the figure ``proxy_share``): roofline times the layer's efficiency, which is learned from
-the *other*
-  cells of the family: kernel time on one device by roofline time, mean over those cells. Nothing of the
-  judged cell enters. The BERT cells share a model, and so do two of the MoE cells: there the same
-  operators have been profiled in another cell. ``other_sizes`` therefore leaves out all cells of the same
-  model size too (Wide-ResNet and MoE; BERT has one size and is not in that figure).
+* ``roofline``: the artifact's roofline time of each layer. This is the paper's own rule, without
+  the position weights that its artifact adds by hand for Wide-ResNet.
+* ``learned`` (the figure ``proxy_share``): roofline time multiplied by the layer's efficiency. The
+  efficiency is learned from the *other* cells of the family, as the mean of kernel time on one
+  device over roofline time. Nothing of the judged cell is used. The BERT cells share a model, and
+  so do two of the MoE cells, so that the same operators have been profiled in another cell.
+  ``other_sizes`` therefore also leaves out all cells of the same model size (for Wide-ResNet and
+  MoE; BERT has one size and is not in that figure).
 * ``profiled``: kernel times of the cell's own layers, data parallel, on one device.
 
-**Beside it.** ``searched``: the plan of least latency under costs that are learned from the other cells
-of the family in the same way: kernels in either shape by roofline time, collectives by bytes; transfers
-between stages count nothing. This is what ``tessera.estimator.planning.search`` minimises; it needs a unit of
-time, which the proxy does without. ``crius``: the partition of least bias by the profiled loads (Crius'
-own cut needs boundary tensors, which are not recorded); of its recorded mixtures the one of least
-latency, put together from times of its stages in both shapes (section 5.1). Transfers between stages were
-not logged and count nothing; collectives of Wide-ResNet 1B neither, and are taken from its bytes at the
-rates of the other Wide-ResNets. ``even``: as many layers in each stage, all data parallel. ``any``: the
-mean over all plans. Nothing is drawn, so seeds change nothing.
+**Comparisons.** The other ways of choosing a plan are:
 
-Group ``16d_moe`` is odd (half of its time is transfer that no planner here sees):
-``proxy_share_without_16d_moe`` leaves it out. One thing was settled with this data in view, the form of
-the communication load: three readings of Arena's equation 4, which differ in how the stages' gradients
-add up, give 0.971, 0.984 and 0.985; the planner has the second.
+* ``searched``: the plan of least latency under costs that are learned from the other cells of the
+  family in the same way. Kernels in either shape go by roofline time and collectives by bytes.
+  Transfers between stages cost nothing. This is the quantity that
+  ``tessera.estimator.planning.search`` minimises. It needs a unit of time, while the proxy does
+  not.
+* ``crius``: the partition of least bias by the profiled loads, since Crius' own cut needs boundary
+  tensors, which are not recorded. Of its recorded mixtures it takes the one of least latency,
+  composed of the times of its stages in both shapes (section 5.1). Transfers between stages were
+  not logged and cost nothing. Collectives of Wide-ResNet 1B were not logged either. They are
+  derived from its bytes at the rates of the other Wide-ResNets.
+* ``even``: equal numbers of layers in all stages, all data parallel.
+* ``any``: the mean over all plans.
+
+Nothing is drawn, so seeds have no effect.
+
+Group ``16d_moe`` is unusual: half of its time is transfer, which no planner here sees.
+``proxy_share_without_16d_moe`` leaves it out. One choice was made with this data in view, the form
+of the communication load. Three readings of Arena's equation 4, which differ in how the stages'
+gradients add up, give 0.971, 0.984 and 0.985. The planner has the second.
 """
 
 from __future__ import annotations
@@ -63,11 +70,11 @@ from tessera.simulator.figures import Figure
 ODD: Final = "16d_moe"
 
 Load = Callable[[Cell, Sequence[Cell]], Floats]
-"""Loads of a cell's layers, (16,), given all cells."""
+"""A function that returns the loads of a cell's layers, (16,), given all cells."""
 
 
 def section(data: Path, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above. ``data`` is the artifact's folder."""
+    """Return the figures and rows of the protocol. ``data`` is the artifact's folder."""
     del seeds
     cells = read_cells(data)
     rows = [_row(cell, cells) for cell in cells]
@@ -96,12 +103,12 @@ def profiled(cell: Cell, cells: Sequence[Cell]) -> Floats:
 
 
 def learned(cell: Cell, cells: Sequence[Cell]) -> Floats:
-    """Return roofline times corrected by what other cells of the family took."""
+    """Return roofline times, corrected by the times of other cells of the family."""
     return _corrected(cell, _others(cell, cells))
 
 
 def other_sizes(cell: Cell, cells: Sequence[Cell]) -> Floats:
-    """Return roofline times corrected by what other sizes of the model took; NaN where there are none."""
+    """Return roofline times, corrected by other sizes of the model, or NaN if there are none."""
     others = [x for x in cells if x.key[0] == cell.key[0] and x.key[1] != cell.key[1]]
     return _corrected(cell, others)
 
@@ -119,14 +126,14 @@ def _corrected(cell: Cell, others: Sequence[Cell]) -> Floats:
 
 
 def _efficiency(cell: Cell) -> Floats:
-    """Return kernel time by roofline time of each layer, relative to the model's, (16,)."""
+    """Return kernel time over roofline time of each layer, relative to the whole model, (16,)."""
     kernels = cell.kernels_of_layers(data_parallel=True)
     relative: Floats = kernels / kernels.sum() / (cell.roofline_s / cell.roofline_s.sum())
     return relative
 
 
 def measures(cell: Cell, load: Floats) -> tuple[Floats, Floats]:
-    """Return computation bias and communication load of the recorded plans, each (P,)."""
+    """Return the computation bias and communication load of the recorded plans, each (P,)."""
     share = stage_shares(load, cell.gpus, cell.starts, cell.ends)
     return (
         bias_of(share, np.full_like(cell.ends, STAGE_GPUS)),
@@ -135,13 +142,16 @@ def measures(cell: Cell, load: Floats) -> tuple[Floats, Floats]:
 
 
 def proxy(cell: Cell, load: Floats) -> int:
-    """Return the plan that Arena's rule chooses of the recorded ones."""
+    """Return the recorded plan that Arena's rule chooses."""
     return proxy_of(*measures(cell, load))
 
 
 def assembled_best(cell: Cell, cells: Sequence[Cell]) -> int:
-    """Return the plan that Crius' estimate chooses: of the partition of least bias, the mixture of least
-    latency. Times of a stage in a shape are the recorded plan's own; between plans they differ by noise."""
+    """Return the plan that Crius' estimate chooses.
+
+    It is the mixture of least latency in the partition of least bias. The times of a stage in a
+    shape are the recorded plan's own. Between plans they differ only by noise.
+    """
     bias, _ = measures(cell, profiled(cell, cells))
     at = np.flatnonzero((cell.ends == cell.ends[int(bias.argmin())]).all(axis=1))
     comm_s, sync_s = _collectives_s(cell, cells)
@@ -151,7 +161,7 @@ def assembled_best(cell: Cell, cells: Sequence[Cell]) -> int:
 
 
 def _collectives_s(cell: Cell, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
-    """Return seconds inside stages, of a micro-batch, and of gradients, once, each (P, S)."""
+    """Return seconds of a micro-batch's collectives and of gradient exchange, each (P, S)."""
     if cell.comm_logged:
         return cell.comm_s, cell.sync_s
     tensor, gradients = _rates(_others(cell, cells))
@@ -163,8 +173,11 @@ def _collectives_s(cell: Cell, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
 
 
 def _rates(cells: Sequence[Cell]) -> tuple[float, float]:
-    """Return seconds a byte inside tensor-parallel stages, and of data-parallel stages' gradients (once, by
-    bytes a micro-batch), as these cells logged them."""
+    """Return the logged seconds per byte of these cells.
+
+    The first is for collectives inside tensor-parallel stages. The second is for the gradients of
+    data-parallel stages, which are exchanged once, by bytes per micro-batch.
+    """
     logged = [cell for cell in cells if cell.comm_logged]
     spent, sent = np.zeros(2), np.zeros(2)
     for cell in logged:
@@ -176,7 +189,7 @@ def _rates(cells: Sequence[Cell]) -> tuple[float, float]:
 
 
 def latency_of_candidates(cell: Cell, cells: Sequence[Cell]) -> Latency:
-    """Return what our cost model's terms are for each candidate, learned from other cells of the family."""
+    """Return our cost model's terms of each candidate, learned from other cells of the family."""
     others, c = _others(cell, cells), cell.candidates
     kernels = [
         np.mean([x.kernels_of_layers(shape) / x.roofline_s for x in others], axis=0)
@@ -201,7 +214,7 @@ def least_latency(cell: Cell, cells: Sequence[Cell]) -> int:
 
 
 def _share_by(load: Load) -> Callable[[Cell, Sequence[Cell]], float]:
-    """Return the share of Arena's proxy under these loads; NaN where there are none."""
+    """Return a function for the share of Arena's proxy under these loads, or NaN without loads."""
 
     def share(cell: Cell, cells: Sequence[Cell]) -> float:
         loads = load(cell, cells)
@@ -243,8 +256,11 @@ RULES: Final[dict[str, Callable[[Cell, Sequence[Cell]], float]]] = {
 
 
 def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
-    """Return a cell's shares, and whether the best of *all* plans of two-GPU stages, by either planner, was
-    among the recorded ones (where not, shares are those of the best recorded one)."""
+    """Return a cell's shares, and whether the best of *all* plans was recorded.
+
+    All plans are those with two-GPU stages. This is given for either planner. If the best plan was
+    not recorded, the share is that of the best recorded plan.
+    """
     model, params, gpus, stages = cell.key
     load = learned(cell, cells)
     option, latency = options_of(cell.candidates), latency_of_candidates(cell, cells)

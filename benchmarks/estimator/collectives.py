@@ -1,22 +1,28 @@
-"""How well collectives are predicted: sizes and layouts that were held back from measured tables.
+"""The accuracy of predicted collectives, for sizes and layouts held back from measured tables.
 
-Data: ``arena/comm.csv``, 47,582 times of 261 tables (a primitive on a group layout on a machine of a GPU type
-and network); rows marked degenerate sent nothing and are dropped. The error of a row is
-abs(predicted / measured - 1).
+Data: ``arena/comm.csv``, with 47,582 times in 261 tables. A table holds a primitive on a group
+layout on a machine of a GPU type and network. Rows marked degenerate sent nothing and are dropped.
+The error of a row is abs(predicted / measured - 1).
 
-* **Sizes**: for each seed, 30 % of the sizes of each table are drawn and held back; they are predicted from
-  the rest of their table. Most sizes lie 4 to 16 MiB apart up to 1 GiB, where neighbours are near, so the
-  error on sizes under 16 MiB, which lie an octave apart, is given too (``collectives_small_sizes_error``).
-* **Layouts**: each table in turn is held back as a whole and predicted from the other 260. Links are fitted
-  without it; the kriging's weights are tuned, from equal ones, on the tables of other GPU types and networks
-  alone. Other primitives on the same layout stay known; ``collectives_new_layouts_error`` holds them back
-  too, and ``collectives_unseen_gpu_error`` all tables of the GPU type. No seed enters here.
-* **Above**: tables are cut at 64 MiB; larger sizes are predicted (``collectives_above_error``).
+* **Sizes**: for each seed, 30 % of the sizes of each table are drawn and held back. They are
+  predicted from the rest of their table. Most sizes are 4 to 16 MiB apart up to 1 GiB, where
+  neighbours are near. The error on sizes under 16 MiB, which are an octave apart, is therefore also
+  given (``collectives_small_sizes_error``).
+* **Layouts**: each table in turn is held back as a whole and predicted from the other 260. Links
+  are fitted without it. The weights of the kriging start equal and are tuned only on the tables of
+  other GPU types and networks. Other primitives on the same layout remain known.
+  ``collectives_new_layouts_error`` holds them back too, and ``collectives_unseen_gpu_error`` holds
+  back all tables of the GPU type. This part does not depend on seeds.
+* **Above**: tables are cut at 64 MiB, and larger sizes are predicted (``collectives_above_error``).
 
-``collectives_median_error`` is the median over the rows of sizes and of layouts, each part with half of the
-weight. Baselines: the Arena artifact's rule on the same tables (linear in the number of elements, the
-smallest time below, whole multiples of the largest above; it has no answer for a layout that was not
-measured), links at data sheet rates (``collectives_sheet_*``), and the fitted links without kriging.
+``collectives_median_error`` is the median over the rows of sizes and of layouts, where each part
+has half of the weight. The baselines are:
+
+* the Arena artifact's rule on the same tables: linear in the number of elements, the smallest time
+  below, and whole multiples of the largest above. It has no answer for a layout that was not
+  measured.
+* links at data sheet rates (``collectives_sheet_*``),
+* the fitted links without kriging.
 """
 
 from __future__ import annotations
@@ -66,7 +72,7 @@ EQUAL: Final = Likeness(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
-    """Rows of one table that were held back, and how far predictions were off."""
+    """The held-back rows of one table, with the errors of their predictions."""
 
     layout: Layout
     payload_bytes: Floats
@@ -78,7 +84,7 @@ class Judged:
 
 
 def section(data: Path, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above. ``data`` is the folder of ``comm.csv``."""
+    """Return the figures and rows of the protocol. ``data`` is the folder of ``comm.csv``."""
     curves = read_curves(data / "comm.csv")
     likeness = {system: _tuned_without(curves, system) for system in _systems(curves)}
     sizes = [judged for seed in seeds for judged in _sizes(curves, seed)]
@@ -135,7 +141,7 @@ def _layouts(
     likeness: dict[tuple[str, str], Likeness],
     together: Callable[[Layout, Layout], bool],
 ) -> list[Judged]:
-    """Predict each table from all that are not held back together with it."""
+    """Predict each table from all tables that are not held back together with it."""
     found = []
     for curve in curves:
         rest = [c for c in curves if not together(curve.layout, c.layout)]
@@ -159,14 +165,14 @@ def _same_place(a: Layout, b: Layout) -> bool:
 
 
 def _tuned_without(curves: Sequence[Curve], system: tuple[str, str]) -> Likeness:
-    """Return weights tuned on the tables of other systems, from equal weights."""
+    """Return weights tuned on the tables of other systems, starting from equal weights."""
     others = [curve for curve in curves if _system(curve.layout) != system]
     values = distances(others, fit_kinds(others))
     return tuned([curve.layout for curve in others], values, EQUAL)
 
 
 def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:
-    """Return how far predictions of ``curve`` are off; ``rest``: what is known of the same table."""
+    """Return the errors of predictions of ``curve``. ``rest`` is the known part of its table."""
     layout, payload = curve.layout, curve.payload_bytes
     hardware = _hardware(layout.gpu_type)
     groups = groups_of([layout] * len(payload))
@@ -196,7 +202,7 @@ def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:
 
 
 def artifact_s(known: Curve, payload_bytes: Floats) -> Floats:
-    """Return seconds by the Arena artifact's rule from one table, shape (K,)."""
+    """Return the seconds predicted by the Arena artifact's rule from one table, shape (K,)."""
     sizes, seconds = known.payload_bytes, known.seconds
     whole, rest = np.divmod(payload_bytes, sizes[-1])
     within = np.where(rest > 0, np.interp(rest, sizes, seconds), 0.0)
@@ -214,7 +220,7 @@ def _part(curve: Curve, mask: Bools) -> Curve:
 
 
 def _hardware(gpu_type: str) -> Hardware:
-    """Return the type; the P100s of the tables, which are in no catalogue, count as PCIe GPUs."""
+    """Return the hardware of a GPU type. The tables' P100, not in the catalogue, is a PCIe GPU."""
     return next((h for h in CATALOGUE if h.name == gpu_type), replace(A10, name=gpu_type))
 
 
@@ -247,7 +253,7 @@ def _small_error(judged: Sequence[Judged]) -> float:
 
 
 def _half_each(a: Floats, b: Floats) -> float:
-    """Return the median over both, each with half of the weight."""
+    """Return the median over both arrays, each with half of the weight."""
     errors = np.concatenate([a, b])
     weight = np.concatenate([np.full(len(a), 0.5 / len(a)), np.full(len(b), 0.5 / len(b))])
     order = errors.argsort()
@@ -255,7 +261,7 @@ def _half_each(a: Floats, b: Floats) -> float:
 
 
 def _within(judged: Sequence[Judged], sds: float) -> float:
-    """Return the share of rows whose error is within so many claimed standard deviations."""
+    """Return the share of rows whose error is within ``sds`` claimed standard deviations."""
     return float(np.mean(_all(judged, "ours") <= np.expm1(sds * _all(judged, "sd"))))
 
 

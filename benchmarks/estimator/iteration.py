@@ -1,32 +1,38 @@
-"""How well iteration times of Alpa's plans are predicted from few measurements.
+"""The accuracy of iteration times of Alpa's plans that are predicted from few measurements.
 
-Data: the rows of ``arena/alpa_optimal.csv`` that ran. For each seed at most three of them for each model
-family and GPU type calibrate, and rows of all other (model, size, batch) are judged
-(:func:`tessera.benchmarks.estimator.alpa.split`). Figures pool the judged rows of all seeds: ``mape_N`` is
-the mean of abs(estimate / measured - 1) at N GPUs, ``rows_N`` the number of different rows behind it.
-``mape_unseen_gpu``: for each GPU type in turn its calibration rows are taken away, and its judged rows
-are predicted from those of the other types. ``accuracy`` is 1 - abs(Te - Td) / Td as in Crius and Arena:
-the mean, the lowest mean of a family on a GPU type, and the lowest of a row.
+Data: the rows of ``arena/alpa_optimal.csv`` that ran. For each seed, at most three of them are used
+for calibration for each model family and GPU type. The rows of all other (model, size, batch) are
+judged (:func:`tessera.benchmarks.estimator.alpa.split`). Figures pool the judged rows of all seeds.
+``mape_N`` is the mean of abs(estimate / measured - 1) at N GPUs, and ``rows_N`` the number of
+different rows behind it. For ``mape_unseen_gpu``, the calibration rows of each GPU type in turn are
+removed, and its judged rows are predicted from those of the other types. ``accuracy`` is 1 - abs(Te
+- Td) / Td as in Crius and Arena. It is given as the mean, as the lowest mean of a family on a GPU
+type, and as the lowest value of a row.
 
-The plan is not told: the model makes it as Alpa would (``estimator/equal_stages.py``).
+The plan is not an input. The model makes it as Alpa would (``estimator/equal_stages.py``).
 
-**What saw the data.** That kernels are a sum of four parts, that Alpa's plans are of equal stages and
-how much its search counts exchanges of gradients, and the standard deviations of priors and residuals
-were settled with all rows in view: there is no second data set. No constant was fitted to judged rows;
-rates come from other records (``history/cell_modules.csv``). Seeds change the calibration rows, not
-these choices.
+**Choices made with all rows in view.** There is no second data set, so the following were settled
+on this one: that kernels are a sum of four parts, that Alpa's plans have equal stages, how much its
+search counts gradient exchanges, and the standard deviations of priors and residuals. No constant
+was fitted to judged rows. Rates come from other records (``history/cell_modules.csv``). Seeds
+change the calibration rows, not these choices.
 
-``consistent_mape_N`` leaves out rows that contradict their neighbours: of the same workload, GPU type
-and GPUs a node, a row on more GPUs that is no faster than one on fewer, and a row on fewer GPUs that one
-on more beats by more than 1.15 times the ratio of GPUs. That depends on measured times alone.
-``all_rows_mape_N`` is what is left when every row of other workloads calibrates (workloads in thirds):
-what more measurements would bring.
+``consistent_mape_N`` leaves out rows that contradict others of the same workload, GPU type and GPUs
+per node. A row contradicts if it is no faster than a row on fewer GPUs. It also contradicts if a
+row on more GPUs is faster by more than 1.15 times the ratio of GPUs. This depends on measured times
+alone. ``all_rows_mape_N`` is the error when every row of other workloads calibrates (workloads in
+thirds). It shows how much more measurements would help.
 
-Baselines, judged on the same rows: ``linear`` is Sia's scaling (time times GPUs is constant) from the
-fewest GPUs on which the *same* workload was measured on that type, a measurement that ours does not
-have; ``flops`` FLOPs over peak times a utilisation, the median of the family's calibration rows on the
-type; ``authors`` the best plan in ``estimates.csv`` (without v100); ``uncalibrated`` our model with no
-measurement. ``ours_on_X`` are our errors on the rows that X has an answer for.
+Baselines are judged on the same rows:
+
+* ``linear`` is Sia's scaling (time times GPUs is constant) from the fewest GPUs on which the *same*
+  workload was measured on that type. Our model does not have that measurement.
+* ``flops`` is FLOPs over peak, divided by a utilisation: the median of the family's calibration
+  rows on the type.
+* ``authors`` is the best plan in ``estimates.csv`` (without v100).
+* ``uncalibrated`` is our model without any measurement.
+
+``ours_on_X`` are our errors on the rows that X has an answer for.
 """
 
 from __future__ import annotations
@@ -63,7 +69,7 @@ FOLDS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row, and what was predicted."""
+    """A row with its prediction."""
 
     row: Row
     seconds: float
@@ -71,12 +77,12 @@ class Judged:
 
     @property
     def error(self) -> float:
-        """Return how far the prediction is off, relative to the measurement."""
+        """Return the absolute error of the prediction, relative to the measurement."""
         return abs(self.seconds / self.row.seconds - 1)
 
 
 def section(data: Path, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above. ``data`` is the folder of ``alpa_optimal.csv``."""
+    """Return the protocol's figures and rows. ``data`` is the folder of ``alpa_optimal.csv``."""
     rows, model = rows_of(data), times_of(data)
     splits = [split(rows, model, seed) for seed in seeds]
     judged = [one for each in splits for one in predicted(model, each.calibration, each.test)]
@@ -102,7 +108,7 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
 
 
 def predicted(model: TimeModel, calibration: Iterable[Row], test: Sequence[Row]) -> list[Judged]:
-    """Return the test rows that the model has a plan for, predicted."""
+    """Return predictions for the test rows for which the model has a plan."""
     learned = Calibration(model, [row.measurement for row in calibration])
     found = learned.estimates([row.cell for row in test])
     return [_judged(row, one) for row, one in zip(test, found, strict=True) if one is not None]
@@ -113,7 +119,7 @@ def _judged(row: Row, estimate: Estimate) -> Judged:
 
 
 def contradictions(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that another one of the same workload, type and GPUs a node contradicts."""
+    """Return the rows that another row of the same workload, type and GPUs per node contradicts."""
     alike: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
         alike[(*row.cell.workload, row.cell.gpu_type, row.cell.gpus_per_node)].append(row)
@@ -183,7 +189,7 @@ def _answers(test: Iterable[Row], seconds_of: Callable[[Cell], float | None]) ->
 
 
 def anchors_of(rows: Iterable[Row]) -> dict[tuple[object, ...], Row]:
-    """Return the row of each workload and type on the fewest GPUs, then the fewest nodes."""
+    """Return each workload and type's row on the fewest GPUs, and among those the fewest nodes."""
     anchors: dict[tuple[object, ...], Row] = {}
     for row in sorted(rows, key=lambda row: (row.cell.gpus, row.cell.nodes)):
         anchors.setdefault((*row.cell.workload, row.cell.gpu_type), row)
@@ -214,7 +220,7 @@ def _flops(calibration: Iterable[Row]) -> Callable[[Cell], float | None]:
 
 
 def _at_peak_s(cell: Cell) -> float:
-    """Return seconds of the passes' FLOPs at the GPUs' peak."""
+    """Return the seconds that the passes' FLOPs take at the GPUs' peak."""
     graph = find(cell.family, cell.params).graph
     training = find(cell.family, cell.params).at(cell.global_batch)
     passes = training.forwards + 2
@@ -261,7 +267,7 @@ def _accuracies(judged: Sequence[Judged]) -> dict[str, Figure]:
 
 
 def _coverage(judged: Sequence[Judged]) -> dict[str, Figure]:
-    """Return the shares of rows within one and two of the standard deviations that were claimed."""
+    """Return the shares of rows within one and two claimed standard deviations."""
     distance = np.array([abs(np.log(one.seconds / one.row.seconds)) / one.sd for one in judged])
     return {
         "within_1_sd": float((distance <= 1).mean()),

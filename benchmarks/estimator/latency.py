@@ -1,22 +1,25 @@
-"""How well a plan's iteration time is put together from the times of its parts.
+"""The accuracy of a plan's iteration time when it is composed from the times of its parts.
 
-Data: ``arena/history/cell_plans.csv`` (plans on A40s with the artifact's estimate of their iteration time)
-and ``cell_modules.csv`` (of each stage and pass: kernels, collectives inside the stage, gradient exchange).
-Transfers between stages were not recorded: they are modelled from the ``send`` tables of ``comm.csv`` and the
-boundary tensors of :mod:`tessera.estimator.architectures` at the coarse layers where stages meet. The rest is
-:mod:`tessera.estimator.pipeline` with 16 micro-batches, in the artifact's setting: transfers are waited for,
-stages exchange gradients one after another. So this checks the formula and the transfers, not kernels.
+Data: ``arena/history/cell_plans.csv`` (plans on A40s with the artifact's estimate of their
+iteration time) and ``cell_modules.csv`` (for each stage and pass: kernels, collectives inside the
+stage, gradient exchange). Transfers between stages were not recorded. They are modelled from the
+``send`` tables of ``comm.csv`` and the boundary tensors of :mod:`tessera.estimator.architectures`
+at the coarse layers where stages meet. The rest is :mod:`tessera.estimator.pipeline` with 16
+micro-batches in the artifact's setting: stages wait for transfers and exchange gradients one after
+another. This section therefore checks the formula and the transfers, not the kernels.
 
-**Transfers.** Each stage of these plans is a node of two GPUs. Its GPUs get what they need one after another
-(the artifact adds tiles up): their replica's samples, whole on each tensor part. On the way back tensor
-parts hand over a part each, where the other stage has as many.
+**Transfers.** Each stage of these plans is a node of two GPUs. Its GPUs receive their inputs one
+after another (the artifact adds up tiles). A GPU's inputs are the samples of its replica, complete
+for each tensor part. On the way back, each tensor part sends only its own part if the other stage
+has the same number of parts.
 
-**Apart.** ``16d_moe``: half of its time is transfer, five times what its tensors take over InfiniBand and a
-third of what they take over Ethernet (the ``default`` tables); nothing says why. ``4d`` has no collectives
-recorded (an older format of the log); it is counted in the main figure, and left out of
-``latency_median_error_recorded``.
+**Exceptions.** In ``16d_moe``, half of the time is transfer. It is five times as long as its
+tensors take over InfiniBand, and a third as long as they take over Ethernet (the ``default``
+tables). The data do not explain why. ``4d`` has no collectives recorded (an older format of the
+log). It is counted in the main figure and left out of ``latency_median_error_recorded``.
 
-Baseline: the same without transfers. The error of a plan is abs(rebuilt / recorded - 1); no seed enters.
+The baseline is the same without transfers. The error of a plan is abs(rebuilt / recorded - 1). It
+does not depend on seeds.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ UNRECORDED: Final = "4d"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recorded:
-    """A plan and its parts. Arrays over its stages, shape (S,)."""
+    """A plan with the times of its parts. Arrays have one entry for each stage, shape (S,)."""
 
     group: str
     model: str
@@ -58,12 +61,12 @@ class Recorded:
     backward_s: Floats
     sync_s: Floats
     update_s: Floats
-    handed_bytes: Floats  # a micro-batch's activations to the next stage; 0 of the last
+    handed_bytes: Floats  # a micro-batch's activations to the next stage; 0 for the last stage
     data: Ints
     tensor: Ints
 
     def rebuilt_s(self, network: Network | None) -> float:
-        """Return the iteration time by the formula; without transfers where there is no network."""
+        """Return the iteration time by the formula, without transfers if ``network`` is None."""
         there, back = self.transfers_s(network) if network else (0 * self.sync_s,) * 2
         plan = Pipelines(
             busy_s=(self.forward_s + self.backward_s)[None],
@@ -76,13 +79,16 @@ class Recorded:
         return float(iteration_s(plan, ARENA_MICRO_BATCHES, ARTIFACT)[0])
 
     def two_phases_s(self, network: Network) -> float:
-        """Return it with all forward passes before all backward passes, each at its own slowest stage."""
+        """Return the iteration time if all forward passes precede all backward passes.
+
+        Each phase has its own slowest stage.
+        """
         slots = (self.forward_s, self.backward_s, *self.transfers_s(network))
         phases = sum(float(pipelined_s(slot[None], ARENA_MICRO_BATCHES)[0]) for slot in slots)
         return phases + float(self.sync_s.sum() + self.update_s.max())
 
     def transfers_s(self, network: Network) -> tuple[Floats, Floats]:
-        """Return seconds of a micro-batch to the next stage and of its gradient back, shape (S,)."""
+        """Return seconds of a micro-batch to the next stage and of its gradient back, (S,) each."""
         data, tensor = np.roll(self.data, -1), np.roll(self.tensor, -1)  # of the next stage
         parts = np.where(self.tensor == tensor, self.tensor, 1)
         there = data * tensor * _sends_s(network, self.handed_bytes / data)
@@ -91,14 +97,14 @@ class Recorded:
 
 
 def _sends_s(network: Network, payload: Floats) -> Floats:
-    """Return seconds of single messages between nodes; 0 of empty ones."""
+    """Return the seconds of single messages between nodes, which are 0 for empty messages."""
     ones = np.ones(len(payload), dtype=np.int64)
     groups = Groups(size=2 * ones, nodes=2 * ones, beside=ones)
     return np.where(payload > 0, network.seconds(Primitive.SEND, payload, groups), 0.0)
 
 
 def section(data: Path, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above. ``data`` is the folder of ``comm.csv``."""
+    """Return the figures and rows of the protocol. ``data`` is the folder of ``comm.csv``."""
     plans = _read(data / "history")
     curves = [
         curve
@@ -195,7 +201,7 @@ def _recorded(row: dict[str, str], modules: Sequence[dict[str, str]]) -> Recorde
 
 
 def _handed_bytes(published: Published, batch: int, ends: Sequence[int]) -> Floats:
-    """Return bytes of a micro-batch's activations behind each of these coarse layers; 0 behind the last."""
+    """Return the bytes of a micro-batch's activations after each coarse layer, 0 after the last."""
     graph = merged(published.graph, COARSE_LAYERS)
     handed = graph.boundary[np.array(ends)]
     handed[-1] = 0.0

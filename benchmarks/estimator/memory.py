@@ -1,34 +1,41 @@
-"""How well the memory of plans is predicted: pure data parallelism, and the plans that Alpa chose.
+"""The accuracy of predicted memory, for pure data parallelism and for plans that Alpa chose.
 
-Data: ``arena/dp_memory.csv`` (peak memory a GPU by data-parallel degree) and
-``arena/history/alpa_search.csv`` (peak memory of the fullest GPU under a plan of stages, degrees and coarse
-layers). The model is :mod:`tessera.estimator.memory` with ZeRO 1 (Alpa divides optimizer states among
-replicas), 1F1B and 16 micro-batches; graphs are those of :mod:`tessera.estimator.architectures`, merged to as
-many coarse layers as the plan has.
+Data: ``arena/dp_memory.csv`` (peak memory per GPU by data-parallel degree) and
+``arena/history/alpa_search.csv`` (peak memory of the fullest GPU under a plan of stages, degrees
+and coarse layers). The model is :mod:`tessera.estimator.memory` with ZeRO 1 (Alpa divides optimizer
+states among replicas), 1F1B and 16 micro-batches. Graphs are those of
+:mod:`tessera.estimator.architectures`, merged to the plan's number of coarse layers.
 
-**Which rows are truth.** For memory: all that were measured. For running out: those, as fitting, and the
-rows without a measurement, as not, but for three kinds of ``infeasible`` in ``dp_memory.csv``:
+**Ground truth.** Memory is judged on all measured rows. For running out of memory, measured rows
+count as fitting and rows without a measurement as not fitting. Three kinds of ``infeasible`` rows
+in ``dp_memory.csv`` are left out:
 
-* *untried*: no degree, batch or plan of that model and size was measured: it may never have been tried;
-* *above a fit*: a smaller degree of the same model, size and batch fits, and memory falls with the degree;
-* *ran elsewhere*: degree 1, and ``alpa_search.csv`` has the job running on one GPU.
+* *untried*: no degree, batch or plan of that model and size was measured, so it may never have been
+  tried;
+* *above a fit*: a smaller degree of the same model, size and batch fits, and memory falls with the
+  degree;
+* *ran elsewhere*: the degree is 1, and in ``alpa_search.csv`` the job runs on one GPU.
 
-A plan of ``alpa_search.csv`` that did not run counts as out of memory, though the file gives no reason.
-``oom_accuracy_all_rows`` counts every row of both files, ``oom_accuracy_with_elsewhere`` the third kind too.
+A plan of ``alpa_search.csv`` that did not run counts as out of memory, although the file gives no
+reason. ``oom_accuracy_all_rows`` counts every row of both files. ``oom_accuracy_with_elsewhere``
+also counts the third kind.
 
-**Limit.** XLA was given 0.8 of what the device shows, which with error correction on is 15/16 of GDDR6.
+**Limit.** XLA was given 0.8 of the memory that the device shows. With error correction on, the
+device shows 15/16 of its GDDR6.
 
-**Calibration.** How many copies XLA holds of a layer's activations, of a stage's and of gradients
-(:class:`tessera.estimator.memory.Copies`) is fitted for each model family and granularity of layers: *coarse*
-(fewer than 16), *fine* (16, the artifact's default), *inside* (more than the model has blocks, so that cuts
-run through blocks). For each seed a third of the (model, size, batch) calibrates and the rest judges; a group
-without calibration rows has the defaults. The constants see calibration rows alone; that there are these
-three, the granularities and the third kind of rows above were settled with all rows in view. A stage with
-``free`` sharding whose replicas do not fit whole is predicted with divided weights (ZeRO 3), which Alpa may
-choose there.
+**Calibration.** XLA holds a number of copies of a layer's activations, of a stage's activations and
+of gradients (:class:`tessera.estimator.memory.Copies`). These numbers are fitted for each model
+family and granularity of layers: *coarse* (fewer than 16), *fine* (16, the artifact's default), and
+*inside* (more than the model has blocks, so that cuts run through blocks). For each seed, a third
+of the (model, size, batch) calibrates and the rest is judged. A group without enough calibration
+rows has the defaults. The constants see calibration rows alone. Their choice, the granularities and
+the third kind of rows above were settled with all rows in view. If the replicas of a stage with
+``free`` sharding do not fit whole, the stage is predicted with divided weights (ZeRO 3), which Alpa
+may choose there.
 
-Baselines: 16 bytes a parameter; the artifact's gate (1.2 x memory under data parallelism over all GPUs
-must not exceed 0.8 of the GPU's), on the rows of ``alpa_search.csv`` for which it can be asked.
+The baselines are 16 bytes per parameter, and the artifact's gate: 1.2 x memory under data
+parallelism over all GPUs must not exceed 0.8 of the GPU's memory. The gate is judged on the rows of
+``alpa_search.csv`` for which its input is known.
 """
 
 from __future__ import annotations
@@ -56,7 +63,7 @@ from tessera.simulator.figures import Figure
 
 CALIBRATION_SHARE: Final = 1 / 3
 ECC: Final = 15 / 16
-"""GDDR6 gives a sixteenth to error correction: the artifact's A40 shows 45,487 MiB of 48 GiB."""
+"""The share of GDDR6 left by error correction. The artifact's A40 shows 45,487 MiB of 48 GiB."""
 LIMIT_GIB: Final = {h.name: 0.8 * ECC * h.memory_bytes / GIB for h in (A40, A10)}
 FINE_LAYERS: Final = 16
 DIVIDED: Final = (States(zero=1), States(zero=3))
@@ -68,7 +75,7 @@ UNITS: Final = (
 )
 DEFAULT: Final = np.array([Copies().layer, Copies().stage, Copies().gradients])
 LEAST_ROWS: Final = 4
-"""Rows from which three constants are fitted."""
+"""The least number of rows from which the three constants are fitted."""
 
 UNTRIED: Final = "untried"
 ABOVE: Final = "above a fit"
@@ -80,8 +87,11 @@ Group: TypeAlias = tuple[str, str]  # family, granularity
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """A plan that was tried. ``parts`` are GiB of each stage: what is needed whatever the copies, then of
-    one copy of each; shape (2, S, 4), first by ZeRO 1, then by ZeRO 3."""
+    """A plan that was tried, with the memory of its stages.
+
+    ``parts`` are GiB of each stage, shape (2, S, 4), first by ZeRO 1 and then by ZeRO 3. The first
+    of the four is the memory without any copies. The others are one copy of each kind.
+    """
 
     source: str
     job: Job
@@ -96,7 +106,7 @@ class Run:
 
     @property
     def limit_gib(self) -> float:
-        """Return what a GPU's memory is good for."""
+        """Return the memory of a GPU that a plan may use."""
         return LIMIT_GIB[self.hardware.name]
 
     def stage(self, copies: Floats) -> Floats:
@@ -113,14 +123,14 @@ class Run:
 
 
 class _NoNetwork:
-    """Memory does not depend on how fast collectives are."""
+    """A network with collectives that take no time, since memory does not depend on their speed."""
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         return np.zeros(len(payload_bytes))
 
 
 def section(data: Path, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above. ``data`` is the folder of ``dp_memory.csv``."""
+    """Return the figures and rows of the protocol. ``data`` is the folder of ``dp_memory.csv``."""
     searched = _searched(data / "history" / "alpa_search.csv")
     parallel = _data_parallel(data / "dp_memory.csv", searched)
     runs = [*parallel, *searched]
@@ -147,7 +157,7 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
 
 
 def _judged(runs: Sequence[Run], seed: int) -> list[tuple[Run, float]]:
-    """Return the runs of jobs that do not calibrate, with predictions."""
+    """Return the runs of jobs outside the calibration, with predictions."""
     jobs = sorted({run.job for run in runs})
     drawn = np.random.default_rng(seed).permutation(len(jobs))
     calibrating = {jobs[i] for i in drawn[: round(CALIBRATION_SHARE * len(jobs))]}
@@ -164,9 +174,10 @@ def _judged(runs: Sequence[Run], seed: int) -> list[tuple[Run, float]]:
 
 
 def fitted(runs: Sequence[Run], rounds: int = 8) -> Floats:
-    """Return copies of least mean relative error, none negative, shape (3,).
+    """Return the nonnegative copies of least mean relative error, shape (3,).
 
-    Which stage is fullest depends on the copies: fit and choice of stages alternate, half a step at a time.
+    The fullest stage depends on the copies. Fitting and choosing stages therefore alternate, and
+    each fit moves the copies half of the way.
     """
     copies = DEFAULT.copy()
     measured = np.array([run.measured_gib for run in runs], dtype=np.float64)
@@ -177,9 +188,10 @@ def fitted(runs: Sequence[Run], rounds: int = 8) -> Floats:
 
 
 def _least_absolute(columns: Floats, target: Floats, rounds: int = 20) -> Floats:
-    """Return x >= 0, shape (C,), of about least sum of abs(columns x - target).
+    """Return x >= 0, shape (C,), that about minimizes the sum of abs(columns x - target).
 
-    By least squares, each row weighted by 1 over its error, not less than 2 % (iteratively reweighted).
+    This is iteratively reweighted least squares. The weight of a row is 1 over its error, where an
+    error below 2 % counts as 2 %.
     """
     weight = np.ones(len(target))
     found = np.zeros(columns.shape[1])
@@ -190,7 +202,7 @@ def _least_absolute(columns: Floats, target: Floats, rounds: int = 20) -> Floats
 
 
 def _least_squares(columns: Floats, target: Floats) -> Floats:
-    """Return x >= 0 of least squares: the best of the sets of positive entries (there are few)."""
+    """Return x >= 0 of least squares by trying the sets of positive entries, which are few."""
     count = columns.shape[1]
     best, least = np.zeros(count), float(target @ target)
     for size in range(1, count + 1):
@@ -204,7 +216,7 @@ def _least_squares(columns: Floats, target: Floats) -> Floats:
 
 
 def _errors(predictions: Sequence[tuple[Run, float]]) -> Floats:
-    """Return relative errors of the runs that were measured."""
+    """Return the relative errors of the measured runs."""
     pairs = [(run.measured_gib, gib) for run, gib in predictions if run.measured_gib is not None]
     measured, predicted = np.array(pairs).T
     return np.asarray(np.abs(predicted / measured - 1), dtype=np.float64)
@@ -215,7 +227,7 @@ def _mape(predictions: Sequence[tuple[Run, float]]) -> float:
 
 
 def _accuracy(predictions: Sequence[tuple[Run, float]], *, kinds: Sequence[str] = ()) -> float:
-    """Return the share of runs called right: fits, or runs out of memory. ``kinds`` are not left out."""
+    """Return the share of runs correctly predicted to fit or not. ``kinds`` are not left out."""
     right = [
         (gib > run.limit_gib) == (run.measured_gib is None)
         for run, gib in predictions
@@ -225,7 +237,7 @@ def _accuracy(predictions: Sequence[tuple[Run, float]], *, kinds: Sequence[str] 
 
 
 def _confusion(predictions: Sequence[tuple[Run, float]], seeds: int) -> dict[str, Figure]:
-    """Return how many runs a seed were called wrong, each way."""
+    """Return the numbers of wrongly predicted runs per seed, in each direction."""
     kept = [(run, gib > run.limit_gib) for run, gib in predictions if not run.left_out]
     missed = sum(run.measured_gib is None and not out for run, out in kept)
     refused = sum(run.measured_gib is not None and out for run, out in kept)
@@ -261,7 +273,7 @@ def _gate(
 
 
 def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[str, Figure | str]]:
-    """Return errors by source, family and granularity, with the copies fitted to all of a group's rows."""
+    """Return the errors by source and group, with the copies fitted to all rows of the group."""
     groups: dict[tuple[str, Group], list[tuple[Run, float]]] = defaultdict(list)
     for run, gib in tests:
         groups[run.source, run.group].append((run, gib))
@@ -294,7 +306,11 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def _data_parallel(path: Path, searched: Sequence[Run]) -> list[Run]:
-    """Return one run a row, on an A40: degree 1 takes what the same plan takes there in the other file."""
+    """Return a run for each row, with the reason why it is left out, if any.
+
+    The GPU type must be the A40: at degree 1, memory is the same as that of the same plan on an A40
+    in the other file.
+    """
     lines = _lines(path)
     tried = {(r["model"], r["params"]) for r in lines if r["status"] == "ok"}
     ran = {r.job for r in searched if r.gpus == 1 and r.measured_gib is not None}
@@ -354,7 +370,11 @@ def _degrees(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order: coarse layers (start, end), degrees (data, tensor), whether sharding was free."""
+    """A plan's stages in order.
+
+    They are given by coarse layers (start, end), degrees (data, tensor), and whether sharding was
+    free.
+    """
 
     layers: tuple[tuple[int, int], ...]
     degrees: tuple[tuple[int, int], ...]
@@ -371,7 +391,7 @@ def _run(
     stages = _candidates(plan, len(graph), divides_experts=bool(graph.expert_weights.any()))
     inside = (
         count > len(published.graph) - 2
-    )  # all layers but embedding or stem, and head, are blocks
+    )  # all layers are blocks, except the head and the embedding or stem
     granularity = "inside" if inside else "fine" if count >= FINE_LAYERS else "coarse"
     return Run(
         source=source,
@@ -388,7 +408,7 @@ def _run(
 
 
 def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates:
-    """Return the stages; a plan's tensor parts divide experts, where there are any."""
+    """Return the stages. A plan's tensor parts divide experts if there are any."""
     start, end = np.minimum(np.array(plan.layers, dtype=np.int64), layers).T
     data, tensor = np.array(plan.degrees, dtype=np.int64).T
     return Candidates(
@@ -402,7 +422,7 @@ def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates
 
 
 def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
-    """Return GiB as :class:`Run` has them, shape (2, S, 4)."""
+    """Return the GiB of stages in the form of :attr:`Run.parts`, shape (2, S, 4)."""
     flights = in_flight(Schedule.ONE_F_ONE_B, len(stages), training.micro_batches)
     found = np.zeros((len(DIVIDED), len(stages), len(UNITS)))
     for i, states in enumerate(DIVIDED):

@@ -1,23 +1,25 @@
-"""What the papers' ways of planning reach of the exact search's plans, under our own cost model.
+"""The speed of the papers' planners relative to the exact search, under our own cost model.
 
-``DRAWN`` settings are drawn without replacement, by the seeds, from Arena's published models at their
-batches, the four GPU types of the papers' simulated cluster and ``COUNTS`` GPUs on the fewest nodes; data
-sheets' links and kernels, nothing measured. In each, every usual pipeline degree is a Cell, planned by
+The seeds draw ``DRAWN`` settings without replacement. They are drawn from Arena's published models
+at their batches, the four GPU types of the papers' simulated cluster, and ``COUNTS`` GPUs on the
+fewest nodes. Links and kernels are those of data sheets; nothing is measured. In each setting,
+every usual pipeline degree is a Cell, which is planned by
 
 * the exact search (least latency of all plans that fit),
 * Arena's proxy (section 3.3): least computation bias, then least communication load, within memory,
-* Crius' cut and assembly (sections 4.2 and 5.1): cut without regard to memory, each stage data or tensor
-  parallel alone.
+* Crius' cut and assembly (sections 4.2 and 5.1): the cut ignores memory, and each stage is either
+  data parallel or tensor parallel.
 
-``planner_share_X`` is exact latency / X's latency, the mean over Cells that both have a plan for, in the
-published measurements' 16 micro-batches; ``_worst`` the least of them; ``_best_degree`` compares the fastest
-degree of each, the mean over settings; ``_own`` is ``planner_share_X`` where both plan in the paper's own
-micro-batches: as many as stages (Arena), four times as many (Crius). ``planner_missed_X`` is the part of the
-exact search's Cells for which X finds no plan that fits. ``planner_seconds_X``: processor time of a
-setting's Cells, pricing of candidates included.
+``planner_share_X`` is exact latency / X's latency, as the mean over the Cells for which both have a
+plan. Plans have the 16 micro-batches of the published measurements. ``_worst`` is the lowest share.
+``_best_degree`` compares the fastest degrees of both, as the mean over settings. ``_own`` is
+``planner_share_X`` where both plan with the paper's own number of micro-batches: the number of
+stages (Arena) or four times that (Crius). ``planner_missed_X`` is the share of the exact search's
+Cells for which X finds no plan that fits. ``planner_seconds_X`` is the processor time of a
+setting's Cells, including the pricing of candidates.
 
-So this says what the rules cost where the cost model is right, not what plans reach on GPUs; for that see
-``choice_of_plan``.
+This shows the cost of the rules if the cost model is right. It does not show the speed of plans on
+GPUs; for that see ``choice_of_plan``.
 """
 
 from __future__ import annotations
@@ -46,23 +48,23 @@ OWN: Final[Mapping[Planner, MicroBatches]] = {
     Planner.ARENA: MicroBatches.STAGES,
     Planner.CRIUS: MicroBatches.FOUR_STAGES,
 }
-"""The planners that are judged, and the micro-batches of their papers."""
+"""The judged planners, with the rule of their papers for the number of micro-batches."""
 
 Drawn = tuple[Published, int, Hardware, int]
-"""Model, batch, GPU type, GPUs."""
+"""A model, batch, GPU type and number of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A planner beside the exact search in one setting. Shares: exact latency / the planner's."""
+    """A comparison with the exact search in one setting. Shares are exact over other latency."""
 
-    shares: tuple[float, ...]  # of degrees that both have
+    shares: tuple[float, ...]  # one for each degree that both have
     missed: int  # degrees that the exact search alone has
-    best: float | None  # of the fastest degrees; None: the planner has none
+    best: float | None  # share of the fastest degrees, or None if the planner has no plan
 
 
 def judged(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> Judged:
-    """Return what a planner's Cells are worth beside the exact ones, by degree."""
+    """Compare a planner's Cells with the exact ones, by degree."""
     both = sorted(exact.keys() & other.keys())
     fastest = [min((p.iter_time_s for p in x.values()), default=None) for x in (exact, other)]
     return Judged(
@@ -73,7 +75,7 @@ def judged(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> Judged:
 
 
 def section(data: Path | None, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above; no data are read."""
+    """Return the figures and rows of the protocol. No data are read."""
     del data
     every = [(drawn, *_compared(setting_of(*drawn))) for drawn in draw(seeds)]
     figures: dict[str, Figure] = {"planner_settings": len(every)}
@@ -90,7 +92,7 @@ def section(data: Path | None, seeds: Sequence[int]) -> Section:
 
 
 def draw(seeds: Sequence[int], count: int = DRAWN) -> list[Drawn]:
-    """Return so many different settings."""
+    """Return ``count`` different settings."""
     jobs = [(model, batch) for model in sampled() for batch in model.batches]
     every = [(*job, hardware, gpus) for job, hardware, gpus in product(jobs, ALL, COUNTS)]
     at = np.random.default_rng(list(seeds)).choice(len(every), size=count, replace=False)
@@ -100,7 +102,10 @@ def draw(seeds: Sequence[int], count: int = DRAWN) -> list[Drawn]:
 def _compared(
     setting: Setting,
 ) -> tuple[dict[Planner, Judged], dict[Planner, Judged], dict[Planner, float]]:
-    """Return each planner judged in the given and in its own micro-batches, and seconds with the former."""
+    """Judge each planner with the given micro-batches and with those of its paper.
+
+    Return both comparisons, and the processor seconds with the given micro-batches.
+    """
     found: dict[Planner, dict[int, Plan]] = {}
     seconds: dict[Planner, float] = {}
     for planner in Planner:

@@ -1,7 +1,8 @@
-"""Profiled layers against directly measured steps on the device that is there: error, and device time saved.
+"""Sums of profiled layers compared with directly measured steps, in error and in device time.
 
-The only section that measures: on a CPU small models, on an accelerator the smallest sizes of the papers. It
-runs in a process of its own, which holds the device no longer than it needs and keeps JAX out of this one.
+This is the only section that measures something on the machine. On a CPU it measures small models,
+on an accelerator the smallest sizes of the papers. It measures in a separate process, which holds
+the device no longer than necessary and keeps JAX out of this process.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def section(
     date: str = "",
     records: Path | None = None,
 ) -> Section:
-    """Return errors of sums of profiled layers, and seconds of the device that both ways took.
+    """Return the errors of sums of profiled layers, and the device seconds of both methods.
 
-    Nothing is read from ``data``, and times depend on no seed. ``models`` as in
-    ``tessera.estimator.profiling.compare``; ``records`` is a file to which the profile is appended.
+    Nothing is read from ``data``, and times do not depend on ``seeds``. ``models`` is as in
+    ``tessera.estimator.profiling.compare``. ``records`` is a file to which the profile is appended.
 
     Raises:
         Unavailable: the measuring process failed.
@@ -60,10 +61,11 @@ def section(
 
 
 def summary(report: Mapping[str, Any]) -> Section:
-    """Return the section of a report of ``tessera.estimator.profiling.compare``.
+    """Return the section for a report of ``tessera.estimator.profiling.compare``.
 
-    ``profiled_error``: of forward and backward; ``profiled_step_error``: with the update of the weights;
-    ``profiled_saving``: device seconds of measuring whole steps over those of profiling layers.
+    ``profiled_error`` is the error of the forward and backward passes. ``profiled_step_error``
+    includes the update of the weights. ``profiled_saving`` is the device seconds of measuring whole
+    steps over those of profiling layers.
     """
     found = report["comparisons"]
     columns = {

@@ -1,11 +1,11 @@
-"""The cells of which every plan was estimated: ``arena/history/cell_*.csv``, as planners see them.
+"""The cells of which every plan was estimated (``arena/history/cell_*.csv``), as planners see them.
 
-A cell is a model at a batch size on a number of a40 with a pipeline degree. Its plans come from one to
-two groups of the authors' experiments (``8d`` holds the uniform shapes, ``8d_2`` the mixed ones of the
-same cell; no plan is in both), which are put together here: 13 groups, 9 cells. All have 16 coarse layers
-and two GPUs a stage, as 2x1 (data parallel) or 1x2 (tensor parallel). ``gpu_fraction`` and
-``sum_gpu_fraction`` are not read: for Wide-ResNet, and in group ``4d_bert``, they carry a weight of the
-layer's position that the authors set by hand.
+A cell is a model at a batch size on a number of a40 with a pipeline degree. Its plans come from one
+or two groups of the authors' experiments. For example, ``8d`` holds the uniform shapes and ``8d_2``
+the mixed ones of the same cell, and no plan is in both. The groups of a cell are merged here: 13
+groups, 9 cells. All have 16 coarse layers and two GPUs per stage, as 2x1 (data parallel) or 1x2
+(tensor parallel). ``gpu_fraction`` and ``sum_gpu_fraction`` are not read. For Wide-ResNet, and in
+group ``4d_bert``, they contain a weight of the layer's position that the authors set by hand.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MICRO_BATCHES: Final = 16
 STAGE_GPUS: Final = 2
 DATA, TENSOR = "2x1", "1x2"
 _CHANNELS: Final = {"1B": 320, "2B": 448, "4B": 640}
-"""Base channels of the Wide-ResNets (Alpa, OSDI 2022): what scales bytes that were recorded for 2B alone."""
+"""The base channels of the Wide-ResNets (Alpa, OSDI 2022), which scale bytes recorded for 2B."""
 
 CellKey = tuple[str, str, int, int]
-"""Model, size, GPUs, stages."""
+"""A model, its size, a number of GPUs and a number of stages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +41,14 @@ class Cell:
     key: CellKey
     groups: tuple[str, ...]
     ends: Ints  # (P, S) the layer after each stage's last
-    data_parallel: np.ndarray  # (P, S) bool: 2x1, else 1x2
+    data_parallel: np.ndarray  # (P, S) bool, True for 2x1 and False for 1x2
     iter_time_s: Floats  # (P,) by the authors' profiler
     kernels_s: Floats  # (P, S) of a micro-batch, both passes, on one device
     comm_s: Floats  # (P, S) collectives within a stage, of a micro-batch; 0 where not logged
     sync_s: Floats  # (P, S) gradients, once an iteration; 0 where not logged
     roofline_s: Floats  # (16,) of each layer: comp_load_s
-    tensor_bytes: Floats  # (16,) exchanged of each layer, a micro-batch, as 1x2
-    data_bytes: Floats  # (16,) as 2x1: gradients, by micro-batches
+    tensor_bytes: Floats  # (16,) bytes that each layer exchanges per micro-batch as 1x2
+    data_bytes: Floats  # (16,) the same as 2x1: gradient bytes divided by micro-batches
 
     @property
     def gpus(self) -> int:
@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def share(self) -> Floats:
-        """Return the speed of each plan by the best one's, (P,)."""
+        """Return the speed of each plan relative to the best one, (P,)."""
         speed: Floats = float(self.iter_time_s.min()) / self.iter_time_s
         return speed
 
@@ -102,7 +102,7 @@ class Cell:
 
     @cached_property
     def comm_bytes(self) -> Floats:
-        """Return what each candidate communicates a micro-batch, (K,)."""
+        """Return the bytes that each candidate communicates per micro-batch, (K,)."""
         c = self.candidates
         each = [np.concatenate([[0.0], x.cumsum()]) for x in (self.data_bytes, self.tensor_bytes)]
         sums = [x[c.end] - x[c.start] for x in each]
@@ -110,10 +110,10 @@ class Cell:
         return sent
 
     def kernels_of_layers(self, data_parallel: bool) -> Floats:
-        """Return seconds of each layer in one shape, (16,), that make the recorded kernels of stages.
+        """Return the kernel seconds of each layer in one shape, (16,).
 
-        By least squares: kernels of stages are sums over layers to 0.3 %. Layers that no recorded partition
-        parts share evenly what they take together.
+        They are fitted by least squares to the recorded kernels of stages, which are sums over
+        layers to within 0.3 %. Layers that no recorded partition separates share their time evenly.
         """
         picked = self.data_parallel == data_parallel
         inside = np.arange(LAYERS)[None] >= self.starts[picked][:, None]
@@ -170,7 +170,7 @@ def _cell(
 
 
 def _roofline(key: CellKey, loads: dict[tuple[str, str], Floats]) -> Floats:
-    """Return loads of layers; of Wide-ResNet 1B none are recorded: 2B's, by the square of the channels."""
+    """Return the loads of layers. Wide-ResNet 1B has 2B's, scaled by the square of the channels."""
     if key[:2] in loads:
         return loads[key[:2]]
     return loads["wide_resnet", "2B"] * (_CHANNELS[key[1]] / _CHANNELS["2B"]) ** 2
@@ -179,8 +179,11 @@ def _roofline(key: CellKey, loads: dict[tuple[str, str], Floats]) -> Floats:
 def _scaled(
     key: CellKey, traffic: dict[tuple[str, str], tuple[Floats, Floats]]
 ) -> tuple[Floats, Floats]:
-    """Return bytes of each layer; of Wide-ResNets only 2B's are recorded: activations grow with channels,
-    weights with their square."""
+    """Return the bytes of each layer.
+
+    Of the Wide-ResNets, only 2B is recorded. Activations grow with the channels, weights with their
+    square.
+    """
     if key[:2] in traffic:
         return traffic[key[:2]]
     tensor, weights = traffic["wide_resnet", "2B"]
@@ -193,7 +196,7 @@ def _ends(text: str) -> list[int]:
 
 
 def _modules(path: Path) -> dict[tuple[str, int], Floats]:
-    """Return kernels, collectives and gradients' exchange of each stage of each plan, seconds."""
+    """Return the seconds of kernels, collectives and gradient exchange of each plan's stages."""
     out: dict[tuple[str, int], Floats] = defaultdict(lambda: np.zeros(3))
     for row in _rows(path):
         if row["pass"] not in ("forward", "backward"):
@@ -211,8 +214,10 @@ def _loads(path: Path) -> dict[tuple[str, str], Floats]:
 
 
 def _traffic(path: Path) -> dict[tuple[str, str], tuple[Floats, Floats]]:
-    """Return bytes of each layer under tensor and data parallelism, from those of two-GPU stages; they
-    add up."""
+    """Return the bytes of each layer under tensor and data parallelism.
+
+    They are derived from the bytes of two-GPU stages, which are sums over layers.
+    """
     seen: dict[tuple[str, str, str], dict[tuple[int, int], float]] = defaultdict(dict)
     for row in _rows(path):
         if (shape := row["logical_shape"]) in (DATA, TENSOR):
@@ -230,7 +235,7 @@ def _traffic(path: Path) -> dict[tuple[str, str], tuple[Floats, Floats]]:
 
 
 def _spread(stages: dict[tuple[int, int], float]) -> Floats:
-    """Return the values of layers, (16,), whose sums are those of the stages, by least squares."""
+    """Return values of layers, (16,), whose sums match those of the stages by least squares."""
     spans = np.array(list(stages))
     layer = np.arange(LAYERS)
     inside = (layer >= spans[:, :1]) & (layer < spans[:, 1:])

@@ -1,4 +1,4 @@
-"""What one section of the estimator's benchmark found."""
+"""The result of one section of the estimator's benchmark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera.simulator.figures import Figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Figures by name, and the rows behind them (each a dictionary whose ``section`` is its own)."""
+    """Figures by name, and the rows behind them. Each row is a dictionary with its ``section``."""
 
     figures: dict[str, Figure]
     rows: list[dict[str, Figure | str]] = field(default_factory=list)

@@ -1,8 +1,9 @@
-"""How long the Cells of one job take.
+"""The time to compute the Cells of one job.
 
-All four GPU types of the papers' simulated cluster, five counts, every pipeline degree up to the GPUs, with
-the published models and data sheets' links; seconds of processor time of one thread, the median of
-``REPEATS`` runs after one that is not counted. ``cells_s`` is the slowest of three models, one a family.
+A job has Cells on all four GPU types of the papers' simulated cluster, at five counts, with every
+pipeline degree up to the number of GPUs. Models are the published ones, and links are those of data
+sheets. Times are seconds of processor time of one thread, as the median of ``REPEATS`` runs after a
+warm-up run. ``cells_s`` is the time of the slowest of three models, one from each family.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REPEATS: Final = 3
 
 
 def section(data: Path | None, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above; nothing is drawn or read."""
+    """Return the figures and rows of the protocol. Nothing is drawn or read."""
     del data, seeds
     rows = [_timed(find(model, params)) for model, params in MODELS]
     return Section(
@@ -56,12 +57,12 @@ def _timed(published: Published) -> dict[str, float | int | str]:
 
 
 def _plans(published: Published, hardware: Hardware, gpus: int) -> int:
-    """Return how many pipeline degrees have a plan."""
+    """Return the number of pipeline degrees that have a plan."""
     return len(cells(setting_of(published, BATCH, hardware, gpus)))
 
 
 def setting_of(published: Published, batch: int, hardware: Hardware, gpus: int) -> Setting:
-    """Return a model on this many GPUs on the fewest nodes, by data sheets."""
+    """Return the setting of a model on ``gpus`` GPUs on the fewest nodes, by data sheets."""
     shape = shape_of(gpus, hardware.gpus_per_node)
     states = States(zero=published.zero)
     return on_sheets(published.graph, published.at(batch), hardware, shape, states)

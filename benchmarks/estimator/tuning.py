@@ -1,26 +1,24 @@
-"""How much of the best plan pruned search spaces keep, and how much smaller they are.
+"""The quality and the size of pruned search spaces, compared with the full space.
 
-Data and truth as in ``choice_of_plan.py``. The full search looks at all recorded plans of a cell and
-finds the best. A pruned space keeps those recorded plans that are in it
-(``tessera.estimator.planning.tuning``); its quality is the best plan's time by that of the best plan kept.
-``tuning_quality`` is the mean over cells, ``tuning_reduction`` all recorded plans by all kept ones,
-``tuning_reduction_mean`` the mean over cells of that ratio. ``tuning_space_reduction`` counts whole spaces
-instead (every partition of 16 layers into two-GPU stages in either shape, recorded or not), as the geometric
-mean.
+Data and truth are those of ``choice_of_plan.py``. The full search looks at all recorded plans of a
+cell and finds the best. A pruned space keeps the recorded plans that are in it
+(``tessera.estimator.planning.tuning``). Its quality is the best plan's time over that of the best
+plan kept. ``tuning_quality`` is the mean over cells. ``tuning_reduction`` is the number of all
+recorded plans over that of all kept plans, and ``tuning_reduction_mean`` is the mean of that ratio
+over cells. ``tuning_space_reduction`` counts whole spaces instead, as the geometric mean. A whole
+space has every partition of 16 layers into two-GPU stages in either shape, recorded or not.
 
-Spaces, all guided by what the planner knows before anything runs (layers' loads learned from other cells
-of the family, communication in bytes; no iteration time):
+All spaces are guided by what the planner knows before anything runs: layers' loads learned from
+other cells of the family, and communication in bytes, but no iteration time.
 
 * ``arena`` (the figures without a name): Arena's three rules, section 3.6, with the frontier of the
-recorded plans. Imbalance
-  is a plan's most loaded stage; the paper names no measure.
-* ``arena_roofline``: the same from uncorrected roofline loads; nothing at all is learned. *
-``slack_1.1``, ``1.2``, ``1.3``: Arena's, with so much more imbalance allowed; shown to say what a wider
-space buys, none was
-  picked.
-* ``crius``: the estimated plan's partition, each stage's half of the shapes (Crius, section 5.2), the
-  estimate as in ``choice_of_plan.py``. With two GPUs a stage each half is one shape: nothing is left to
-  tune.
+  recorded plans. Imbalance is the load of a plan's most loaded stage; the paper names no measure.
+* ``arena_roofline``: the same from uncorrected roofline loads, so that nothing at all is learned.
+* ``slack_1.1``, ``1.2``, ``1.3``: Arena's rules with 1.1, 1.2 or 1.3 times the imbalance. They show
+  the benefit of a wider space; none of them was picked.
+* ``crius``: the estimated plan's partition and each stage's half of the shapes (Crius, section
+  5.2). The estimate is as in ``choice_of_plan.py``. With two GPUs per stage, each half is one
+  shape, so nothing is left to tune.
 * ``proxy``: the proxy plan alone.
 """
 
@@ -56,7 +54,7 @@ Guide = Callable[[SearchSpace, Cell, Sequence[Cell]], SearchSpace]
 
 
 def section(data: Path, seeds: Sequence[int]) -> Section:
-    """Return figures and rows of the protocol above; nothing is drawn, so seeds change nothing."""
+    """Return the figures and rows of the protocol. Nothing is drawn, so seeds have no effect."""
     del seeds
     cells = read_cells(data)
     rows = [_row(name, cell, cells) for name in GUIDES for cell in cells]

@@ -117,7 +117,7 @@ def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
 
 
 def on_clos(case: Small, placement: int = 0) -> Contention:
-    """Return the jobs on the two-layer Clos, with one aggregation switch for all of a job's traffic.
+    """Return the jobs on the two-layer Clos, with one aggregation switch for all its traffic.
 
     Each job reduces gradients in rings over its hosts, one ring for each GPU of a host. The hosts
     of a ring are in order, so each ring enters and leaves each of the job's ToRs once.
@@ -211,7 +211,7 @@ def _placed(counts: Ints, hosts: Ints) -> Placement:
 
 
 def _meets(jobs: tuple[Job, ...], placed: Placement, tors: int, hosts: int, least: float) -> bool:
-    """Return whether each job crosses ToRs and the highest load of a cable is at least ``least``."""
+    """Return whether each job crosses ToRs and the highest cable load is at least ``least``."""
     load = np.zeros(tors)
     for job, at in zip(jobs, placed, strict=True):
         mine = {host * tors // hosts for host in at}
