@@ -117,7 +117,7 @@ def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
 
 
 def on_clos(case: Small, placement: int = 0) -> Contention:
-    """Return the jobs on the two-layer Clos, with one aggregation switch for all its traffic.
+    """Return the jobs on the two-layer Clos, where each job takes one aggregation switch.
 
     Each job reduces gradients in rings over its hosts, one ring for each GPU of a host. The hosts
     of a ring are in order, so each ring enters and leaves each of the job's ToRs once.

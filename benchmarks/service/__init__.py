@@ -1,1 +1,1 @@
-"""A running service under load and under attack."""
+"""Benchmarks of a running service under load and under attack."""

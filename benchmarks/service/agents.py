@@ -1,4 +1,4 @@
-"""A real agent as a process of its own, with jobs that are replayed."""
+"""A real agent in a separate process, which replays jobs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import psutil
 
 @dataclass(slots=True, kw_only=True)
 class AgentProcess:
-    """An agent for several nodes; it ends, with its jobs, when it is closed."""
+    """An agent process for several nodes. Closing it also ends its jobs."""
 
     address: str
     cluster: str
     nodes: Sequence[tuple[str, str, int]]
-    """Name, GPU type and GPUs."""
+    """The name, GPU type and number of GPUs of each node."""
     folder: Path
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start it."""
+        """Start the process."""
         self.folder.mkdir(parents=True)
         argv = [sys.executable, "-m", "tessera.service.agent.main", f"--server={self.address}"]
         argv += [f"--cluster={self.cluster}", f"--data-dir={self.folder}", "--stop-on-exit"]
@@ -34,15 +34,15 @@ class AgentProcess:
 
     @property
     def log(self) -> Path:
-        """Return the file that its log goes to."""
+        """Return the path of the agent's log."""
         return self.folder.with_suffix(".log")
 
     def count_lapses(self) -> int:
-        """Return how often its lease ran out, so that it stopped its jobs."""
+        """Return the number of times that the lease ran out and the agent stopped its jobs."""
         return self.log.read_text().count(" expire: not heard for ")
 
     def close(self) -> None:
-        """End it and what it started."""
+        """End the agent and all processes that it started."""
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.process.pid).children(recursive=True)
             self.process.terminate()

@@ -1,4 +1,4 @@
-"""A server under attack: what hostile callers do to everybody else."""
+"""The effect of hostile callers on the other callers of a server."""
 
 from __future__ import annotations
 
@@ -84,7 +84,11 @@ def hostile(
 
 
 def chosen_phases(kinds: str) -> list[str]:
-    """Return the names of the phases that ``kinds`` asks for. Raises InvalidInput."""
+    """Return the names of the phases in ``kinds``, or of all phases if it is empty.
+
+    Raises:
+        InvalidInput: a name is unknown.
+    """
     known = [*KINDS, TOGETHER]
     chosen = [name.strip() for name in kinds.split(",") if name.strip()] or known
     for name in chosen:
@@ -94,7 +98,7 @@ def chosen_phases(kinds: str) -> list[str]:
 
 
 def _tell(err: Console, phase: Phase) -> None:
-    """Say on standard error how a phase went."""
+    """Print the results of a phase to standard error."""
     row = phase.row()
     shown = {k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items() if k != "phase"}
     err.print(

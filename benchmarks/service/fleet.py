@@ -1,7 +1,8 @@
-"""A fleet of agents that take part in the real protocol on a clock of their own.
+"""A simulated fleet of agents that uses the real protocol with its own clock.
 
-It speaks ``Agents.Sync`` over a real socket like any agent, for all nodes of a cluster, but its jobs advance
-only when the driver says so: ``advance(300)`` is a round's worth of training.
+It speaks ``Agents.Sync`` over a real socket like any agent, for all nodes of a cluster. Its jobs
+advance only when the driver calls ``advance``. For example, ``advance(300)`` trains for the length
+of a round.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _Phase = agents_pb2.ObservedGang
 
 @dataclass(slots=True)
 class _Run:
-    """A job's progress, kept over its gangs."""
+    """A job's progress, which is kept across its gangs."""
 
     iterations: float
     restart_left_s: float
@@ -30,7 +31,7 @@ class _Run:
 
 
 class Fleet:
-    """Agents of every node of one cluster. Use as a context manager."""
+    """The agents of all nodes of one cluster, used as a context manager."""
 
     def __init__(self, address: str, cluster: str, nodes: Sequence[NodeSpec], agent: str) -> None:
         self._channel = grpc.insecure_channel(
@@ -77,7 +78,7 @@ class Fleet:
             thread.join(10)
 
     def advance(self, seconds: float) -> list[str]:
-        """Train every running gang for ``seconds``; report, and return the jobs that are done."""
+        """Train every running gang for ``seconds``, report, and return the finished jobs."""
         done = []
         with self._lock:
             for gang in self._desired.gangs:

@@ -1,7 +1,8 @@
-"""A forwarder of TCP connections on loopback, so that a caller comes from an address of its own.
+"""A forwarder of TCP connections on loopback, which gives a caller its own source address.
 
-A server that shares its threads between clients tells them apart by their hosts. All callers of a benchmark
-are on one host, so those that must count as another client call through a forwarder.
+The server shares its threads between clients, which it distinguishes by their hosts. All
+callers of a benchmark are on one host. A caller that must count as a separate client calls through
+a forwarder.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _accept(
             return
         try:
             far = socket.create_connection((host, int(port)), source_address=(source, 0))
-        except OSError:  # nobody listens there now
+        except OSError:  # nothing listens there at the moment
             near.close()
             continue
         opened += [near, far]
@@ -53,7 +54,7 @@ def _accept(
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy what comes until either side ends; then end both."""
+    """Copy received bytes until either side ends, and then end both."""
     with contextlib.suppress(OSError):
         while received := source.recv(CHUNK_BYTES):
             target.sendall(received)

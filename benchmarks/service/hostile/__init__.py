@@ -1,1 +1,1 @@
-"""Hostile callers of a running server, and the measures of what other callers then see."""
+"""Hostile callers of a running server, and measurements of their effect on other callers."""

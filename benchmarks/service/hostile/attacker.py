@@ -16,11 +16,14 @@ from tessera.benchmarks.service.hostile.attacks import KINDS
 from tessera.benchmarks.service.hostile.caller import Attack
 
 NICENESS: Final = 10
-"""An attacker would have a machine of its own: here it must not take the server's share of the processor."""
+"""The niceness of an attacker.
+
+A real attacker has its own machine, so here it must not take the server's share of the processor.
+"""
 
 
 def main() -> None:
-    """Attack as the command line says."""
+    """Run the attack given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("address")
@@ -41,7 +44,7 @@ def main() -> None:
     )
     try:
         tally = KINDS[orders.kind](attack)
-    except OSError as error:  # the server is gone, which the benchmark sees for itself
+    except OSError as error:  # the server is gone, which the benchmark detects itself
         sys.exit(f"{orders.kind}: {error}")
     sys.stdout.write(json.dumps(tally.to_json()) + "\n")
 

@@ -39,12 +39,12 @@ from tessera.v1 import (
 )
 
 PATIENCE_S: Final = 5.0
-"""Deadline of a call that a reader of documents should refuse at once."""
+"""The deadline of a call that a reader of documents should refuse immediately."""
 
 MAX_ARCHITECTURE: Final = 65_536
 MAX_DOCUMENT: Final = 16 * MIB
 TOO_LARGE: Final = 63 * MIB
-"""Characters that still fit into a message of 64 MiB."""
+"""The number of characters that still fit into a message of 64 MiB."""
 
 UPSERT_MODELS: Final = "/tessera.v1.Estimates/UpsertModels"
 UPDATE_TOPOLOGY: Final = "/tessera.v1.Networks/UpdateTopology"
@@ -54,7 +54,7 @@ LIST_JOBS: Final = "/tessera.v1.Jobs/ListJobs"
 
 
 def send_documents(attack: Attack) -> Tally:
-    """Send documents that expand to every field that takes one."""
+    """Send documents that expand, in every field that takes a document."""
     calls = list(document_calls(attack))
 
     def send(caller: Caller) -> None:
@@ -65,7 +65,7 @@ def send_documents(attack: Attack) -> Tally:
 
 
 DocumentCall = tuple[str, str, Callable[[], bytes]]
-"""What is sent, the method's path, and a function that makes the request."""
+"""A description, the method's path, and a function that makes the request."""
 
 
 def document_calls(attack: Attack) -> list[DocumentCall]:
@@ -132,11 +132,11 @@ FAIR: Final = "max-min within 5% then finish-time-fairness within 1% then makesp
 
 
 LEVELS: Final = (1000, 64)
-"""Levels of fairness that are asked for: far too many, and as many as are allowed."""
+"""The numbers of fairness levels in hostile options: far too many, and the highest allowed."""
 
 
 def hostile_options() -> list[scheduler_pb2.RoundOptions]:
-    """Return options that make rounds as long as they can be, within the limits and beyond them."""
+    """Return options for the longest possible rounds, within the limits and beyond them."""
     options, many, eight = scheduler_pb2.RoundOptions, many_goals(1000), many_goals(140)
     found = []
     for levels in LEVELS:
@@ -157,7 +157,7 @@ def hostile_options() -> list[scheduler_pb2.RoundOptions]:
 
 
 def many_goals(characters: int) -> str:
-    """Return an objective of as many stages as fit, no two of which are the same."""
+    """Return an objective of as many distinct stages as fit into ``characters``."""
     stages: list[str] = []
     for k in itertools.count(1):
         stage = f"{k}*jct+throughput"
@@ -190,7 +190,7 @@ def ask_for_rounds(attack: Attack) -> Tally:
 
 
 def list_everything(attack: Attack) -> Tally:
-    """List all jobs by pages of the largest size, and everything else that can be listed."""
+    """List all jobs in pages of the largest size, and everything else that can be listed."""
     others = [
         (path, request.SerializeToString())
         for path, request in sample_requests(CROWDED).items()
@@ -213,7 +213,7 @@ def list_everything(attack: Attack) -> Tally:
 
 
 def submit_floods(attack: Attack) -> Tally:
-    """Submit jobs, as many in a call as are allowed, from many threads."""
+    """Submit the highest allowed number of jobs per call from many threads."""
     path, size = "/tessera.v1.Jobs/SubmitJobs", attack.scaled(40_000, 100)
     batch = min(10_000, size)
     real = submit_request(FLOODED, batch).SerializeToString()
@@ -227,7 +227,7 @@ def submit_floods(attack: Attack) -> Tally:
 
 
 def call_impatiently(attack: Attack) -> Tally:
-    """Call every method with a deadline of 1 to 50 ms, or leave after a random time."""
+    """Call every method with a deadline of 1 to 50 ms, or leave after that time."""
     requests = [(p, r.SerializeToString()) for p, r in sample_requests().items()]
     requests.append((SCHEDULE, _dry_run(hostile_options()[0])))
 
@@ -243,7 +243,7 @@ def call_impatiently(attack: Attack) -> Tally:
 
 
 def flood(attack: Attack) -> Tally:
-    """Make clusters, models, tenants, nodes and workloads without number."""
+    """Create large numbers of clusters, models, tenants, nodes and workloads."""
 
     def fill(caller: Caller) -> None:
         turn = attack.next_turn()
@@ -327,4 +327,4 @@ KINDS: Final[Mapping[str, Callable[[Attack], Tally]]] = {
     "impatient": call_impatiently,
     "floods": flood,
 }
-"""The kinds of attacks by name, in the order in which they are tried."""
+"""The kinds of attacks by name, in the order in which they are run."""

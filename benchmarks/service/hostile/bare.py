@@ -1,4 +1,4 @@
-"""A server with nothing but health: what the machine alone makes of a health check.
+"""A control server that only answers health checks, which shows the delays of the machine itself.
 
 ``python -m tessera.benchmarks.service.hostile.bare ADDRESS`` serves until it is ended.
 """

@@ -1,4 +1,4 @@
-"""Calls of one hostile caller, counted by their answers."""
+"""Hostile callers, whose calls are counted by their answers."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from tessera.benchmarks.service.hostile.tally import LEFT, Tally, merge_tallies
 
 OPTIONS: Final = [
     ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 128 << 20),  # whether the server takes it is the question
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own for each caller
+    ("grpc.max_send_message_length", 128 << 20),  # large, to test whether the server accepts it
+    ("grpc.use_local_subchannel_pool", 1),  # a separate connection for each caller
 ]
 
 AN_HOUR_S: Final = 3600.0
 
 PAUSE_S: Final = 0.05
-"""After an answer that says that the server cannot be reached."""
+"""The pause after an answer with the code UNAVAILABLE."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Attack:
-    """The orders of one attacker: where, how much and until when."""
+    """The orders of one attacker: the target, the load and the end of the attack."""
 
     address: str
     load: float
-    """Share of the full attack, in (0, 1]."""
+    """The share of the full attack, in (0, 1]."""
     seed: int
     until_s: float
-    """When to leave, by ``time.monotonic``."""
+    """The time at which to leave, by ``time.monotonic``."""
     _turns: itertools.count[int] = field(default_factory=itertools.count)
 
     def scaled(self, full: int, least: int = 1) -> int:
-        """Return ``full`` scaled by the load, and at least ``least``."""
+        """Return ``full`` scaled by the load, but at least ``least``."""
         return max(least, round(full * self.load))
 
     def next_turn(self) -> int:
-        """Return the number of the next call, over all threads."""
+        """Return the number of the next call, counted over all threads."""
         return next(self._turns)
 
     @property
@@ -53,7 +53,7 @@ class Attack:
 
 
 class Caller:
-    """A connection whose calls are counted, and left when the attack is over."""
+    """A connection whose calls are counted, and abandoned when the attack is over."""
 
     def __init__(self, attack: Attack, number: int) -> None:
         self.attack, self.tally = attack, Tally()
@@ -69,11 +69,11 @@ class Caller:
         what: str = "",
         leave_after_s: float = AN_HOUR_S,
     ) -> bytes | None:
-        """Return the answer; None where there was none. Leaves a call that outlasts the attack."""
+        """Return the answer, or None if there was none. Abandon a call that outlasts the attack."""
         started_s, what = time.monotonic(), what or path.rpartition("/")[2]
         patience_s = min(leave_after_s, self.attack.until_s - started_s)
         answer, code, details = None, "OK", ""
-        # without serializers: bytes as they are
+        # Without serializers, bytes are sent unchanged.
         method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
         call = method.future(message, timeout=timeout_s)
         try:
@@ -89,14 +89,17 @@ class Caller:
         return answer
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._channel.close()
 
 
 def call_from_threads(
     attack: Attack, threads: int, work: Callable[[Caller], None], most_calls: int
 ) -> Tally:
-    """Repeat ``work`` from threads with a connection each, until the attack or the calls are over."""
+    """Repeat ``work`` from threads with a connection each.
+
+    They stop when the attack is over or ``most_calls`` calls have been made.
+    """
     callers = [Caller(attack, number) for number in range(threads)]
 
     def repeat(caller: Caller) -> None:

@@ -1,4 +1,4 @@
-"""Documents that cost their reader much more than they cost their sender."""
+"""Documents that are much more expensive to read than to send."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MIB: Final = 2**20
 
 
 def nest_aliases(levels: int, width: int) -> str:
-    """Return YAML of a few hundred bytes whose aliases stand for width ** levels values."""
+    """Return a few hundred bytes of YAML whose aliases expand to width ** levels values."""
     lines = ["a0: &a0 [" + ", ".join(["x"] * width) + "]"]
     lines += [f"a{k}: &a{k} [" + ", ".join([f"*a{k - 1}"] * width) + "]" for k in range(1, levels)]
     return "\n".join(lines) + f"\nlayers: *a{levels - 1}\n"
 
 
 def nest_merges(levels: int, width: int) -> str:
-    """Return YAML whose merge keys copy the mapping of the level before ``width`` times."""
+    """Return YAML whose merge keys copy the mapping of the previous level ``width`` times."""
     lines = ["m0: &m0 {x: 1}"]
     lines += [
         f"m{k}: &m{k} {{<<: [" + ", ".join([f"*m{k - 1}"] * width) + f"], k{k}: 1}}"
@@ -27,17 +27,17 @@ def nest_merges(levels: int, width: int) -> str:
 
 
 def nest_brackets(depth: int) -> str:
-    """Return a sequence in a sequence, ``depth`` times; JSON and YAML alike."""
+    """Return sequences nested ``depth`` times, in JSON that is also YAML."""
     return "[" * depth + "]" * depth
 
 
 def nest_braces(depth: int) -> str:
-    """Return a mapping in a mapping, ``depth`` times; JSON and YAML alike."""
+    """Return mappings nested ``depth`` times, in JSON that is also YAML."""
     return '{"a":' * depth + "1" + "}" * depth
 
 
 def indent_blocks(depth: int) -> str:
-    """Return YAML whose block mappings are indented ever deeper."""
+    """Return YAML with block mappings of increasing indentation."""
     return "".join(" " * k + "a:\n" for k in range(depth))
 
 
@@ -53,7 +53,7 @@ def list_lines(size: int) -> str:
 
 
 def hostile_texts(limit: int) -> Iterator[tuple[str, str]]:
-    """Yield names and texts of at most ``limit`` characters, or slightly more where the limit is tried."""
+    """Yield names and texts of at most ``limit`` characters, or slightly more to test the limit."""
     yield "nested aliases", nest_aliases(9, 9)
     yield "many aliases", nest_aliases(60, 2)
     yield "merged aliases", nest_merges(30, 9)
@@ -80,7 +80,7 @@ def hostile_texts(limit: int) -> Iterator[tuple[str, str]]:
 
 
 def hostile_numbers(limit: int) -> Iterator[tuple[str, str]]:
-    """Yield names and numbers that are too large, or costly to read."""
+    """Yield names and numbers that are too large or expensive to read."""
     digits = min(50_000, limit // 2)
     yield "digits", "9" * digits
     yield "hexadecimal digits", "0x" + "f" * digits
@@ -97,7 +97,7 @@ _SIZES: Final = {"hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 50
 
 
 def hostile_architectures() -> Iterator[tuple[str, str]]:
-    """Yield architectures whose fields are well formed and far too large."""
+    """Yield names and architectures whose fields are well formed but far too large."""
     for layers in (10**4, 10**6, 10**9, 10**18):
         for kind in ("transformer", "moe"):
             experts = {"experts": 8} if kind == "moe" else {}
@@ -123,7 +123,10 @@ _HOST: Final = {
 
 
 def hostile_topologies(links: int) -> Iterator[tuple[str, str]]:
-    """Yield topologies at and above the limits of sizes; ``links`` are written one by one."""
+    """Yield names and topologies at and above the size limits.
+
+    ``links`` is the number of links that are listed one by one.
+    """
     clos = {"kind": "clos", "host": _HOST, "tor_bytes_per_s": "400Gb/s"}
     yield (
         "a Clos of 100,000 large hosts",

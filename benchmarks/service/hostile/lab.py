@@ -34,7 +34,7 @@ from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 LEASE_S: Final = 10.0
 HEARTBEAT_S: Final = 1.0
 GRACE_S: Final = 10.0
-"""At most: a run of short phases gives the server as short a grace."""
+"""The longest grace of the server. In runs with short phases it is shorter."""
 
 SETTINGS: Final = {
     "TESSERA_LEASE_S": str(LEASE_S),
@@ -43,21 +43,21 @@ SETTINGS: Final = {
     "TESSERA_HEARTBEAT_S": str(HEARTBEAT_S),
     "TESSERA_HEALTH_PERIOD_S": "1",
 }
-"""Leases are shorter than by default, so that one that is not renewed is seen to run out."""
+"""The server's settings. Leases are short, so that missed renewals become visible."""
 
 NODES: Final = 4
 STEADY_JOBS: Final = 4
-"""Jobs of each real cluster that run throughout, on two GPUs each: all that its nodes have."""
+"""Jobs of each real cluster that run throughout. With two GPUs each, they fill the nodes."""
 
 BATCH: Final = 5_000
-"""Jobs in one call while the lab is filled."""
+"""The number of jobs in one call while the lab is filled."""
 
 FLEET: Final = "fleet"
 SETTLE_WITHIN_S: Final = 60.0
 
 
 class Lab:
-    """A server process, its clusters and their agents. ``load`` scales what is attacked."""
+    """A server process with its clusters and agents. ``load`` scales the numbers of their jobs."""
 
     def __init__(self, stack: Stack, load: float, seed: int, grace_s: float) -> None:
         self._load, self._seed, self.grace_s = load, seed, grace_s
@@ -86,18 +86,18 @@ class Lab:
 
     @property
     def address(self) -> str:
-        """Return where the server listens."""
+        """Return the address at which the server listens."""
         return self.server.address
 
     def close(self) -> None:
-        """End agents and connections."""
+        """End the agents and connections."""
         self.dismiss_fleet()
         for agent in self.agents:
             agent.close()
         self._left.close()
 
     def fill(self) -> None:
-        """Make the clusters, start their agents, and let their jobs run."""
+        """Create the clusters, start their agents, and start their jobs."""
         for cluster in (ATTACKED, NEIGHBOUR, FLOODED):
             self._make_cluster(cluster)
         for cluster in (ATTACKED, NEIGHBOUR):
@@ -124,7 +124,7 @@ class Lab:
         self.stack.estimates.UpsertCells(request)
 
     def _make_crowd(self) -> None:
-        """Fill a cluster of 64 GPUs with more jobs than it can run, and decide its first round."""
+        """Fill a cluster of 64 GPUs with more jobs than it can run, and run its first round."""
         types, self._nodes = tiny()
         make_cluster(self.stack, types, self._nodes)
         profiles = sample_profiles()
@@ -139,13 +139,13 @@ class Lab:
         self._fleet.__enter__()
 
     def dismiss_fleet(self) -> None:
-        """End the stream of the crowded cluster's agents, which do not look for another server."""
+        """End the stream of the crowded cluster's agents, since they do not reconnect."""
         if self._fleet is not None:
             self._fleet.__exit__()
         self._fleet = None
 
     def _start_jobs(self, cluster: str) -> None:
-        """Let jobs run that hold all GPUs of the cluster throughout."""
+        """Start jobs that hold all GPUs of the cluster throughout."""
         self._wait_for_nodes(cluster)
         for k in range(STEADY_JOBS):
             job = small_job(gpus=2, weight=1000.0, iterations=10**12)
@@ -184,7 +184,7 @@ class Lab:
             time.sleep(0.05)
 
     def restart_server(self) -> None:
-        """Start the server again, whether or not it still runs."""
+        """Restart the server, whether or not it still runs."""
         self.dismiss_fleet()
         self.server.kill()
         self.server.start()
@@ -198,7 +198,7 @@ class Lab:
         return [(ATTACKED, "n0"), (NEIGHBOUR, "n0"), (CROWDED, FLEET)]
 
     def count_new_losses(self) -> int:
-        """Return how many leases ran out for an agent or cost a job its GPUs since the last call."""
+        """Return the number of lapsed leases and of jobs that lost GPUs since the last call."""
         lapses = sum(agent.count_lapses() for agent in self.agents)
         lost = sum(count_lost_jobs(self.database, c) for c in (ATTACKED, NEIGHBOUR, CROWDED))
         found = lapses - self._lapses + lost - self._lost
@@ -214,7 +214,7 @@ class Lab:
 
 
 def find_raised(log: Iterable[str]) -> list[str]:
-    """Return the last line of each traceback in a log: what was raised."""
+    """Return the last line of each traceback in a log, which names the exception."""
     found, inside = [], False
     for line in log:
         if line.startswith("Traceback (most recent call last)"):
@@ -227,7 +227,7 @@ def find_raised(log: Iterable[str]) -> list[str]:
 
 @contextmanager
 def filled_lab(load: float, seed: int, grace_s: float) -> Iterator[Lab]:
-    """Start and fill a lab whose server has this grace; end it at the end of the block."""
+    """Start and fill a lab whose server has this grace, and end it at the end of the block."""
     with running(settings={**SETTINGS, "TESSERA_GRACE_S": str(grace_s)}) as stack:
         lab = Lab(stack, load, seed, grace_s)
         try:

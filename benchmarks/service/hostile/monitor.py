@@ -1,4 +1,4 @@
-"""A view of the server's process from outside: memory, threads that compute, and agents' silence."""
+"""An outside view of the server's process: its memory, its busy threads and agents' silence."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ MIB: Final = 2**20
 LOOK_EVERY_S: Final = 0.5
 
 WINDOW_S: Final = 1.0
-"""Over which a thread's share of a processor is taken."""
+"""The time over which a thread's share of a processor is measured."""
 
 QUIET_WINDOWS: Final = 2
-"""In a row: on a busy machine a thread that computes may be left out of one."""
+"""Consecutive quiet windows required: on a busy machine a computing thread may be idle in one."""
 
 BUSY_SHARE: Final = 0.05
-"""A thread that takes less of a processor, or less than twice what it takes when nobody calls, waits."""
+"""The share of a processor below which a thread counts as waiting.
+
+Twice the share that a thread takes without any callers also counts as waiting.
+"""
 
 LITTLE_MIB: Final = 64.0
-"""Growth that nobody waits to see given back."""
+"""The growth of memory up to which nothing waits for its release."""
 
 RUNAWAY_MIB: Final = 3072.0
-"""A server that has grown by this much is ended, so that it does not take the machine with it."""
+"""The growth at which a server is killed, so that the machine does not run out of memory."""
 
 
 def processes_of(pid: int) -> list[psutil.Process]:
-    """Return the process and all that it started; none where it is gone."""
+    """Return the process and all its descendants, or nothing if it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -45,7 +48,7 @@ def processes_of(pid: int) -> list[psutil.Process]:
 
 
 def measure_rss_mib(pid: int) -> float:
-    """Return the resident memory of the process and all that it started, MiB."""
+    """Return the resident memory of the process and all its descendants in MiB."""
     total = 0
     for process in processes_of(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -54,7 +57,7 @@ def measure_rss_mib(pid: int) -> float:
 
 
 def read_thread_seconds(pid: int) -> dict[int, float]:
-    """Return the processor seconds of each thread of the process and of all that it started."""
+    """Return the processor seconds of each thread of the process and of its descendants."""
     found = {}
     for process in processes_of(pid):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -75,7 +78,7 @@ def busy_threads(
 
 
 def watch_threads(pid: int) -> Iterator[tuple[dict[int, float], dict[int, float], float]]:
-    """Yield pairs of readings one window apart, with the seconds between them, without an end."""
+    """Yield pairs of readings one window apart, with the seconds between them, forever."""
     before, before_s = read_thread_seconds(pid), time.monotonic()
     while True:
         time.sleep(WINDOW_S)
@@ -85,7 +88,7 @@ def watch_threads(pid: int) -> Iterator[tuple[dict[int, float], dict[int, float]
 
 
 def measure_idle_share(pid: int, windows: int = 4) -> float:
-    """Return the largest share of a processor that a thread takes while nobody calls."""
+    """Return the largest share of a processor that a thread takes without any callers."""
     shares = [0.0]
     for (before, after, wall_s), _ in zip(watch_threads(pid), range(windows), strict=False):
         shares += [(s - before.get(t, 0.0)) / wall_s for t, s in after.items()]
@@ -95,7 +98,8 @@ def measure_idle_share(pid: int, windows: int = 4) -> float:
 def wait_until_quiet(pid: int, left_s: float, within_s: float, share: float) -> tuple[float, int]:
     """Wait for windows in which no thread computes, until ``within_s`` after ``left_s``.
 
-    Return the seconds from ``left_s`` to the first of them, and how many threads compute still.
+    Return the seconds from ``left_s`` to the first of them, and the number of threads that still
+    compute.
     """
     quiet_windows = 0
     for before, after, wall_s in watch_threads(pid):
@@ -108,9 +112,10 @@ def wait_until_quiet(pid: int, left_s: float, within_s: float, share: float) -> 
 
 
 def wait_until_given_back(pid: int, before_mib: float, left_s: float, within_s: float) -> float:
-    """Return the memory of the process, MiB, once it has grown by little, or ``within_s`` after ``left_s``.
+    """Wait until the process has released the memory that it took, and return its memory in MiB.
 
-    A process gives memory back from time to time; one that keeps some until then has not leaked it.
+    The wait ends ``within_s`` after ``left_s`` at the latest. A process releases memory only from
+    time to time, so memory that it holds at first is not a leak.
     """
     while True:
         rss_mib = measure_rss_mib(pid)
@@ -121,27 +126,27 @@ def wait_until_given_back(pid: int, before_mib: float, left_s: float, within_s: 
 
 @dataclass(slots=True)
 class Seen:
-    """The worst that the monitor saw since it was last asked."""
+    """The highest memory and silences that the monitor has seen since the last query."""
 
     rss_mib: float = 0.0
     silence_s: dict[str, float] = field(default_factory=dict)
-    """By cluster and agent."""
+    """The longest silence by cluster and agent."""
 
     def take_in(self, rss_mib: float, silence_s: Mapping[str, float]) -> None:
-        """Take in one look."""
+        """Merge one observation."""
         self.rss_mib = max(self.rss_mib, rss_mib)
         for agent, seconds in silence_s.items():
             self.silence_s[agent] = max(seconds, self.silence_s.get(agent, 0.0))
 
 
 class Monitor:
-    """A thread that looks at the server's process and at what the database knows of agents.
+    """A thread that observes the server's process, and the silence of agents in the database.
 
-    It ends a server that takes ``RUNAWAY_MIB`` more than ``base_mib``.
+    It kills a server whose memory exceeds ``base_mib`` by ``RUNAWAY_MIB``.
     """
 
     def __init__(self, database: Database, agents: Sequence[tuple[str, str]]) -> None:
-        """``agents`` are clusters and agents whose silence counts."""
+        """Watch the silence of ``agents``, which are pairs of cluster and agent."""
         self._database, self._agents = database, frozenset(agents)
         self._clusters = sorted({cluster for cluster, _ in agents})
         self._lock, self._stopped = threading.Lock(), threading.Event()
@@ -150,7 +155,7 @@ class Monitor:
         self._process: psutil.Process | None = None
         self._base_mib = 0.0
         self.runaways = 0
-        """Servers that were ended since they took too much memory."""
+        """The number of servers that were killed because they took too much memory."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -161,22 +166,22 @@ class Monitor:
         self._thread.join()
 
     def follow(self, pid: int, base_mib: float) -> None:
-        """Look at this server from now on."""
+        """Observe this server from now on."""
         with self._lock:
             self._process, self._base_mib = psutil.Process(pid), base_mib
 
     def take_seen(self) -> Seen:
-        """Return the worst since the last call."""
+        """Return the worst values since the last call."""
         self.look()
         with self._lock:
             seen, self._seen = self._seen, Seen()
         return seen
 
     def look(self) -> None:
-        """Look once."""
+        """Make one observation."""
         silence_s = {}
         for cluster in self._clusters:
-            with contextlib.suppress(Unavailable):  # the next look sees a longer silence
+            with contextlib.suppress(Unavailable):  # the next observation sees a longer silence
                 for agent, seconds in load_silence_s(self._database, cluster).items():
                     if (cluster, agent) in self._agents:
                         silence_s[f"{cluster}/{agent}"] = seconds

@@ -1,4 +1,4 @@
-"""The well-behaved callers: one who works on the second cluster, and one who asks for health."""
+"""The well-behaved callers: one works on the second cluster, and one checks the server's health."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tessera.service.cli.demo.stack import OPTIONS
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 PATIENCE_S: Final = 20.0
-"""Deadline of a well-behaved call."""
+"""The deadline of a well-behaved call."""
 
 HEALTH_EVERY_S: Final = 0.1
 PAUSE_S: Final = 0.1
-"""Between the turns of the well-behaved caller."""
+"""The pause between turns of the well-behaved caller."""
 
 WAITING_JOBS: Final = 10
-"""Jobs of the well-behaved caller that wait at once; older ones are cancelled."""
+"""The number of submitted jobs that the well-behaved caller leaves. It cancels older ones."""
 
 _QUICK: Final = [
     *OPTIONS,
@@ -42,17 +42,17 @@ class Sample:
     began_s: float
     seconds: float
     failure: str = ""
-    """The code and the words of the error; empty: it was answered."""
+    """The code and message of the error, or empty if the call was answered."""
 
 
 class Samples:
-    """The calls of all well-behaved callers, in order of their ends."""
+    """The calls of all well-behaved callers, in the order in which they ended."""
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
 
     def time_call(self, kind: str, call: Callable[[], object]) -> None:
-        """Make a call and keep how long it took and how it failed."""
+        """Make a call, and record its duration and failure."""
         began_s, failure = time.monotonic(), ""
         try:
             call()
@@ -68,7 +68,7 @@ class Samples:
 
 
 class Repeated:
-    """A thread that repeats its work; it can be paused between two turns."""
+    """A thread that repeats its work and can be paused between two turns."""
 
     def __init__(self, work: Callable[[], None], every_s: float) -> None:
         self._work, self._every_s = work, every_s
@@ -90,7 +90,7 @@ class Repeated:
         self._thread.join(2 * PATIENCE_S)
 
     def pause(self, *, wait: bool = True) -> None:
-        """Begin no other turn; ``wait`` until the turn that runs has ended."""
+        """Begin no further turns. If ``wait`` is set, wait until the current turn has ended."""
         self._wanted.clear()
         if wait:
             self._idle.wait(5 * PATIENCE_S)
@@ -112,7 +112,7 @@ class Repeated:
 
 
 class HealthProbe:
-    """Asks a server for its health, in turns over one connection and over a new one."""
+    """A prober of a server's health, alternating between one lasting connection and new ones."""
 
     def __init__(self, address: str, samples: Samples, kind: str) -> None:
         self._address, self._samples, self._kind = address, samples, kind
@@ -120,7 +120,7 @@ class HealthProbe:
         self._turn = 0
 
     def ask(self) -> None:
-        """Ask once."""
+        """Make one health check."""
         self._turn += 1
         if self._turn % 2:
             self._samples.time_call(self._kind, lambda: self._check(self._channel))
@@ -134,7 +134,7 @@ class HealthProbe:
 
 
 class Neighbour:
-    """Submits, lists, reads and schedules on a cluster that nobody attacks."""
+    """A well-behaved caller that submits, lists, reads and schedules on its own cluster."""
 
     def __init__(self, address: str, samples: Samples) -> None:
         channel = grpc.insecure_channel(address, options=_QUICK)
@@ -144,7 +144,7 @@ class Neighbour:
         self._parent = parent(NEIGHBOUR)
         self._waiting: list[str] = []
         self.acknowledged: list[str] = []
-        """Names of all jobs whose submission was answered."""
+        """The names of all jobs whose submission was answered."""
 
     def work(self) -> None:
         """Make one turn of calls."""
@@ -164,7 +164,7 @@ class Neighbour:
         return self._scheduler.Schedule(request, timeout=PATIENCE_S)
 
     def find_missing(self) -> Sequence[str]:
-        """Return the jobs that were acknowledged and are not there."""
+        """Return the acknowledged jobs that do not exist."""
         missing = []
         for name in self.acknowledged:
             try:

@@ -1,4 +1,4 @@
-"""A valid request of each method that takes one message and gives one answer."""
+"""A valid request for each method with one request message and one answer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ATTACKED: Final = "attacked"
 """The cluster of the hostile callers, with a real agent."""
 NEIGHBOUR: Final = "neighbour"
 """The cluster of the well-behaved caller, with a real agent."""
-CROWDED: Final = "bench"  # as tessera.service.cli.demo.drive has it
-"""A cluster with enough GPUs and jobs that a round of it is work."""
+CROWDED: Final = "bench"  # the cluster of tessera.service.cli.demo.drive
+"""A cluster with enough GPUs and jobs to make its rounds expensive."""
 FLOODED: Final = "flooded"
-"""A cluster that takes in whatever there is too much of."""
+"""The cluster in which attackers create large numbers of resources."""
 
 MODULES: Final = (
     agents_pb2,
@@ -62,7 +62,7 @@ def parent(cluster: str) -> str:
 
 
 def small_job(gpus: int = 1, weight: float = 1e-6, iterations: int = 10**9) -> jobs_pb2.Job:
-    """Return a job that waits where better ones run."""
+    """Return a job of low weight, which waits if better jobs run."""
     return jobs_pb2.Job(
         workload=workload(gpus),
         iterations=iterations,
@@ -73,12 +73,12 @@ def small_job(gpus: int = 1, weight: float = 1e-6, iterations: int = 10**9) -> j
 
 
 def workload(gpus: int) -> estimates_pb2.Workload:
-    """Return what runs on exactly this number of GPUs."""
+    """Return a workload that runs on exactly this number of GPUs."""
     return estimates_pb2.Workload(model="m", params=f"{gpus}B", global_batch=64)
 
 
 def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
-    """Return the estimate of the workload of this number of GPUs."""
+    """Return the estimate of the workload that runs on this number of GPUs."""
     return estimates_pb2.CellEstimate(
         workload=workload(gpus),
         cell=estimates_pb2.Cell(gpu_type=GPU_TYPE, gpus=gpus, pipeline_degree=1),
@@ -89,7 +89,7 @@ def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
 
 
 def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Message]:
-    """Return a request for each method without streams, by path. None of them stops the job."""
+    """Return a request for each method without streams, by path. No request stops the job."""
     place = parent(cluster)
     jobs, estimates, scheduler = "Jobs", "Estimates", "Scheduler"
     job_name, topology = f"{place}/jobs/{job}", f"{place}/topology"
@@ -130,7 +130,8 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
         ("Clusters", "UndrainNodes"): clusters_pb2.UndrainNodesRequest(
             parent=place, names=[node.name]
         ),
-        # without effect on the agent's own nodes, types and jobs, whoever is quick enough
+        # These requests do not affect the nodes, types and jobs of the agent, in whatever order
+        # they arrive.
         ("Clusters", "DeleteCluster"): clusters_pb2.DeleteClusterRequest(
             name=place, validate_only=True
         ),
@@ -217,7 +218,7 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
 def submit_request(
     cluster: str, jobs: int, *, validate_only: bool = False
 ) -> jobs_pb2.SubmitJobsRequest:
-    """Return a request that submits this number of jobs under names that the server chooses."""
+    """Return a request that submits this number of jobs, with names chosen by the server."""
     one = jobs_pb2.SubmitJobRequest(job=small_job())
     return jobs_pb2.SubmitJobsRequest(
         parent=parent(cluster), requests=[one] * jobs, validate_only=validate_only
@@ -225,5 +226,5 @@ def submit_request(
 
 
 def request_id() -> str:
-    """Return an id under which a call can be repeated."""
+    """Return an id that makes a call repeatable."""
     return str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""The phases of the benchmark: alone, each kind of hostile call, all together, and the end."""
+"""The phases of the benchmark: no attack, each kind of attack, all together, and the end."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from tessera.db.audit import count_long_transactions, find_broken_rules, load_ep
 from tessera.formulation.errors import Unavailable
 
 TOGETHER: Final = "together"
-"""The phase of all kinds at once."""
+"""The name of the phase with all kinds of attacks at the same time."""
 
 NEIGHBOUR_HOST: Final = "127.0.0.2"
-"""The well-behaved caller comes from a host of its own, as clients are told apart by their hosts."""
+"""The source host of the well-behaved caller, since the server distinguishes clients by host."""
 
 LEAVES_WITHIN_S: Final = 30.0
-"""An attacker that has not left by itself by then is ended."""
+"""The time after an attack within which attackers must leave. Then they are killed."""
 
 KILLED: Final = "KILLED"
-"""In place of status codes: the attacker did not leave, and what it counted is lost."""
+"""The code in the tally of an attacker that did not leave, and whose counts are lost."""
 
 SIGTERM_EXTRA_S: Final = 20.0
-"""A server that outlives its grace by this time is killed."""
+"""The time after its grace at which a server that still runs is killed."""
 
 
 class Attackers:
@@ -87,14 +87,14 @@ class Attackers:
             process.communicate()
 
     def begin(self) -> None:
-        """Let all of them attack."""
+        """Let all attackers begin."""
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.write("go\n")
                 process.stdin.flush()
 
     def wait(self) -> Tally:
-        """Wait until all have left; return what they counted."""
+        """Wait until all attackers have left, and return their merged tallies."""
         until_s = time.monotonic() + self._seconds + LEAVES_WITHIN_S
         tallies = []
         for process in self._processes:
@@ -110,7 +110,7 @@ class Attackers:
 
 
 class Siege:
-    """Runs phases against a lab and keeps what was measured."""
+    """A run of phases against a lab, with their measurements."""
 
     def __init__(self, lab: Lab, *, seconds: float, load: float, seed: int) -> None:
         self._lab, self._seconds, self._load, self._seed = lab, seconds, load, seed
@@ -153,13 +153,13 @@ class Siege:
         return phase
 
     def _wait_until_idle(self) -> None:
-        """Wait until the server has done what its start gave it to do; learn what idle threads take."""
+        """Wait until the server's start-up work is done, and measure the load of idle threads."""
         pid = self._lab.server.process.pid
         wait_until_quiet(pid, time.monotonic(), QUIET_WITHIN_S, 4 * BUSY_SHARE)
         self._busy_share = min(0.3, max(BUSY_SHARE, 2 * measure_idle_share(pid)))
 
     def attack(self, name: str, kinds: Sequence[str]) -> Phase:
-        """Let hostile callers of some kinds attack, wait until they have left, and look what they left."""
+        """Run attacks of some kinds, wait until the callers have left, and measure the effects."""
         pid = self._lab.server.process.pid
         before_mib = measure_rss_mib(pid)
         with Attackers(
@@ -197,20 +197,20 @@ class Siege:
             server_ended=ended,
         )
         if ended or stuck:
-            self._lab.restart_server()  # so that the next phase shows its own faults only
+            self._lab.restart_server()  # so that the next phase shows only its own faults
             self._follow()
             self._wait_until_idle()
             self._forget()
         return phase
 
     def _forget(self) -> None:
-        """Leave out of the next phase what was lost and logged until now."""
+        """Discard losses and errors until now, so that the next phase does not count them."""
         self._monitor.take_seen()
         self._lab.count_new_losses()
         self._lab.take_new_errors()
 
     def _find_broken(self) -> list[str]:
-        """Return which rules of what is stored do not hold, among them that epochs rise."""
+        """Return the violated rules of the stored data, including the rule that epochs rise."""
         try:
             broken = find_broken_rules(self._lab.database)
             epochs = load_epochs(self._lab.database)
@@ -225,11 +225,14 @@ class Siege:
         return broken
 
     def find_missing(self) -> Sequence[str]:
-        """Return the jobs of the well-behaved caller that were acknowledged and are not there."""
+        """Return the acknowledged jobs of the well-behaved caller that do not exist."""
         return self._neighbour.find_missing()
 
     def terminate(self) -> float:
-        """End the server while all kinds attack; return the seconds that took (inf: it had to be killed)."""
+        """Terminate the server during attacks of all kinds, and return the seconds that took.
+
+        The result is infinity if the server had to be killed.
+        """
         process = self._lab.server.process
         self._lab.dismiss_fleet()
         patience_s = self._lab.grace_s + SIGTERM_EXTRA_S

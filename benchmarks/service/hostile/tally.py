@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 LEFT: Final = "LEFT"
-"""In place of a status code: the caller left before the answer came."""
+"""The code of calls whose caller left before the answer arrived."""
 
 INTERNAL: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
-"""Codes that say that the server did not understand its own failure."""
+"""The codes of failures that the server did not expect."""
 
 EXAMPLES: Final = 5
-"""Internal errors that a tally keeps word for word."""
+"""The number of internal errors that a tally keeps verbatim."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Tally:
 
     codes: Counter[str] = field(default_factory=Counter)
     slowest_s: dict[str, float] = field(default_factory=dict)
-    """By what was called: seconds of the slowest call, whether or not it was answered."""
+    """The seconds of the slowest call of each kind, whether or not it was answered."""
     examples: list[str] = field(default_factory=list)
     """The first internal errors."""
 
@@ -36,17 +36,17 @@ class Tally:
 
     @property
     def calls(self) -> int:
-        """Return how many calls were made."""
+        """Return the number of calls."""
         return self.codes.total()
 
     @property
     def internal(self) -> int:
-        """Return how many answers were internal errors."""
+        """Return the number of internal errors among the answers."""
         return sum(count for code, count in self.codes.items() if code in INTERNAL)
 
     @property
     def slowest(self) -> tuple[str, float]:
-        """Return the slowest of what was called, and its seconds; ("", 0.0) before any call."""
+        """Return the kind and the seconds of the slowest call, or ("", 0.0) before any call."""
         return max(self.slowest_s.items(), key=lambda item: item[1], default=("", 0.0))
 
     def to_json(self) -> dict[str, Any]:
@@ -59,12 +59,12 @@ class Tally:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Tally:
-        """Return the tally that ``to_json`` wrote."""
+        """Return the tally from values written by ``to_json``."""
         return cls(Counter(values["codes"]), dict(values["slowest_s"]), list(values["examples"]))
 
 
 def merge_tallies(tallies: Iterable[Tally]) -> Tally:
-    """Return one tally of all the calls of several."""
+    """Return one tally of the calls of several tallies."""
     merged = Tally()
     for tally in tallies:
         merged.codes.update(tally.codes)

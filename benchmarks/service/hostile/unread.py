@@ -1,4 +1,4 @@
-"""Clients that do not read: watches, agents' streams, lists, and connections that say nothing."""
+"""Clients that do not read answers: watches, agents' streams, lists and stalled connections."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tessera.benchmarks.service.hostile.wire import (
 from tessera.v1 import agents_pb2, jobs_pb2
 
 STREAMS: Final = 100
-"""On one connection."""
+"""The number of streams on one connection."""
 
 HEARTBEAT_S: Final = 1.0
 
 WATCHED: Final = 20
-"""Jobs that all watches share; each is changed again and again."""
+"""The number of jobs that all watches share. The jobs are changed repeatedly."""
 
 WATCH: Final = "/tessera.v1.Jobs/WatchJob"
 SYNC: Final = "/tessera.v1.Agents/Sync"
@@ -38,7 +38,7 @@ UPDATE_JOB: Final = "/tessera.v1.Jobs/UpdateJob"
 
 
 def leave_unread(attack: Attack) -> Tally:
-    """Open watches, agents' streams, lists and connections, and read nothing."""
+    """Open watches, agents' streams, lists and connections without reading from them."""
     caller, tally = Caller(attack, 0), Tally()
     jobs = _first_jobs(caller)
     updates = threading.Thread(target=_keep_changing, args=(caller, jobs))
@@ -68,7 +68,7 @@ def _first_jobs(caller: Caller) -> list[str]:
 
 
 def _keep_changing(caller: Caller, jobs: list[str]) -> None:
-    """Change the watched jobs until the attack is over, with labels that make them long."""
+    """Change the watched jobs until the attack is over, with labels that make answers long."""
     turn = 0
     while jobs and not caller.attack.is_over:
         labels = {f"label-{k}": f"{turn} ".ljust(200, "x") for k in range(60)}
@@ -90,7 +90,7 @@ def _open_watches(attack: Attack, jobs: list[str]) -> list[Unread]:
 
 
 def _open_lists(attack: Attack) -> list[Unread]:
-    """Ask for large pages over connections of their own, each of which takes no byte of them."""
+    """Request large pages over separate connections without reading any of them."""
     request = jobs_pb2.ListJobsRequest(parent=parent(FLOODED), page_size=10_000)
     connections = []
     for _ in range(attack.scaled(200, 4)):
@@ -101,7 +101,7 @@ def _open_lists(attack: Attack) -> list[Unread]:
 
 
 def _open_agents(attack: Attack) -> list[tuple[Unread, list[int]]]:
-    """Pose as agents that say that they live, and hear nothing."""
+    """Pose as agents that send heartbeats but read nothing."""
     agents: list[tuple[Unread, list[int]]] = []
     for k in range(attack.scaled(500, 10)):
         if k % STREAMS == 0:
@@ -118,7 +118,7 @@ def _open_agents(attack: Attack) -> list[tuple[Unread, list[int]]]:
 
 
 def _open_halves(attack: Attack) -> list[socket.socket]:
-    """Open connections that stop in the middle of what they have to say."""
+    """Open connections that stop in the middle of their handshake."""
     starts = (
         b"",
         PREFACE[:10],

@@ -1,4 +1,4 @@
-"""The figures of a run under attack, from what was measured in its phases."""
+"""The figures of a run under attack, computed from the measurements of its phases."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from tessera.benchmarks.service.hostile.tally import Tally
 from tessera.simulator.figures import Figure
 
 QUIET_WITHIN_S: Final = 10.0
-"""After the callers have left, the server must have stopped working for them within this time."""
+"""The time within which the server must stop working for callers that have left."""
 
 ROUND_FACTOR: Final = 2.0
 ROUND_EXTRA_S: Final = 1.0
 """Another cluster's round may take this factor of its longest time alone, plus this time."""
 
 OTHER_CALLS: Final = ("submit", "list", "get", "cancel")
-"""Calls of the well-behaved caller that are no rounds."""
+"""The calls of the well-behaved caller, except rounds."""
 
 BUSY_MACHINE_S: Final = 0.25
-"""Where even a server without work answers this late, times say nothing about ours."""
+"""The delay of a server without work above which times are not meaningful.
+
+The machine is then too busy with other work.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """What was measured while one kind of hostile call was made."""
+    """The measurements during one kind of attack, or without any."""
 
     name: str
     samples: Sequence[Sample]
-    """Of the well-behaved callers."""
+    """The calls of the well-behaved callers."""
     tally: Tally = field(default_factory=Tally)
-    """Of the hostile callers."""
+    """The answers to the hostile callers."""
     rss_before_mib: float = 0.0
     rss_peak_mib: float = 0.0
     rss_after_mib: float = 0.0
@@ -40,7 +43,7 @@ class Phase:
     threads_stuck: int = 0
     transactions_stuck: int = 0
     silence_s: float = 0.0
-    """The longest silence of an agent, as the database knows it."""
+    """The longest silence of an agent, by the database."""
     leases_lost: int = 0
     logged: Sequence[str] = ()
     """Unexpected errors in the server's log."""
@@ -49,17 +52,17 @@ class Phase:
     server_ended: bool = False
 
     def longest_s(self, *kinds: str) -> float:
-        """Return the seconds of the longest call of these kinds; 0 where there was none."""
+        """Return the seconds of the longest call of these kinds, or 0 if there was none."""
         return max((s.seconds for s in self.samples if s.kind in kinds), default=0.0)
 
     @property
     def failures(self) -> list[str]:
-        """Return how calls of well-behaved callers failed."""
+        """Return the failures of calls of well-behaved callers."""
         return [s.failure for s in self.samples if s.failure]
 
     @property
     def rss_growth_mib(self) -> float:
-        """Return what is left of the memory that the phase took."""
+        """Return the memory that was not released after the phase, in MiB."""
         return self.rss_after_mib - self.rss_before_mib
 
     def row(self) -> dict[str, Figure | str]:
@@ -94,7 +97,7 @@ class Phase:
 def sum_up(
     alone: Phase, phases: Sequence[Phase], *, sigterm_s: float, grace_s: float
 ) -> dict[str, Figure]:
-    """Return the figures of the whole run: of each the worst phase, or the sum of counts."""
+    """Return the figures of the whole run: the worst phase of each, or the sum of counts."""
     alone_s = alone.longest_s("round")
     longest_s = max(phase.longest_s("round") for phase in phases)
     return {
@@ -123,7 +126,7 @@ def sum_up(
 
 
 def waived_figures(figures: dict[str, Figure]) -> frozenset[str]:
-    """Return the figures whose bound the machine itself broke: it was too busy with other work."""
+    """Return the figures whose bounds do not count, since the machine was busy with other work."""
     if figures["control_max_s"] <= BUSY_MACHINE_S:
         return frozenset()
     return frozenset({"health_max_s", "other_round_excess_s"})

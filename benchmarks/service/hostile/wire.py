@@ -1,7 +1,8 @@
-"""A bare HTTP/2 client that makes gRPC calls and does not read their answers.
+"""A minimal HTTP/2 client that makes gRPC calls and does not read their answers.
 
-It opens its streams with a flow-control window of no bytes and never widens it, so that a server cannot
-send a single message of an answer. It acknowledges settings and pings, so that keepalive finds it alive.
+It opens its streams with a flow-control window of 0 bytes and never widens it, so that a server
+cannot send a single message of an answer. It acknowledges settings and pings, so that keepalive
+succeeds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ END_HEADERS = 0x4
 INITIAL_WINDOW_SIZE: Final = 0x4
 
 MAX_FRAME_BYTES: Final = 16_384
-"""The least that every peer accepts (RFC 9113, section 4.2)."""
+"""The frame size that every peer accepts (RFC 9113, section 4.2)."""
 
 
 def pack_frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
@@ -34,7 +35,7 @@ def pack_settings(window_bytes: int) -> bytes:
 
 
 def pack_headers(headers: list[tuple[str, str]]) -> bytes:
-    """Return a header block of literals without indexing or Huffman codes (RFC 7541, section 6.2.2)."""
+    """Return a header block of literals, without index or Huffman codes (RFC 7541, 6.2.2)."""
     return b"".join(b"\x00" + _pack_text(name) + _pack_text(value) for name, value in headers)
 
 
@@ -56,12 +57,12 @@ def _pack_length(length: int) -> bytes:
 
 
 def pack_message(message: bytes) -> bytes:
-    """Return a gRPC message with its prefix: not compressed, and its length."""
+    """Return an uncompressed gRPC message with its prefix."""
     return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
 def split_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
-    """Remove the complete frames from the buffer; yield the kind, flags, stream and body of each."""
+    """Remove complete frames from the buffer, and yield their kind, flags, stream and body."""
     while len(buffer) >= 9:
         length = int.from_bytes(buffer[:3], "big")
         if len(buffer) < 9 + length:
@@ -73,10 +74,10 @@ def split_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 class Unread:
-    """One connection whose calls are answered by a server that nobody listens to."""
+    """A connection that makes calls without reading the answers."""
 
     def __init__(self, address: str, *, window_bytes: int = 0, source: str = "") -> None:
-        """``source`` is the loopback address to call from; empty: as the system chooses."""
+        """Connect from the loopback address ``source``, or as the system chooses if it is empty."""
         host, _, port = address.rpartition(":")
         self._address = address
         self._socket = socket.create_connection(
@@ -88,16 +89,16 @@ class Unread:
         self._next_stream = 1
         self.open_streams: set[int] = set()
         self.begun_streams: set[int] = set()
-        """Streams on which the server has begun an answer."""
+        """The streams on which the server has begun an answer."""
         self.closed = False
-        """The server has ended the connection."""
+        """Whether the server has ended the connection."""
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for selectors."""
         return self._socket.fileno()
 
     def call(self, path: str, message: bytes, *, end: bool = True) -> int:
-        """Begin a call; return its stream. Unless ``end``, more messages may follow."""
+        """Begin a call and return its stream. Unless ``end`` is set, more messages may follow."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         block = pack_headers(
             [
@@ -123,7 +124,7 @@ class Unread:
             self._send(pack_frame(DATA, END_STREAM if last else 0, stream, part))
 
     def pump(self) -> None:
-        """Answer what keeps the connection alive, and note which streams the server has ended."""
+        """Acknowledge settings and pings, and note which streams the server has ended."""
         with contextlib.suppress(BlockingIOError):
             while not self.closed:
                 received = self._socket.recv(65_536)
@@ -141,7 +142,7 @@ class Unread:
         self._send(b"")
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Close the connection without notice."""
         self._socket.close()
 
     def _send(self, raw: bytes) -> None:
