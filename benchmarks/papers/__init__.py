@@ -1,1 +1,1 @@
-"""Published experiments repeated: Arena's artifact and testbed, Morphling's traces, motivations."""
+"""Repeated published experiments: Arena's artifact and testbed, Morphling's traces, motivations."""

@@ -1,4 +1,4 @@
-"""Arena's artifact reproduced: its simulator's semantics, its stored results beside ours."""
+"""A reproduction of Arena's artifact: its simulator's semantics, and its stored results."""
 
 from __future__ import annotations
 
@@ -47,18 +47,21 @@ from tessera.solvers.schedulers.gavel import Gavel
 from tessera.solvers.schedulers.sia import Sia
 
 QUIET: Final = 100.0
-"""Rounds below so many samples/s are left out of the artifact's mean."""
+"""The samples/s below which a round is left out of the artifact's mean."""
 PADDED_JOBS: Final = 828
 PADDED_S: Final = 569_700.0
-"""The artifact pads every policy to its own number of finished jobs with the longest time under any."""
+"""The padding of each policy's times in the artifact.
+
+They are padded to the number of jobs that Arena's policy finishes, with the longest time under any.
+"""
 JOBS: Final = 986
 ROUNDS: Final = 2000
-"""What the stored results are of: the Philly jobs that arrive within so many rounds."""
+"""The workload of the stored results: the Philly jobs that arrive within this number of rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A policy's results on Philly as the artifact's authors stored them."""
+    """A policy's results on Philly, as stored by the artifact's authors."""
 
     finished: int
     mean_jct_s: float
@@ -69,13 +72,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A policy as the artifact runs it. ``gate``: it sees the optimum behind the memory gate."""
+    """A policy as run by the artifact. With ``gate``, it sees the optimum behind a memory gate."""
 
     policy: Callable[[], Published]
     stored: Stored
-    rigid: Rigid | None = None  # what comes near the artifact's loop, where that is another policy
+    rigid: Rigid | None = None  # the approximation of the artifact's loop, if it is another policy
     gate: bool = False
-    single: bool = False  # it sees a single GPU's throughput times the count
+    single: bool = False  # whether it sees a single GPU's throughput times the count
     launch: LaunchCost = UNPRUNED
 
 
@@ -120,7 +123,7 @@ CONTESTANTS: Final = {
         stored=_stored(828, 41_648, 41_648, 6770.6, 10_994.3),
     ),
 }
-"""The policies that have stored results, at the settings that come nearest to the artifact's."""
+"""The policies with stored results, at the settings nearest to those of the artifact."""
 
 
 @case(
@@ -188,10 +191,16 @@ def arena_compat(
 
 
 def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
-    """Return the artifact's cluster with the jobs of the first ``rounds`` rounds. Raises MissingData."""
+    """Return the artifact's cluster with the jobs of the first ``rounds`` rounds.
+
+    Raises:
+        MissingData: a file is absent.
+    """
     types, nodes = arena_table1()
     found = [
-        Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))  # they lie on the trace's clock
+        Arrival(
+            a.arrival_s, replace(a.spec, deadline_s=math.inf)
+        )  # deadlines are on the trace's clock
         for a in read_trace(require_data_file(trace, "arena", "trace_philly.csv"), round_s=None)
         if a.arrival_s <= rounds * ROUND_S
     ]
@@ -200,12 +209,16 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
 
 
 def gated(dp_memory: Path | None) -> Information:
-    """Return the optimum behind the artifact's memory gate. Raises MissingData."""
+    """Return the optimum behind the artifact's memory gate.
+
+    Raises:
+        MissingData: the file is absent.
+    """
     return data_parallel(read_dp_memory(require_data_file(dp_memory, "arena", "dp_memory.csv")))
 
 
 def sees(contestant: Contestant, gate: Information | None) -> Information:
-    """Return what the artifact lets a policy see; ``gate`` None: no gate for any."""
+    """Return the information of a policy in the artifact, without a gate if ``gate`` is None."""
     linear = single_gpu()
 
     def told(snapshot: Snapshot) -> Snapshot:
@@ -225,7 +238,7 @@ def ran(
     *,
     rigid: bool = False,
 ) -> CompatResult:
-    """Run one policy as the artifact does, but for the oddities that are switched off."""
+    """Run one policy as in the artifact, except for the oddities that are switched off."""
     one = CONTESTANTS[name]
     policy = one.rigid if rigid and one.rigid is not None else one.policy()
     options = RoundOptions(seed=seed, defragment_every_rounds=0, raw_throughput=True)
@@ -245,7 +258,7 @@ def ran(
 
 
 def _padding(found: dict[str, CompatResult], same_work: bool) -> tuple[int, float]:
-    """Return to how many jobs times are padded, and with what."""
+    """Return the number of jobs to which times are padded, and the time used as padding."""
     jobs = max(len(r.jct_s) for r in found.values())
     longest_s = max(float(r.jct_s.max(initial=0.0)) for r in found.values())
     return (PADDED_JOBS, PADDED_S) if same_work else (jobs, longest_s)
@@ -254,7 +267,7 @@ def _padding(found: dict[str, CompatResult], same_work: bool) -> tuple[int, floa
 def row(
     name: str, result: CompatResult, padding: tuple[int, float], same_work: bool
 ) -> dict[str, Figure | str]:
-    """Return what a policy came to, the artifact's stored values beside it where the work is the same."""
+    """Return a policy's results, with the artifact's stored ones if the work is the same."""
     jct_s, samples_s = result.jct_s, result.samples_s
     busy = samples_s[samples_s > QUIET]
     missing = max(0, padding[0] - len(jct_s))

@@ -1,4 +1,4 @@
-"""The simulator beside the cluster: recorded allocations replayed, and what explains the difference."""
+"""The simulator compared with a cluster: replays of recorded allocations, and their differences."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.trace import read_trace
 
 MAIN: Final = "rt_plot"
-"""The campaign that the papers report; the others are shorter."""
+"""The campaign that the papers report. The others are shorter."""
 
 Requests = Mapping[str, tuple[float, JobSpec]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
-    """What is compared: the record, the requests by job and the profiles."""
+    """The inputs of the comparison: the record, the requests by job and the profiles."""
 
     recorded: Sequence[Recorded]
     requests: Requests
     profiles: Sequence[EstimateRecord]
 
     def of(self, campaign: str, policy: str) -> tuple[list[Recorded], list[Recorded]]:
-        """Return the jobs of a campaign under a policy, and all that are not."""
+        """Return the jobs of a campaign under a policy, and all others."""
         mine: list[Recorded] = []
         others: list[Recorded] = []
         for job in self.recorded:
@@ -68,11 +68,11 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compared:
-    """A campaign under a policy, replayed at each kind of speeds."""
+    """The replays of a campaign under a policy, one for each kind of speeds."""
 
     campaign: str
     policy: str
-    recorded: int  # jobs that began
+    recorded: int  # the number of jobs that began
     overheads: Overheads
     errors: dict[str, Errors]
     replayed: tuple[Campaign, Replayed]  # at the profiles' speeds
@@ -150,7 +150,11 @@ def fidelity(
 
 
 def read(runs: Path | None, trace: Path | None, profiles: Path | None) -> Inputs:
-    """Return what is compared. Raises MissingData where a file is absent."""
+    """Return the inputs of the comparison.
+
+    Raises:
+        MissingData: a file is absent.
+    """
     folder = data_dir()
     found = []
     for given, name in (
@@ -172,7 +176,7 @@ def read(runs: Path | None, trace: Path | None, profiles: Path | None) -> Inputs
 
 
 def read_requests(path: Path) -> Requests:
-    """Return when each job came on the trace's clock, and its request; job_k is row k, from 1."""
+    """Return each job's arrival on the trace's clock and its request. Row k, from 1, is job_k."""
     specs = {one.spec.name: one.spec for one in read_trace(path, iteration_divisor=1)}
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -183,7 +187,7 @@ def read_requests(path: Path) -> Requests:
 
 
 def compared(inputs: Inputs, campaign: str, policy: str, *, decide: bool) -> Compared:
-    """Replay a campaign under a policy at each kind of speeds; nothing is fitted on it."""
+    """Replay a campaign under a policy at each kind of speeds, with nothing fitted on it."""
     mine, others = inputs.of(campaign, policy)
     overheads = fitted(others, policy in PRUNED)
     jobs = priced(campaign_of(mine, inputs.requests, inputs.profiles))
@@ -291,7 +295,7 @@ def _decided_row(one: Compared, decided: Decided) -> dict[str, Figure | str]:
 
 
 def _notes(mine: Sequence[Compared]) -> list[str]:
-    """Return what was fitted, for each policy on the others."""
+    """Return notes on the values fitted for each policy on the others."""
     notes = []
     for one in mine:
         searches = ", ".join(f"{s:.0f} s on {n}" for n, s in one.overheads.search_s.items())

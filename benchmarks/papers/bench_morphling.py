@@ -1,4 +1,4 @@
-"""Morphling's traces on its cluster, with GPUs counted and restarts charged, beside what was published."""
+"""Morphling's traces on its cluster, with exact GPU counts, restart costs and published results."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ POLICIES: Final = (
 )
 LISTED: Final = ",".join(POLICIES)
 TICK_S: Final = 60.0
-"""Morphling's simulator decides so often."""
+"""The seconds between decisions of Morphling's simulator."""
 SHORT_S: Final = 300.0
-"""A job that alone would be over so soon is short."""
+"""The run time alone below which a job counts as short."""
 HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A published or re-measured result, in hours; ``guaranteed_h`` and ``best_effort_h`` are means."""
+    """A published or re-measured result in hours. All but ``p99_h`` and ``makespan_h`` are means."""
 
     trace: str
     policy: str
@@ -95,11 +95,14 @@ KNOWN: Final = (
     Known("morphling-mt", "morphling", _SHIPPED, 1.12, 7.9, 16.9, 0.65, 1.55),
     Known("morphling-mt", "antman", _FIXED_260, 2.81, 11.2, 20.8, 1.22, 4.26),
 )
-"""The paper's are of its cluster. The others were measured with the artifact's simulator, as it is, or with
-the jobs stopped that it lets train without GPUs. It charges 260 s a restart, the paper 78 s."""
+"""Known results. Those of the paper are from its cluster, the others from the artifact's simulator.
+
+The simulator was run as it is, or with a stop for the jobs that it lets train without GPUs. It
+charges 260 s for a restart; the paper has 78 s.
+"""
 
 Runs = Mapping[tuple[str, str], Ran]
-"""(trace, policy) -> run."""
+"""The runs by trace and policy."""
 
 
 @case(
@@ -193,7 +196,10 @@ _GAINS: Final = tuple(
 
 
 def mean_jct_h(ran: Ran, which: Bools | None = None) -> float:
-    """Return the mean JCT of the jobs that ended, or of those of them in ``which``; NaN of none."""
+    """Return the mean JCT in hours of the jobs that ended, or NaN if there are none.
+
+    If ``which`` is given, only the jobs in it count.
+    """
     jct_s = ran.jct_s[np.isfinite(ran.end_s) & (True if which is None else which)]
     return float(jct_s.mean()) / HOUR_S if len(jct_s) else float("nan")
 
@@ -238,7 +244,7 @@ def _rank(mine: Ran, others: Iterable[Ran]) -> int:
 
 
 def short_part(mine: Ran, baseline: Ran) -> float:
-    """Return the share of what ``mine`` gains in JCT on ``baseline`` that short jobs gain."""
+    """Return the share of short jobs in the JCT that ``mine`` gains on ``baseline``."""
     both = np.isfinite(mine.end_s) & np.isfinite(baseline.end_s)
     gain_s = np.where(both, baseline.end_s, 0.0) - np.where(both, mine.end_s, 0.0)
     whole_s = float(gain_s.sum())
@@ -246,7 +252,7 @@ def short_part(mine: Ran, baseline: Ran) -> float:
 
 
 def taken_off(ran: Ran, promised: Bools) -> int:
-    """Return how many guaranteed jobs were suspended after a start, as far as the run was mapped."""
+    """Return the number of guaranteed jobs suspended after a start, if the run was mapped."""
     of_job: dict[int, list[tuple[float, float]]] = {}
     for job, start_s, end_s, _ in ran.segments:
         if promised[int(job)]:
@@ -261,7 +267,7 @@ def _p99_h(ran: Ran) -> float:
 
 
 def _table(ran: Runs, guaranteed: Mapping[str, Bools]) -> list[dict[str, Figure | str]]:
-    """Return a row for each run, by mean JCT, and below each trace's what was published of it."""
+    """Return a row for each run by mean JCT, followed by the published results for each trace."""
     table: list[dict[str, Figure | str]] = []
     for trace, promised in guaranteed.items():
         mine = [(policy, one) for (name, policy), one in ran.items() if name == trace]
@@ -306,7 +312,7 @@ def _row(trace: str, policy: str, ran: Ran, promised: Bools) -> dict[str, Figure
 
 
 def _notes(figures: Mapping[str, Figure], ours: str) -> list[str]:
-    """Return what explains the figures."""
+    """Return notes that explain the figures."""
     notes = [
         "Of published results, the paper's were measured on its cluster; the others with the artifact's"
         " simulator, whose restarts take 260 s where it is not said otherwise."

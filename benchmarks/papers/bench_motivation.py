@@ -1,4 +1,4 @@
-"""The papers' opening cases as rounds small enough to check by hand: what each policy chooses."""
+"""Each policy's choices in the papers' opening cases, which are small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -108,18 +108,18 @@ def motivation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A plan, and what it comes to in truth."""
+    """A plan with its true throughput."""
 
     information: str
-    policy: str  # "": a plan of the papers
+    policy: str  # "" for a plan of the papers
     plan: Plan
     running: int
     samples_per_s: float
     normalised: float
-    seen_samples_per_s: float  # by what the information says
+    seen_samples_per_s: float  # according to the information
 
     def shown(self) -> dict[str, Figure | str]:
-        """Return it as a row of the table."""
+        """Return the plan as a row of the table."""
         cells = ", ".join(f"{gpus} {kind}".strip() for kind, gpus in self.plan)
         return {
             "information": self.information,
@@ -135,7 +135,7 @@ class Chosen:
 def judged(
     scene: Scene, opening: Opening, told: Sequence[str], memory: Path | None, seed: int
 ) -> list[Chosen]:
-    """Return the papers' plans, the best of all, and what each policy chooses, by information."""
+    """Return the papers' plans, the best of all plans, and each policy's choice, by information."""
     found = []
     for information in told:
         seen = seen_rates(scene, opening, information, memory)
@@ -191,13 +191,16 @@ def _figures(tables: Tables) -> dict[str, Figure]:
 
 
 def gain(rows: Sequence[Chosen]) -> float:
-    """Return what the papers' second plan has over their first in raw throughput, as a share."""
+    """Return the relative gain of the papers' second plan over their first in raw throughput."""
     first, second = [r for r in rows if not r.policy and r.information == "estimates"][:2]
     return second.samples_per_s / first.samples_per_s - 1
 
 
 def inversion(rows: Sequence[Chosen]) -> dict[str, Figure]:
-    """Return the papers' first plan over their second, as data-parallel information has it and in truth."""
+    """Return the ratio of the papers' first plan to their second.
+
+    It is given according to data-parallel information and in truth.
+    """
     plans = [r for r in rows if not r.policy and r.information == "data-parallel"]
     if not plans:
         return {}
@@ -209,7 +212,7 @@ def inversion(rows: Sequence[Chosen]) -> dict[str, Figure]:
 
 
 def held_up(rows: Sequence[Chosen]) -> dict[str, Figure]:
-    """Return how many jobs our program for normalised throughput runs by each information."""
+    """Return the number of jobs that our program for normalised throughput runs by information."""
     return {
         f"over_allocated_running_{row.information.replace('-', '_')}": row.running
         for row in rows
@@ -235,6 +238,6 @@ def _plots(tables: Tables) -> Iterator[Plot]:
 
 
 def short(policy: str) -> str:
-    """Return a policy's name, with raw for raw throughput, without other options."""
+    """Return a policy's name without options, but with "raw" for raw throughput."""
     name, _, options = policy.partition("@")
     return f"{name}, raw" if "raw_throughput=true" in options else name

@@ -1,4 +1,4 @@
-"""The papers' opening cases: their clusters, jobs and rates, and what is decided and seen of them."""
+"""The papers' opening cases: their clusters, jobs and rates, and policies' decisions on them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tessera.simulator.truth import truth_of
 from tessera.simulator.world import World
 
 HOURS: Final = 10.0
-"""How long each job would last at its reference rate; only objectives about time look at it."""
+"""The length of each job at its reference rate. It matters only to objectives about time."""
 
 Cell = tuple[str, int]
-"""A GPU type and a number of GPUs; none is ("", 0)."""
+"""A GPU type and a number of GPUs, or ("", 0) for no GPUs."""
 Plan = tuple[Cell, ...]
 NONE: Final[Cell] = ("", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job as it was requested, as part of a case."""
+    """A job of a case, as it was requested."""
 
     workload: Workload
     gpus: int
@@ -45,16 +45,16 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return its workload, shortly."""
+        """Return a short name of the workload."""
         return f"{self.workload.model} {self.workload.params}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A cluster, the jobs that wait for it, in order of arrival, and plans that the papers compare."""
+    """A cluster, its waiting jobs in order of arrival, and the plans that the papers compare."""
 
     name: str
-    nodes: tuple[tuple[str, int], ...]  # type and GPUs of each
+    nodes: tuple[tuple[str, int], ...]  # the type and number of GPUs of each node
     jobs: tuple[Job, ...]
     plans: tuple[Plan, ...]
 
@@ -110,12 +110,12 @@ OPENINGS: Final = (
         plans=(_on_a100(4, 0), _on_a100(2, 2)),
     ),
 )
-"""Where there are two plans, the second is the one that the papers call the better."""
+"""The papers' cases. Of two plans, the papers call the second the better one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """An opening with its rates."""
+    """An opening case with its scenario and rates."""
 
     scenario: Scenario
     rates: tuple[Mapping[Cell, float], ...]  # of each job: samples/s on each Cell
@@ -123,7 +123,7 @@ class Scene:
 
     @classmethod
     def of(cls, opening: Opening, records: Sequence[EstimateRecord]) -> Scene:
-        """Return the scene, all jobs arriving at once, in order of their names."""
+        """Return the scene, in which all jobs arrive at the same time, in order of their names."""
         nodes = [
             NodeSpec(name=f"{kind}-{i}", gpu_type=kind, gpus=gpus)
             for i, (kind, gpus) in enumerate(opening.nodes)
@@ -156,7 +156,7 @@ class Scene:
         )
 
     def total(self, plan: Plan) -> float:
-        """Return the samples/s of a plan; a Cell on which a job does not run adds nothing."""
+        """Return the samples/s of a plan. A Cell on which a job does not run adds nothing."""
         return sum(of.get(cell, 0.0) for of, cell in zip(self.rates, plan, strict=True))
 
     def normalised(self, plan: Plan) -> float:
@@ -165,7 +165,10 @@ class Scene:
         return sum(of.get(cell, 0.0) / reference for of, cell, reference in each)
 
     def plans(self) -> Iterator[Plan]:
-        """Yield every plan that fits the GPUs of each type; powers of two always fit nodes of such."""
+        """Yield every plan that fits the GPUs of each type.
+
+        Counts and node sizes are powers of two, so the Cells also fit the nodes.
+        """
         have = Room.of(self.scenario.nodes).gpus
         for plan in product(*([NONE, *of] for of in self.rates)):
             if all(sum(n for t, n in plan if t == kind) <= most for kind, most in have.items()):
@@ -173,14 +176,14 @@ class Scene:
 
 
 def rates_of(workload: Workload, speeds: Speeds) -> dict[Cell, float]:
-    """Return the samples/s of a workload on each Cell that it runs on."""
+    """Return the samples/s of a workload on each Cell on which it runs."""
     return {cell: workload.global_batch / s for cell, s in speeds.cells(workload).items()}
 
 
 def seen_rates(
     scene: Scene, opening: Opening, information: str, memory: Path | None
 ) -> tuple[dict[Cell, float], ...]:
-    """Return what an information says of each job: samples/s on each Cell that it thinks to run."""
+    """Return each job's samples/s according to an information, on the Cells that run by it."""
     snapshot = information_of(information, memory)(_snapshot(scene))
     e, kinds = snapshot.estimates, [kind.name for kind in snapshot.gpu_types]
     found: list[dict[Cell, float]] = []
@@ -197,7 +200,7 @@ def seen_rates(
 
 
 def decided(scene: Scene, policy: str, information: str, memory: Path | None, seed: int) -> Plan:
-    """Return the Cell that a policy starts each job on; one on which it does not truly run is none."""
+    """Return the Cell on which a policy starts each job, or no GPUs if the job cannot run there."""
     snapshot = _snapshot(scene)
     outcome = Decider(options_of(policy, seed), information_of(information, memory))(snapshot)
     truth, plan = truth_of(snapshot), [NONE] * len(scene.rates)
@@ -211,7 +214,7 @@ def decided(scene: Scene, policy: str, information: str, memory: Path | None, se
 
 
 def _snapshot(scene: Scene) -> Snapshot:
-    """Return what a round looks at when all jobs have just arrived and restarts are free."""
+    """Return the snapshot when all jobs have just arrived and restarts are free."""
     world = World(scene.scenario, overheads=overheads("none"))
     world.advance(0.0)
     return world.snapshot()

@@ -1,1 +1,1 @@
-"""Simulators of published artifacts, oddities and all, for numbers that must be compared with theirs."""
+"""A simulator with the semantics of Arena's artifact, for results comparable with its own."""

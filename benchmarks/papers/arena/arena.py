@@ -1,4 +1,4 @@
-"""A world that is stepped by rounds of 300 s, with the accounting of Arena's artifact where switched on."""
+"""A world stepped by rounds of 300 s, with optional accounting like that of Arena's artifact."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ _HELD, _QUEUED = STATE_CODE[JobState.HELD], STATE_CODE[JobState.QUEUED]
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A job that holds GPUs. ``debt_s``: seconds of a long restart that are still to pass."""
+    """The state of a job that holds GPUs. ``debt_s`` is the remaining seconds of a long restart."""
 
     iter_s: float
     samples_s: float
-    ready_s: float  # it trains from then on, where restarts are charged to jobs
+    ready_s: float  # when training begins, if restarts are charged to jobs
     debt_s: float = 0.0
     recorded: float = 1.0  # the share of its throughput that this round's record gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompatResult:
-    """A run. Arrays are by job in order of arrival, or by round; times in seconds since the trace began."""
+    """The result of a run, with times in seconds since the trace began.
 
-    entered_s: Floats  # when its time begins to count; inf: it never entered
-    ended_s: Floats  # inf: it has not ended
-    queued_s: Floats  # 300 s for each round that it was left waiting
+    Arrays have an entry for each job, in order of arrival, or for each round.
+    """
+
+    entered_s: Floats  # when its time begins to count, or inf if it never entered
+    ended_s: Floats  # inf if it has not ended
+    queued_s: Floats  # 300 s for each round in which it waited
     gains: Ints  # rounds in which it gained a GPU, its start included
     samples_s: Floats  # float64[rounds], the recorded throughput of the cluster
     decided: int  # rounds that were decided
@@ -76,7 +79,7 @@ class ArenaWorld:
     # time passes
 
     def arrive(self) -> Ints:
-        """Let jobs enter that this round is the first to see; return them."""
+        """Let the jobs enter whose first round this is, and return them."""
         until_s = self.now_s + (ROUND_S if self.oddities.early_arrival else 0.0)
         found = np.flatnonzero((self._arrival_s <= until_s) & np.isinf(self.entered_s))
         for job in found.tolist():
@@ -86,7 +89,7 @@ class ArenaWorld:
         return found
 
     def train(self) -> tuple[int, float]:
-        """Let a round pass; return how many jobs ended in it, and the samples/s of what was trained."""
+        """Let a round pass, and return the number of jobs that ended and the trained samples/s."""
         self.now_s += ROUND_S
         ended: list[tuple[float, int]] = []
         samples = 0.0
@@ -105,7 +108,7 @@ class ArenaWorld:
         return len(ended), samples
 
     def _trained_s(self, run: _Run) -> float:
-        """Return the seconds of the round that has just passed in which the job trained."""
+        """Return the seconds for which the job trained in the round that has just passed."""
         if not self.oddities.overhead_on_curve:
             return max(0.0, self.now_s - max(run.ready_s, self.now_s - ROUND_S))
         burnt_s = min(run.debt_s, ROUND_S)
@@ -114,7 +117,7 @@ class ArenaWorld:
         return ROUND_S - burnt_s
 
     def _credit(self, job: int, run: _Run, trained_s: float) -> float:
-        """Credit the seconds; return how many were not needed any more, negative: the job goes on."""
+        """Credit the seconds. Return those not needed, or a negative number if the job goes on."""
         store = self.store
         iterations = float(store.iterations[job])
         self._exec_s[job] += trained_s
@@ -128,18 +131,18 @@ class ArenaWorld:
         return max(0.0, over_s) if over_s >= -1e-9 * left_s and trained_s > 0 else -1.0
 
     def samples_s(self) -> float:
-        """Return the throughput that the round's record gets if every job runs through it."""
+        """Return the throughput to record for the round if every job runs through it."""
         return sum(run.samples_s * run.recorded for run in self._runs.values())
 
     def wait(self) -> None:
-        """Count the round as waiting for those that hold nothing."""
+        """Count the round as waiting time for jobs without GPUs."""
         waiting = [job for job in self.store.live if job not in self._runs]
         self.waited_s[waiting] += ROUND_S
 
     # a round
 
     def snapshot(self) -> Snapshot:
-        """Return what a round may look at now."""
+        """Return the snapshot for a round now."""
         return self.store.snapshot(self.now_s)
 
     def waiting(self, snapshot: Snapshot) -> Ints:
@@ -147,7 +150,7 @@ class ArenaWorld:
         return np.flatnonzero(snapshot.jobs.state == _QUEUED)
 
     def carry_out(self, decisions: Sequence[Decision], legs: Legs = NO_LEGS) -> None:
-        """Do what a round decided on the last snapshot."""
+        """Carry out the decisions of a round on the last snapshot."""
         held = {job: _gpus(gang) for job, gang in self.store.gangs.items()}
         for change in self.store.commit(decisions, self.now_s, legs):
             if change.kind is DecisionKind.SUSPEND:
@@ -192,7 +195,7 @@ class ArenaWorld:
             run.recorded, run.debt_s = 0.0, cost_s - ROUND_S
 
     def result(self, samples_s: list[float], decided: int, refused: int) -> CompatResult:
-        """Return what the run came to."""
+        """Return the result of the run."""
         return CompatResult(
             entered_s=self.entered_s,
             ended_s=self.store.ended_s,
@@ -214,9 +217,9 @@ def run(
     oddities: Oddities,
     progress: Callable[[int], None] = lambda _round: None,
 ) -> CompatResult:
-    """Run ``rounds`` rounds of ``scenario``; its arrivals lie where they really do, not at rounds.
+    """Run ``rounds`` rounds of ``scenario``, whose arrivals are at their real times, not at rounds.
 
-    With ``sizes_inferred`` or ``slow_left_out`` switched on, its profiles are completed first.
+    With ``inferred_sizes`` or ``slow_is_infeasible`` switched on, its profiles are changed first.
     """
     world = ArenaWorld(priced(scenario, oddities), launch, oddities)
     recorded: list[float] = []
@@ -239,7 +242,7 @@ def run(
 
 
 def priced(scenario: Scenario, oddities: Oddities) -> Scenario:
-    """Return the scenario with the profiles that the pricing rules make of its own."""
+    """Return the scenario with its profiles changed by the pricing rules that are switched on."""
     profiles = list(scenario.profiles)
     if oddities.slow_is_infeasible:
         profiles = slow_left_out(profiles)
@@ -258,11 +261,12 @@ def priced(scenario: Scenario, oddities: Oddities) -> Scenario:
 def _round(
     world: ArenaWorld, decide: Callable[[Snapshot], Outcome], arrived: Ints, ended: int
 ) -> bool:
-    """Decide a round and carry it out; return whether it broke no rule."""
+    """Decide a round and carry it out unless it violates a rule. Return whether it was valid."""
     oddities, snapshot = world.oddities, world.snapshot()
     new = set(arrived.tolist())
     waiting = [job for job in world.waiting(snapshot).tolist() if world.store.live[job] not in new]
     hidden = set(waiting) if oddities.retries_after_ends and not ended else set[int]()
+    # Decide again without the jobs that pass a blocked job, until there are none.
     while True:
         outcome = decide(_without(snapshot, hidden))
         behind = _behind(snapshot, outcome, waiting) - hidden if oddities.head_of_line else set()
@@ -278,7 +282,7 @@ def _round(
 
 
 def _behind(snapshot: Snapshot, outcome: Outcome, waiting: list[int]) -> set[int]:
-    """Return which waiting jobs start past one that requested the same type and does not."""
+    """Return the waiting jobs that start although one of the same type before them does not."""
     starts, kinds = starts_of(outcome.decisions), snapshot.jobs.requested_type.tolist()
     blocked: set[int] = set()
     found: set[int] = set()
@@ -291,7 +295,7 @@ def _behind(snapshot: Snapshot, outcome: Outcome, waiting: list[int]) -> set[int
 
 
 def _without(snapshot: Snapshot, hidden: set[int]) -> Snapshot:
-    """Return the snapshot in which the hidden jobs are on hold: they are there, and nothing starts them."""
+    """Return the snapshot with the hidden jobs on hold, so that they exist but are not started."""
     if not hidden:
         return snapshot
     state = np.array(snapshot.jobs.state)

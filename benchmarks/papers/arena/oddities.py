@@ -1,4 +1,4 @@
-"""What Arena's simulator does otherwise than an honest one, each as a switch that is off by default."""
+"""Oddities of Arena's simulator, each as a switch that is off by default."""
 
 from __future__ import annotations
 
@@ -14,74 +14,95 @@ ROUND_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oddities:
-    """Switches of the artifact's simulator. All off: an honest world of rounds.
+    """Switches for oddities of the artifact's simulator. With all off, the simulator is honest.
 
-    Each docstring says first what the artifact does (switch on), then what honest semantics are (off).
+    Each docstring first describes the artifact (switch on), then honest semantics (off).
     """
 
     early_arrival: bool = False
-    """A job that arrives within the 300 s after a round takes part in that round, and its time counts from
-    there. Off: it takes part in the first round after its arrival, and its time counts from the arrival."""
+    """A job that arrives within 300 s after a round takes part in that round.
+
+    Its time counts from that round. Off: It takes part in the first round after its arrival, and
+    its time counts from the arrival.
+    """
     idle_rounds: bool = False
-    """A round in which no job ended and none arrived decides nothing. Off: every round decides."""
+    """A round before which no job ended or arrived decides nothing. Off: Every round decides."""
     retries_after_ends: bool = False
-    """Waiting jobs are tried again only in rounds in which a job ended. Off: in every round."""
+    """Waiting jobs are only retried in a round after a job ended. Off: They are, in every round."""
     head_of_line: bool = False
-    """A waiting job that is not started, be it that it can never run, keeps those from starting that wait
-    behind it and requested the same type; new jobs pass. Off: the policy alone decides."""
+    """A waiting job that is not started blocks the jobs behind it that requested the same type.
+
+    It blocks them even if it can never run. New jobs pass it. Off: The policy alone decides.
+    """
     scattered_starts: bool = False
-    """A job starts on the nodes of its type with most GPUs free, in order of arrival and only in the shape
-    with fewest nodes; the first that finds none blocks its type. Off: placement packs and bends."""
+    """A job starts on its type's nodes with the most free GPUs, in the shape with fewest nodes.
+
+    Jobs start in order of arrival, and the first that does not fit blocks its type. Off: Placement
+    packs jobs and may use other shapes.
+    """
     whole_rounds: bool = False
-    """A job ends at a round: it holds its GPUs until then, and its time is a multiple of 300 s; what ends
-    when the last round is over is not seen. Off: it ends when its last iteration does."""
+    """A job ends at a round.
+
+    It holds its GPUs until then, and its time is a multiple of 300 s. Ends after the last round are
+    not recorded. Off: A job ends with its last iteration.
+    """
     repriced_past: bool = False
-    """All time that a job has run so far counts at its present speed, in whole iterations: an upgrade speeds
-    up its past. Off: progress accrues at the speed then in force."""
+    """A job's whole run time so far counts at its present speed, in whole iterations.
+
+    An upgrade therefore speeds up its past. Off: Progress accrues at the speed of the time.
+    """
     suspended_twice: bool = False
-    """What a suspended job has done is taken off its iterations, and again off what it has to do when it
-    goes on. Off: once."""
+    """The work of a suspended job is subtracted twice: from its iterations, and when it resumes.
+
+    Off: It is subtracted once.
+    """
     overhead_on_curve: bool = False
-    """A restart of at most 300 s lowers the throughput that is recorded for the round and delays no job. A
-    longer one records nothing for as many rounds as it lasts, and costs the job one round less than that;
-    a restart meanwhile starts the count anew. Off: a job trains only when its restart is over."""
+    """A restart of at most 300 s lowers the round's recorded throughput but does not delay the job.
+
+    During a longer restart, no throughput is recorded for the rounds that it lasts, and it costs
+    the job one round less than that. Another restart meanwhile begins the count again. Off: A job
+    trains only when its restart is over.
+    """
     free_release: bool = False
-    """Only who gains a GPU that it did not hold pays a restart. Off: every change of GPUs is paid."""
+    """Only a job that gains a GPU pays for a restart. Off: Every change of GPUs is charged."""
     rounded_rates: bool = False
-    """Iteration times and samples/s have 3 decimals. Off: they are what they are."""
+    """Iteration times and samples/s are rounded to 3 decimals. Off: They are not rounded."""
     ending_counts_whole: bool = False
-    """A job counts in the recorded throughput for the whole of its last round. Off: until it ends."""
+    """A job counts in the recorded throughput for all of its last round. Off: Until it ends."""
     inferred_sizes: bool = False
-    """Where a size was not measured at a shape, the next larger size's throughput x 1.8 a step stands for it
-    (pricing rule 3). Off: what was not measured does not run."""
+    """The throughput of a size that was not measured at a shape is inferred (pricing rule 3).
+
+    It is the throughput of the next larger size x 1.8 per step. Off: A size that was not measured
+    does not run.
+    """
     slow_is_infeasible: bool = False
-    """What takes more than 300 s an iteration does not run. Off: it runs slowly."""
+    """A Cell of more than 300 s per iteration does not run. Off: It runs slowly."""
 
 
 ARENA: Final = Oddities(**{f.name: True for f in fields(Oddities)})
-"""Every oddity; ``of_policy`` leaves out those that the artifact has for other policies only."""
+"""All oddities. ``of_policy`` leaves out those that the artifact has only for other policies."""
 
 _RIGID: Final = ("gandiva-rigid", "gavel-rigid", "sia-rigid")
 OF_LOOPS: Final = {
     "scattered_starts": ("fcfs", "gandiva", "gandiva-rigid"),
-    # Sia's has it in the stored results by their looks: who finished had waited 8 s on average
+    # Sia's loop seems to have it by its stored results: finished jobs had waited 8 s on average.
     "head_of_line": ("gavel", "gavel-rigid", "elasticflow-ls", "sia-rigid"),
-    # no other policy suspends in the artifact; one that does here must not gain work by it
+    # No other policy suspends in the artifact. One that does here must not gain work by it.
     "suspended_twice": ("arena",),
-    # first come first served has no need of it: who was blocked stays blocked until a job ends
+    # First come, first served does not need it: a blocked job stays blocked until a job ends.
     "retries_after_ends": ("gandiva", "gavel", "elasticflow-ls", "sia-arena", "arena", *_RIGID),
 }
-"""Oddities of some policies' own loops: the policies that have them."""
+"""The policies that have an oddity, for those that only some policies' loops have."""
 
 
 def of_policy(policy: str, oddities: Oddities = ARENA) -> Oddities:
-    """Return ``oddities`` without those that the artifact's loop of ``policy`` does not have."""
+    """Return ``oddities`` without those that the artifact's loop for ``policy`` does not have."""
     others = {name: False for name, mine in OF_LOOPS.items() if policy not in mine}
     return replace(oddities, **others)
 
 
 def without(oddities: Oddities, names: Iterable[str]) -> Oddities:
-    """Return ``oddities`` with those named switched off; ``all``: every one.
+    """Return ``oddities`` with those in ``names`` switched off, or every one for ``all``.
 
     Raises:
         InvalidInput: there is no such switch.
@@ -97,22 +118,25 @@ def without(oddities: Oddities, names: Iterable[str]) -> Oddities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCost:
-    """What a start or change costs: so much a GPU, capped (the artifact's constants, not measurements)."""
+    """The cost of a start or change: seconds per GPU up to a cap.
+
+    The values are the artifact's constants, not measurements.
+    """
 
     per_gpu_s: float
     cap_s: float
 
     def __post_init__(self) -> None:
-        """Refuse values that have no meaning."""
+        """Refuse negative values."""
         if not (self.per_gpu_s >= 0 and self.cap_s >= 0):
             raise InvalidInput("launch", "seconds must not be negative")
 
     def seconds(self, gpus: int) -> float:
-        """Return what a start on ``gpus`` GPUs costs."""
+        """Return the seconds that a start on ``gpus`` GPUs costs."""
         return min(self.per_gpu_s * gpus, self.cap_s)
 
 
 PRUNED: Final = LaunchCost(per_gpu_s=10.0, cap_s=40.0)
-"""Of Arena's own policy in its artifact."""
+"""The launch cost of Arena's own policy in its artifact."""
 UNPRUNED: Final = LaunchCost(per_gpu_s=150.0, cap_s=600.0)
-"""Of every other policy in Arena's artifact."""
+"""The launch cost of every other policy in Arena's artifact."""

@@ -1,6 +1,6 @@
-"""Arena's pricing rules 1 and 3: which iteration times stand for what was not measured.
+"""Arena's pricing rules 1 and 3, which give iteration times to Cells that were not measured.
 
-Rule 2 (0.9 for each halving of GPUs a node) is that of Cells: ``tessera.formulation.cells.LOCALITY_FACTOR``.
+Rule 2 (0.9 for each halving of GPUs per node) is in ``tessera.formulation.cells.LOCALITY_FACTOR``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
 
 SIZE_FACTOR: Final = 1.8
-"""Throughput gained for each step down in model size (the artifact's PARAM_NUM_SCALE_FACTOR)."""
+"""The throughput factor of a step down in model size (the artifact's PARAM_NUM_SCALE_FACTOR)."""
 SLOWEST_S: Final = 300.0
-"""An iteration that takes longer is infeasible there."""
+"""The seconds above which an iteration is infeasible in the artifact."""
 _UNITS: Final = {"M": 1e6, "B": 1e9}
 
 _Shape = tuple[Workload, str, int, int]  # workload, type, GPUs, nodes
 
 
 def parameters(params: str) -> float:
-    """Return the number of parameters of e.g. ``1.3B``. Raises InvalidInput."""
+    """Return the number of parameters of a size, for example ``1.3B``.
+
+    Raises:
+        InvalidInput: the size is not a number with M or B.
+    """
     try:
         return float(params[:-1]) * _UNITS[params[-1:]]
     except (KeyError, ValueError):
@@ -34,7 +38,7 @@ def parameters(params: str) -> float:
 
 
 def slow_left_out(profiles: Sequence[EstimateRecord]) -> list[EstimateRecord]:
-    """Return the profiles; what takes more than 300 s an iteration does not run."""
+    """Return the profiles, where a Cell of more than 300 s per iteration does not run."""
     return [replace(e, iter_time_s=math.inf) if e.iter_time_s > SLOWEST_S else e for e in profiles]
 
 
@@ -43,16 +47,17 @@ def sizes_inferred(
 ) -> list[EstimateRecord]:
     """Return the profiles with a row for every (workload, type, count) at its shape with fewest nodes.
 
-    What is not measured there gets the iteration time of the next larger size of the same model and batch
-    that has a row there (rule 3; one that failed fails), and where there is none does not run, whatever worse
-    shapes say. Counts are the five that Arena measures. ``workloads``: of jobs, which may be in no row.
+    A combination that was not measured gets the iteration time of the next larger size of the same
+    model and batch with a row at that shape (rule 3). If that row failed, the new one fails too. If
+    there is no such size, it does not run, even if it runs in worse shapes. Counts are the five
+    that Arena measures. ``workloads`` are those of jobs, which may have no row.
     """
     node = _node_sizes(nodes)
     at: dict[_Shape, float] = {}
     for e in profiles:
         spread = e.cell.nodes or math.ceil(e.cell.gpus / node.get(e.cell.gpu_type, 1))
         key = (e.workload, e.cell.gpu_type, e.cell.gpus, spread)
-        at[key] = min(e.iter_time_s, at.get(key, math.inf))  # over plans
+        at[key] = min(e.iter_time_s, at.get(key, math.inf))  # the best over plans
     sizes = _sizes([*(e.workload for e in profiles), *workloads])
     found = list(profiles)
     for workload in sorted(
@@ -91,7 +96,7 @@ def _inferred(
 
 
 def _sizes(workloads: Sequence[Workload]) -> dict[tuple[str, int], list[Workload]]:
-    """Return the sizes of each (model, batch), rising: all sizes of a model that are known at any batch."""
+    """Return the ascending sizes of each (model, batch): all that the model has at any batch."""
     batches: dict[str, set[int]] = {}
     params: dict[str, set[str]] = {}
     for w in workloads:

@@ -1,4 +1,4 @@
-"""Loops as rigid as those that Arena's artifact has for other schedulers' policies."""
+"""Scheduling loops as rigid as those of Arena's artifact for other schedulers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from tessera.solvers.schedulers.packing import Packing, options_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rigid:
-    """Jobs one by one, in order of arrival; what runs keeps what it has until it ends.
+    """A scheduler that places jobs one by one, in order of arrival.
 
-    A waiting job gets the fastest of its options that has room: at the count that it requested, or at
-    ``any_count``; on the type that it requested, or on ``any_type``. The artifact's Gavel and Sia solve an
-    integer program for each job that arrives, in which few running jobs may change type; what is left of
-    that here is the new job's choice.
+    A running job keeps its GPUs until it ends. A waiting job gets the fastest of its options that
+    fits. Options have the number of GPUs that the job requested, or any number with ``any_count``.
+    They are on the type that it requested, or on any type with ``any_type``. The artifact's Gavel
+    and Sia solve an integer program for each job that arrives, in which few running jobs may change
+    type. Here, only the new job's choice remains of that.
     """
 
     name: str
@@ -26,7 +27,7 @@ class Rigid:
     any_type: bool = False
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of each job, int64[jobs]; -1: it waits."""
+        """Return the column of each job, int64[jobs], or -1 for a job that waits."""
         options = options_of(seen)
         allowed = np.ones(len(options), dtype=np.bool_)
         if not self.any_count:

@@ -1,4 +1,7 @@
-"""Starts as Arena's artifact places them: the freest nodes first, whole shapes only, in order of arrival."""
+"""Placement of starts as in Arena's artifact.
+
+Jobs start in order of arrival, in whole shapes, on the nodes with the most free GPUs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _SCALED: Final = (DecisionKind.RESIZE, DecisionKind.RETYPE, DecisionKind.REPLAN)
 
 
 class Free:
-    """The free GPUs of each node, while starts take them."""
+    """The free GPUs of each node, from which starts take theirs."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._nodes = snapshot.nodes
@@ -29,13 +32,16 @@ class Free:
         self.count: Ints = np.array([int(f.sum()) for f in self._free], dtype=np.int64)
 
     def reserve(self, gang: Gang) -> None:
-        """Take these GPUs, some of which may be taken already."""
+        """Mark these GPUs as taken. Some may already be taken."""
         for node, gpus in gang.members:
             self._free[node][list(gpus)] = False
             self.count[node] = int(self._free[node].sum())
 
     def take(self, gpu_type: int, gpus: int) -> Gang | None:
-        """Take ``gpus`` of ``gpu_type`` on as few nodes as they need, equally many on each; None: no room."""
+        """Take ``gpus`` GPUs of a type on the fewest nodes, with equal numbers on each.
+
+        If they do not fit, return None.
+        """
         mine = np.flatnonzero((self._nodes.gpu_type == gpu_type) & self._nodes.schedulable)
         if not len(mine):
             return None
@@ -53,12 +59,12 @@ class Free:
 
 
 def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
-    """Return the decisions with every start placed anew.
+    """Return the decisions with every start placed again.
 
-    In order of arrival; the first that finds no room on its type keeps the type from all after it. Jobs that
-    were chosen and that placement had no blocks for have their turn too. Where only starts were chosen, no
-    running job is moved to make room for them; else changes are as placed, and what they give back is
-    free for starts in the next round.
+    Jobs are placed in order of arrival. The first that does not fit on its type blocks the type for
+    all later jobs. Jobs that were chosen but could not be placed are included. If only starts were
+    chosen, no running job is moved to make room for them. Otherwise changes are as placed, and the
+    GPUs that they release are free for starts in the next round.
     """
     free, blocked = Free(snapshot), set[int]()
     found: list[Decision] = []
@@ -87,7 +93,7 @@ def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
 
 
 def _chosen(outcome: Outcome, decision: Decision) -> Decision | None:
-    """Return the start that the policy chose for the job; None: it did not choose to start it."""
+    """Return the start that the policy chose for the job, or None if it did not choose one."""
     if decision.kind is DecisionKind.START:
         return decision
     column = outcome.placed.wanted.get(decision.job)

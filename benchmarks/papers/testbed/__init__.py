@@ -1,1 +1,1 @@
-"""Jobs that ran on a real cluster: their records, replayed and decided again."""
+"""Jobs that ran on a real cluster: their records, replays, and new decisions about them."""

@@ -1,4 +1,4 @@
-"""A campaign of the testbed decided again by our own policy of that name, beside the record."""
+"""A campaign of the testbed, decided again by our own policy and compared with the record."""
 
 from __future__ import annotations
 
@@ -28,12 +28,18 @@ OURS: Final[Mapping[str, str]] = {
     "gandiva": "gandiva",
     "gavel": "gavel",
 }
-"""The testbed's schedulers -> our policies, which follow the papers and not the artifact's code."""
+"""A map of the testbed's schedulers to our policies.
+
+Ours follow the papers and not the artifact's code.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """A campaign decided again until the record's end. JCT is of the ``jobs`` that both ended."""
+    """A campaign that was decided again until the record's end.
+
+    JCT is the mean over the ``jobs`` jobs that ended in both.
+    """
 
     policy: str
     done_recorded: int
@@ -53,7 +59,8 @@ def decide_again(
 ) -> Decided:
     """Run all requests of the trace under our policy, with the testbed's rounds of 300 s.
 
-    It sees the profiles. Throughput is the mean until the record's end, as in a replay's ``Errors``.
+    The policy sees the profiles. Throughput is the mean until the record's end, as in the
+    ``Errors`` of a replay.
     """
     policy, origin_s = OURS[jobs[0].policy], jobs[0].origin_s
     came = [

@@ -1,4 +1,4 @@
-"""Jobs that ran on a real cluster, as Arena's artifact recorded them (``arena/testbed_runs.csv``)."""
+"""Jobs on a real cluster, as recorded by Arena's artifact (``arena/testbed_runs.csv``)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tessera.formulation.values import Workload
 from tessera.simulator.overheads import Overheads
 
 ROUND_S: Final = 300.0
-"""The testbed decided so often (Crius, section 7)."""
+"""The seconds between the testbed's rounds (Crius, section 7)."""
 EARLY_S: Final = 60.0
-"""A run's time without training may come out negative by so much: mean iteration times are means."""
+"""How far a run's time without training may be negative, since iteration times are means."""
 PRUNED: Final = ("crius",)
-"""Policies whose plan search was pruned."""
+"""The policies whose plan search was pruned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A stretch of a job on the testbed. Times in seconds since the campaign began.
+    """A stretch of a job on the testbed, with times in seconds since the campaign began.
 
-    ``start_s`` is not recorded: see ``start_of``. ``search_s`` and ``iter_time_s`` are 0 where no
+    ``start_s`` is not recorded, see ``start_of``. ``search_s`` and ``iter_time_s`` are 0 if no
     iteration was trained.
     """
 
@@ -39,16 +39,16 @@ class Run:
     iter_time_s: float
     search_s: float
     last: bool
-    """The job was done."""
+    """Whether the job was done after this run."""
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs held."""
+        """Return the number of GPUs held."""
         return self.nodes * self.gpus_per_node
 
     @property
     def launch_s(self) -> float:
-        """Return the time held that was neither search nor whole iterations."""
+        """Return the time of holding GPUs without search or whole iterations."""
         return self.end_s - self.start_s - self.search_s - self.iterations * self.iter_time_s
 
 
@@ -61,11 +61,11 @@ class Recorded:
     name: str
     workload: Workload
     origin_s: float
-    """Of its clock, on the record's."""
+    """The time zero of the job's clock, on the clock of the record."""
     runs: tuple[Run, ...]
-    left: int  # iterations when its last run ended
+    left: int  # iterations left when its last run ended
     consistent: bool
-    """Iterations left after each run are those before it, less what it trained."""
+    """Whether the iterations left after each run are those before it less those trained in it."""
 
     @property
     def iterations(self) -> int:
@@ -79,9 +79,9 @@ class Recorded:
 
 
 def read_runs(path: Path, submitted_s: Mapping[str, float]) -> list[Recorded]:
-    """Read the records. ``submitted_s``: by job, on the record's clock; none starts before that.
+    """Read the records. ``submitted_s`` is by job, on the record's clock; no job starts before it.
 
-    Rows of an ``error`` repeat the run that they end, which has a row of its own; runs after a job was
+    Rows of an ``error`` repeat the run that they end, which has its own row. Runs after a job was
     done trained nothing. Both are left out.
 
     Raises:
@@ -106,10 +106,10 @@ def read_runs(path: Path, submitted_s: Mapping[str, float]) -> list[Recorded]:
 
 
 def _origins(rows: Sequence[dict[str, str]]) -> dict[str, float]:
-    """Return a moment of each campaign that is a whole number of rounds from all others.
+    """Return a time origin of each campaign that falls on a round.
 
-    Jobs are preempted by rounds: their ends lie a round apart, most of them; one at least a round
-    before the first end is taken.
+    Rounds preempt jobs, so most of the ends of unfinished runs are whole rounds apart. The origin
+    is such a time, at least a round before the first end.
     """
     origins = {}
     for campaign in {row["campaign"] for row in rows}:
@@ -171,8 +171,9 @@ def _job(
 def start_of(end_s: float, busy_s: float, free_s: float) -> float:
     """Return the round at which a run began that ended at ``end_s`` and worked ``busy_s`` seconds.
 
-    Rounds alone start jobs, so it is the last one that leaves time for the work, but none before the job
-    was free. ``EARLY_S`` lets the time that is neither search nor iterations be a little below 0.
+    Only rounds start jobs, so it is the last round that leaves time for the work, but not one
+    before the job was free. ``EARLY_S`` allows the time without search and iterations to be
+    slightly below 0.
     """
     latest = math.floor((end_s - busy_s + EARLY_S) / ROUND_S) * ROUND_S
     if busy_s == 0 and latest >= end_s:
@@ -185,9 +186,9 @@ def _round_from(at_s: float) -> float:
 
 
 def fitted(jobs: Sequence[Recorded], pruned: bool) -> Overheads:
-    """Return the overheads of the runs of ``jobs``: medians, of searches by GPU count.
+    """Return the overheads of the runs of ``jobs``: medians, which are by GPU count for searches.
 
-    ``load_s`` is of first runs and ``save_s`` what later ones need beyond it, at least 0.
+    ``load_s`` is that of first runs. ``save_s`` is the additional time of later runs, at least 0.
     """
     mine = [job for job in jobs if (job.policy in PRUNED) == pruned]
     trained = [(i, run) for job in mine for i, run in enumerate(job.runs) if run.iterations]

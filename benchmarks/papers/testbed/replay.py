@@ -1,4 +1,4 @@
-"""A campaign of the testbed replayed by the simulator, and how far that is from the record."""
+"""Replays of the testbed's campaigns by the simulator, with their errors against the record."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """A replay against the record. Errors are relative and signed unless they say otherwise.
+    """A replay compared with the record. Errors are relative, and signed unless stated otherwise.
 
-    JCT is of the jobs that were done in the record. Throughput is the mean over time until the record's
-    end of the sum of batch / iteration time over jobs that hold GPUs, as Arena's artifact counts it;
-    ``round_error`` is the mean absolute difference of what was trained in each round, over the mean.
-    ``speed_error`` is the mean absolute error of a run's iteration time and ``speed_bias`` the signed one,
-    both weighted by recorded training time; ``active_error``: as ``jct_error``, of the time from the first
-    start on, without the queue before it. ``start_*_s``: mean time held before training, of what trained.
+    JCT is of the jobs that were done in the record. Throughput is the sum of batch / iteration time
+    over jobs that hold GPUs, as counted by Arena's artifact, averaged over time until the record's
+    end. ``round_error`` is the mean absolute difference of the samples trained in each round, over
+    the mean. ``speed_error`` is the mean absolute error of a run's iteration time and
+    ``speed_bias`` the signed one. Both are weighted by recorded training time. ``active_error`` is
+    like ``jct_error`` for the time after the first start, without the queue before it.
+    ``start_*_s`` is the mean time for which GPUs are held before training, over runs that trained.
     """
 
     jobs: int
-    done: int  # of them in the replay until the record's end
+    done: int  # of these jobs, those done in the replay by the record's end
     runs: int
     jct_recorded_s: float
     jct_replayed_s: float
@@ -79,9 +80,9 @@ def campaign_of(
     arrivals: Mapping[str, tuple[float, JobSpec]],
     profiles: Sequence[EstimateRecord],
 ) -> Campaign:
-    """Return the jobs of one campaign and policy, to be replayed at the speeds of ``profiles``.
+    """Return the jobs of one campaign and policy, for a replay at the speeds of ``profiles``.
 
-    ``arrivals``: by name, when a job came on the record's clock, and its request.
+    ``arrivals`` has each job's arrival time on the record's clock, and its request, by name.
 
     Raises:
         InvalidInput: a job is not the one of that name in the trace.
@@ -116,7 +117,7 @@ def campaign_of(
 
 
 def speeds(campaign: Campaign) -> list[list[float]]:
-    """Return the simulator's iterations/s of each run of each job; 0 where the profiles price none."""
+    """Return the simulator's iterations/s of each run of each job, or 0 without a profile."""
     world = World(campaign.scenario, overheads=Overheads())
     of_run: list[list[float]] = [[] for _ in campaign.jobs]
     for hold in campaign.holds:
@@ -126,7 +127,7 @@ def speeds(campaign: Campaign) -> list[list[float]]:
 
 
 def priced(campaign: Campaign) -> list[Recorded]:
-    """Return the jobs of which every run has a speed."""
+    """Return the jobs whose runs all have a speed."""
     return [j for j, s in zip(campaign.jobs, speeds(campaign), strict=True) if min(s) > 0]
 
 
@@ -146,7 +147,7 @@ def _key(job: Recorded, run: Run) -> Key:
 
 
 def refined(profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]) -> list[EstimateRecord]:
-    """Return the profiles, with the median of what ``seen`` measured in the place of what they say."""
+    """Return the profiles, replaced by the medians of the jobs in ``seen`` if these have any."""
     times_s: dict[Key, list[float]] = {}
     for job in seen:
         for run in job.runs:
@@ -159,8 +160,9 @@ def refined(profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]) -> lis
 def as_recorded(campaign: Campaign, *, searched: bool = False) -> Campaign:
     """Return the campaign at each job's own recorded speeds: the mean over its runs on a Cell and shape.
 
-    A run that trained nothing has none; it goes by the job's other runs there, else by the profiles.
-    ``searched``: each run goes by itself and pays a plan search, also where the job was on the Cell before.
+    A run that trained nothing has no speed. It takes that of the job's other runs there, or else of
+    the profiles. With ``searched``, each run has its own speed and pays for a plan search, even if
+    the job was on the Cell before.
     """
     spent: dict[tuple[str, Key], tuple[float, int]] = {}
     for job in campaign.jobs:
@@ -173,7 +175,7 @@ def as_recorded(campaign: Campaign, *, searched: bool = False) -> Campaign:
 
 
 def each_searched(campaign: Campaign) -> Campaign:
-    """Return the campaign with a plan search in every run, also where the job was on the Cell before."""
+    """Return the campaign with a plan search in every run, even on Cells that a job had before."""
     known = {
         (_plan(job, index, True), _key(job, run)): 1.0 / speed
         for job, of_run in zip(campaign.jobs, speeds(campaign), strict=True)
@@ -187,7 +189,10 @@ def _plan(job: Recorded, run: int, of_run: bool) -> str:
 
 
 def _at(campaign: Campaign, times_s: Mapping[tuple[str, Key], float], of_run: bool) -> Campaign:
-    """Return the campaign with plans that take so long; holds without one keep the plan of the profiles."""
+    """Return the campaign with plans of these iteration times.
+
+    Holds without such a plan keep that of the profiles.
+    """
     holds, runs = iter(campaign.holds), []
     for job in campaign.jobs:
         for index, run in enumerate(job.runs):
@@ -212,7 +217,7 @@ def _measured(key: Key, iter_time_s: float, plan: str) -> EstimateRecord:
 
 
 def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]:
-    """Replay a campaign and return how far that is from the record."""
+    """Replay a campaign and return its errors against the record."""
     found = replay(campaign.scenario, campaign.holds, overheads)
     jobs = campaign.jobs
     arrival_s = np.array([one.arrival_s for one in campaign.scenario.arrivals])
@@ -250,7 +255,7 @@ Steps = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rates:
-    """Samples/s of jobs: while they hold GPUs (if they train there at all), and while they train."""
+    """Samples/s of jobs while they hold GPUs on which they train, and while they train."""
 
     held: Steps
     trained: Steps
@@ -282,7 +287,7 @@ def replayed_rates(campaign: Campaign, found: Replayed) -> Rates:
 
 
 def held_steps(segments: Sequence[Segment], batch: Sequence[int]) -> Steps:
-    """Return the rates of segments that trained, while their GPUs were held; ``batch`` is by job."""
+    """Return the rates of trained segments while their GPUs were held. ``batch`` is by job."""
     rows = [
         (s.start_s, s.end_s, s.iterations * batch[s.job] / (s.end_s - s.ready_s))
         for s in segments
@@ -293,7 +298,7 @@ def held_steps(segments: Sequence[Segment], batch: Sequence[int]) -> Steps:
 
 
 def course(steps: Steps, until_s: float) -> Floats:
-    """Return the mean of the sum of steps in each round, until the end, float64[rounds]."""
+    """Return the mean of the sum of steps in each round until the end, float64[rounds]."""
     start_s, end_s, rate = steps
     edges = ROUND_S * np.arange(math.ceil(until_s / ROUND_S) + 1)
     inside = np.minimum(end_s[:, None], edges[None, 1:]) - np.maximum(
@@ -315,6 +320,6 @@ def _speed_errors(campaign: Campaign) -> tuple[float, float]:
 
 
 def _charged(found: Replayed) -> float:
-    """Return the mean seconds until a hold trained, of those that did."""
+    """Return the mean seconds until training began, over the segments that trained."""
     charged = [s.ready_s - s.start_s for s in found.segments if s.iterations > 0]
     return float(np.mean(charged))
