@@ -230,7 +230,7 @@ def require_agent(
     return row
 
 
-def desired(connection: sa.Connection, cluster: str, agent: str) -> Desired:
+def load_desired_gangs(connection: sa.Connection, cluster: str, agent: str) -> Desired:
     """Return the gangs on the agent's nodes that hold all their GPUs, on every node.
 
     Raises NotFound.

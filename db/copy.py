@@ -60,7 +60,7 @@ def read_columns(
     }
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return a text as a field of a row to write, without the NUL that PostgreSQL cannot hold."""
     text = text.replace("\\", "\\\\").replace("\0", "")
     return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
@@ -71,7 +71,7 @@ def write_rows(
 ) -> None:
     """Insert rows, each with one field for each of ``columns``, in PostgreSQL's notation.
 
-    Texts must be ``escaped``. Rows are produced while the database stores the rows before them.
+    Texts must be ``escape_text``. Rows are produced while the database stores the rows before them.
     """
     lines = _Lines(rows)
     with closing(connection.connection.cursor()) as cursor:

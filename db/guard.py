@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, allowed
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.snapshot import Snapshot
 
 Gpu = tuple[int, int]  # (node's key, GPU index)
@@ -52,7 +52,9 @@ def event_of(decision: Decision, state: JobState) -> JobEvent | None:
     return events.get(decision.kind)
 
 
-def skipped(snapshot: Snapshot, decisions: tuple[Decision, ...], world: World) -> dict[int, str]:
+def find_skipped(
+    snapshot: Snapshot, decisions: tuple[Decision, ...], world: World
+) -> dict[int, str]:
     """Return why decisions are not applied, by position in ``decisions``.
 
     A decision is skipped if its job or one of its nodes has another version than in the snapshot.
@@ -75,7 +77,7 @@ def _stale_job(snapshot: Snapshot, decision: Decision, world: World) -> str:
     if job.version != before or job.state in TERMINAL:
         return f"the job changed during the solve (etag {before}, now {job.version}; {job.state})"
     event = event_of(decision, job.state)
-    if event is not None and not allowed(job.state, event):
+    if event is not None and not is_allowed(job.state, event):
         return f"a job that is {job.state} cannot {event}"
     return ""
 

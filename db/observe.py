@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tessera.db.agents import require_agent
 from tessera.db.documents import dumps
 from tessera.db.turn import Change, Turn, wake
-from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, allowed
+from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, is_allowed
 from tessera.formulation.records.agents import ObservedGang
 
 MAX_ERROR_CHARS = 4000
@@ -231,7 +231,7 @@ def _change(
     Success has precedence over failure, and failure over running.
     """
     state = JobState(row.state)
-    if leader is not None and leader.phase == "succeeded" and allowed(state, JobEvent.FINISH):
+    if leader is not None and leader.phase == "succeeded" and is_allowed(state, JobEvent.FINISH):
         return Change(job=row.job_id, state=state, event=JobEvent.FINISH)
     if failed is not None and state in ACTIVE:
         event = JobEvent.CRASH if row.retries + 1 <= row.max_retries else JobEvent.FAIL

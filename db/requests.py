@@ -36,13 +36,13 @@ def claim(
     }
     if connection.execute(_CLAIM, values).rowcount:
         return None
-    found = answered(connection, request)
+    found = find_answer(connection, request)
     if found is None:
         raise AssertionError("a request id was kept without its answer")
     return found
 
 
-def answered(connection: sa.Connection, request: Request) -> bytes | None:
+def find_answer(connection: sa.Connection, request: Request) -> bytes | None:
     """Return the answer that the request got before, or None. Raises RequestIdReused."""
     row = connection.execute(_FIND, {"id": request.id}).one_or_none()
     if row is None or row.response is None:

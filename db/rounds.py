@@ -11,9 +11,9 @@ from tessera.db import network, requests
 from tessera.db.decisions import read_decisions, write_decisions
 from tessera.db.documents import summary_from, summary_json
 from tessera.db.engine import Database
-from tessera.db.guard import JobNow, NodeNow, World, event_of, skipped
+from tessera.db.guard import JobNow, NodeNow, World, event_of, find_skipped
 from tessera.db.promises import Promise, legs_by_job, record_promises
-from tessera.db.rows import cluster_id, json_rows, named
+from tessera.db.rows import cluster_id, json_rows, named_subqueries
 from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from tessera.db.turn import Change, NewCell, Turn
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
@@ -55,7 +55,7 @@ _WORLD = {
     "plans": json_rows("p.name, p.id", "plans p WHERE p.cluster_id = :cluster"),
 }
 
-_READ_WORLD = sa.text(f"SELECT {named(_WORLD)}")
+_READ_WORLD = sa.text(f"SELECT {named_subqueries(_WORLD)}")
 
 _INSERT_ROUND = sa.text("""
 INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base)
@@ -114,7 +114,7 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRe
     }
     row = connection.execute(_ADVANCE_EPOCH, values).one_or_none()
     if row is None:
-        if request is not None and (done := replayed(connection, request)) is not None:
+        if request is not None and (done := find_committed_round(connection, request)) is not None:
             return done
         number = connection.execute(_LAST_ROUND, {"name": name}).scalar()
         if number is None:
@@ -132,7 +132,7 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
     # Skip decisions whose job or nodes changed during the solve.
     world = _world(turn, [snapshot.jobs.name[d.job] for d in decisions])
-    skips = skipped(snapshot, decisions, world)
+    skips = find_skipped(snapshot, decisions, world)
     changes = [
         change
         for i, decision in enumerate(decisions)
@@ -280,9 +280,9 @@ def _summary(
     )
 
 
-def replayed(connection: sa.Connection, request: Request) -> RoundRecord | None:
+def find_committed_round(connection: sa.Connection, request: Request) -> RoundRecord | None:
     """Return the round that the request committed before, or None. Raises RequestIdReused."""
-    answer = requests.answered(connection, request)
+    answer = requests.find_answer(connection, request)
     if answer is None:
         return None
     _, cluster, _, number = answer.decode().split("/")

@@ -23,7 +23,7 @@ from tessera.formulation.values import GpuType, Workload
 Row = sa.RowMapping
 
 
-def named(queries: Mapping[str, str]) -> str:
+def named_subqueries(queries: Mapping[str, str]) -> str:
     """Return the given subqueries as columns of a SELECT, by name."""
     return ",\n    ".join(f"{query} AS {name}" for name, query in queries.items())
 

@@ -9,7 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tessera.db.copy import read_columns, wire_types
-from tessera.db.rows import SERVICE_GPU_S, json_rows, named
+from tessera.db.rows import SERVICE_GPU_S, json_rows, named_subqueries
 from tessera.db.tables import LIVE
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import Measured, Standing, Traffics
@@ -84,7 +84,7 @@ the database.
 _CLUSTER = sa.text(f"""
 SELECT c.id, c.epoch, c.last_round, c.decided_round, extract(epoch FROM now())::float8 AS now_s,
     (SELECT n.topology FROM networks n WHERE n.cluster_id = c.id) AS topology,
-    {named(_TABLES)}
+    {named_subqueries(_TABLES)}
 FROM clusters c WHERE c.name = :name
 """)  # noqa: S608 - constants of db
 

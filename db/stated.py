@@ -23,7 +23,7 @@ SUBMITTED: Final = ("name", "workload_id", *STATED)
 """The columns of a submitted row of ``jobs``, in addition to its cluster."""
 
 
-def typed(columns: Sequence[str]) -> str:
+def typed_columns(columns: Sequence[str]) -> str:
     """Return columns of ``jobs`` with their types, in the form that ``json_to_recordset`` needs."""
     return ", ".join(f"{name} {tables.jobs.c[name].type}" for name in columns)
 

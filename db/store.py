@@ -192,7 +192,10 @@ class PostgresStore:
         often.
         """
         with self._database.read() as connection:
-            if request is not None and (done := rounds.replayed(connection, request)) is not None:
+            if (
+                request is not None
+                and (done := rounds.find_committed_round(connection, request)) is not None
+            ):
                 return done
             silence = agents.find_silence(connection, cluster)
             silence_s = self._silence_limit_s(self._clock_watch.sees(silence.clock_s))
@@ -316,7 +319,7 @@ class PostgresStore:
     def desired(self, cluster: str, agent: str) -> Desired:
         """Return the gangs that should run on the agent's nodes."""
         with self._database.read() as connection:
-            return agents.desired(connection, cluster, agent)
+            return agents.load_desired_gangs(connection, cluster, agent)
 
     def ready(self) -> None:
         """Check the connection and the schema."""

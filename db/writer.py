@@ -14,10 +14,10 @@ from tessera.db import tenants as settings
 from tessera.db.documents import dumps
 from tessera.db.limits import require_few, require_few_clusters
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
-from tessera.db.stated import SUBMITTED, UPDATABLE, typed
+from tessera.db.stated import SUBMITTED, UPDATABLE, typed_columns
 from tessera.db.turn import Change, Turn
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
-from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, allowed
+from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.clusters import (
     ClusterRecord,
@@ -36,7 +36,7 @@ DEFAULT_LIMITS = Limits()
 
 _SUBMIT = sa.text(f"""
 INSERT INTO jobs (cluster_id, {", ".join(SUBMITTED)})
-SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({typed(SUBMITTED)})
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED)})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
 """)  # noqa: S608 - a constant of this module
@@ -288,9 +288,9 @@ _USERS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE:
 
 def _require_allowed(name: str, state: JobState, event: JobEvent) -> None:
     """Raise NotAllowed, with possible alternatives, if ``event`` is not allowed in ``state``."""
-    if allowed(state, event):
+    if is_allowed(state, event):
         return
-    others = [said for other, said in _USERS.items() if allowed(state, other)]
+    others = [said for other, said in _USERS.items() if is_allowed(state, other)]
     if others:
         instead = f"it can be {' or '.join(others)}"
     elif state in TERMINAL:

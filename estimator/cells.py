@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.estimator.collectives.links import LinkNetwork
 from tessera.estimator.costs import candidates_of, stage_costs
-from tessera.estimator.graph import Graph, merged
+from tessera.estimator.graph import Graph, merge_layers
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.memory import Copies, Room, States
 from tessera.estimator.pipeline import DEFAULT, Overlap
@@ -144,17 +144,17 @@ def _remembered(graph: Graph, most: int) -> list[Graph]:
     return []
 
 
-def coarsened(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
-    """Return :func:`tessera.estimator.graph.merged` of the graph, computed once for each graph."""
+def coarsen_graph(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
+    """Return :func:`tessera.estimator.graph.merge_layers` of the graph, computed once for each graph."""
     known = _remembered(graph, most)
     if not known:
-        known.append(merged(graph, most, cancelled))
+        known.append(merge_layers(graph, most, cancelled))
     return known[0]
 
 
 def coarse_for(graph: Graph, stages: int, cancelled: Callable[[], bool] = never) -> Graph:
     """Return the graph in :data:`COARSE_LAYERS` layers, or one for each stage if that is more."""
-    return coarsened(graph, max(COARSE_LAYERS, stages), cancelled)
+    return coarsen_graph(graph, max(COARSE_LAYERS, stages), cancelled)
 
 
 def degrees_of(gpus: int) -> list[int]:
@@ -223,7 +223,7 @@ def _planned(
     setting: Setting, degrees: Sequence[int], planner: Planner, cancelled: Callable[[], bool]
 ) -> dict[int, Plan]:
     """Return the plans of a coarse setting at its number of micro-batches."""
-    costs, options = priced(setting)
+    costs, options = cost_candidates(setting)
     if not len(options):
         return {}
     found = PLANNERS[planner](setting, costs, options, degrees, cancelled)
@@ -231,14 +231,14 @@ def _planned(
     return {stages: plan_of(f, costs, training, room) for stages, f in found.items()}
 
 
-def priced(setting: Setting) -> tuple[StageCosts, Options]:
+def cost_candidates(setting: Setting) -> tuple[StageCosts, Options]:
     """Return all candidate stages of a coarse setting, and the places where they fit."""
     candidates = candidates_of(setting.graph, setting.shape, sequence_parallel=False)
     costs = setting.costs(candidates)
     return costs, options_of(candidates, setting.depths(costs))
 
 
-def chosen(
+def search_plans(
     setting: Setting,
     costs: StageCosts,
     options: Options,
@@ -330,6 +330,6 @@ def _as_run(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> Found:
 Way = Callable[[Setting, StageCosts, Options, Iterable[int], Callable[[], bool]], dict[int, Found]]
 
 PLANNERS: Final[Mapping[Planner, Way]] = MappingProxyType(
-    {Planner.EXACT: chosen, Planner.ARENA: proxy_plans, Planner.CRIUS: assembled_plans}
+    {Planner.EXACT: search_plans, Planner.ARENA: proxy_plans, Planner.CRIUS: assembled_plans}
 )
 """The function of each planner. Degrees for which it finds no plan are absent from its result."""

@@ -113,7 +113,7 @@ def layer_of(graph: Graph, index: int) -> Layer:
     return Layer(kind=graph.kind[index], **{f: float(getattr(graph, f)[index]) for f in _AMOUNTS})
 
 
-def merged(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
+def merge_layers(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
     """Return the graph with neighbours joined into at most ``most`` layers of about equal work.
 
     Planners work on a bounded number of coarse layers (Alpa, section 5; the Arena artifact uses

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from tessera.estimator.cells import MicroBatches, Setting, coarse_for, counts_of, priced
+from tessera.estimator.cells import MicroBatches, Setting, coarse_for, cost_candidates, counts_of
 from tessera.estimator.memory import Overflow, in_flight, overflow
 from tessera.estimator.planning.tightest import tightest_plan
 from tessera.estimator.plans import StageCosts
@@ -32,7 +32,7 @@ def misses(
         if not some:
             continue
         here = replace(setting, graph=coarse, training=setting.training.within(count))
-        costs, _ = priced(here)
+        costs, _ = cost_candidates(here)
         for stages in some:
             least, miss = found[stages], _miss(here, costs, stages)
             if least is None or (miss is not None and miss.needed_bytes < least.needed_bytes):

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera.estimator.architectures.published import Published, published
-from tessera.estimator.cells import COARSE_LAYERS, Setting, coarsened, on_sheets
+from tessera.estimator.architectures.published import Published, published_models
+from tessera.estimator.cells import COARSE_LAYERS, Setting, coarsen_graph, on_sheets
 from tessera.estimator.collectives import LinkNetwork, LinkRates
 from tessera.estimator.hardware import ALL, Hardware
 from tessera.estimator.memory import States
@@ -47,16 +47,16 @@ def sample_profiles(
 def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecord, ...]:
     asked = [(shape, d) for n in counts for shape in shapes(hardware, n) for d in degrees(n)]
     found: list[EstimateRecord] = []
-    for model in sampled():
-        coarse = replace(model, graph=coarsened(model.graph, COARSE_LAYERS))
+    for model in sampled_models():
+        coarse = replace(model, graph=coarsen_graph(model.graph, COARSE_LAYERS))
         for batch in coarse.batches:
             found += _records(coarse, batch, hardware, asked)
     return tuple(found)
 
 
-def sampled() -> list[Published]:
+def sampled_models() -> list[Published]:
     """Return the models of the samples, published with several batches (Arena, section 5.1)."""
-    return [model for model in published().values() if len(model.batches) > 1]
+    return [model for model in published_models().values() if len(model.batches) > 1]
 
 
 def shapes(hardware: Hardware, gpus: int) -> list[Shape]:

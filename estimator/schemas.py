@@ -122,7 +122,7 @@ def number(low: float, high: float) -> WrapValidator:
     return _within(low, high, f"a number from {low:g} to {high:,g}")
 
 
-def said(words: str) -> WrapValidator:
+def described_as(words: str) -> WrapValidator:
     """Return the annotation for a value that ``words`` describe in errors: ``must be ...``."""
 
     def checked(value: object, inner: ValidatorFunctionWrapHandler) -> object:
@@ -131,12 +131,12 @@ def said(words: str) -> WrapValidator:
         except ValidationError as error:
             if any(inside["loc"] for inside in error.errors(include_url=False)):
                 raise
-            raise _wrong(f"{words}, not {described(value)}") from error
+            raise _wrong(f"{words}, not {describe_value(value)}") from error
 
     return WrapValidator(checked)
 
 
-def parsed(read: Callable[[str, Any], object]) -> BeforeValidator:
+def converted_by(read: Callable[[str, Any], object]) -> BeforeValidator:
     """Return the annotation for values that ``read(place, value)`` converts.
 
     Its InvalidInput becomes the error of the value.
@@ -157,7 +157,7 @@ def hint(name: object, known: Collection[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return a value as text for a message."""
     match value:
         case dict():
@@ -176,7 +176,7 @@ def _within(low: float, high: float, wanted: str) -> WrapValidator:
         except ValidationError:
             found = math.nan
         if not low <= found <= high:
-            raise _wrong(f"must be {wanted}, not {described(value)}")
+            raise _wrong(f"must be {wanted}, not {describe_value(value)}")
         return found
 
     return WrapValidator(checked)
@@ -212,9 +212,9 @@ def _problem(error: ErrorDetails) -> str:
     given = error["input"]
     if error["type"] in ("enum", "literal_error"):
         known = _QUOTED.findall(error["ctx"]["expected"])
-        return f"must be one of {', '.join(known)}{hint(given, known)}, not {described(given)}"
+        return f"must be one of {', '.join(known)}{hint(given, known)}, not {describe_value(given)}"
     wanted = _KINDS.get(error["type"]) or error["msg"].removeprefix("Input should be ")
-    return f"must be {wanted}, not {described(given)}"
+    return f"must be {wanted}, not {describe_value(given)}"
 
 
 def _place(where: str, inside: tuple[int | str, ...]) -> str:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from tessera.estimator.calibration import Parameter, Subject
-from tessera.estimator.cells import Setting, chosen, coarse_for
+from tessera.estimator.cells import Setting, coarse_for, search_plans
 from tessera.estimator.costs import candidates_of, stage_costs
 from tessera.estimator.planning.options import options_of
 from tessera.estimator.planning.search import latency_of
@@ -100,7 +100,7 @@ class BestPlan:
         setting, costs = parts.setting, parts.at(factors)
         runtime, count = setting.runtime, setting.training.micro_batches
         searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-        found = chosen(setting, costs, options_of(parts.candidates, parts.depth), degrees)
+        found = search_plans(setting, costs, options_of(parts.candidates, parts.depth), degrees)
         if not found:
             return []
         rows = min((f.rows for f in found.values()), key=searched.of)

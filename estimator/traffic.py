@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.estimator.cells import Setting, coarsened
+from tessera.estimator.cells import Setting, coarsen_graph
 from tessera.estimator.costs import messages
 from tessera.estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
 from tessera.estimator.plans import Candidates, Plan, Stage, StageCosts, Training
@@ -37,7 +37,9 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     """
     coarse = replace(
         setting,
-        graph=coarsened(setting.graph, plan.stages[-1].end),  # the number of layers of its planning
+        graph=coarsen_graph(
+            setting.graph, plan.stages[-1].end
+        ),  # the number of layers of its planning
         training=setting.training.within(plan.micro_batches),
     )
     training = coarse.training

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tessera.estimator.architectures import files
-from tessera.estimator.architectures.published import published
+from tessera.estimator.architectures.published import published_models
 from tessera.estimator.calibration import Calibration, Measurement, Residual, Subject
 from tessera.estimator.cells import Setting, cells, degrees_of, on_sheets
 from tessera.estimator.graph import Graph
@@ -120,7 +120,7 @@ def _model_named(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Mo
     for spec in own:
         if (spec.model, spec.params) == key:
             return read_model(field, spec)
-    found = published().get(key)
+    found = published_models().get(key)
     if found is None:
         raise InvalidInput(field, unknown_model(workload))
     return Model(graph=found.graph, training=found.training, zero=found.zero)
@@ -134,7 +134,7 @@ def known_models(
     ``measured`` is as in ``model_of``.
     """
     specs, found = tuple(own), {}
-    names = {(spec.model, spec.params) for spec in specs} | published().keys()
+    names = {(spec.model, spec.params) for spec in specs} | published_models().keys()
     for workload in dict.fromkeys(workloads):
         if (workload.model, workload.params) in names:
             found[workload] = model_of("", workload, specs, measured)
@@ -153,7 +153,7 @@ def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
 
 def unknown_model(workload: Workload) -> str:
     """Return the message that a model is unknown, with a remedy."""
-    sizes = ", ".join(params for model, params in published() if model == workload.model)
+    sizes = ", ".join(params for model, params in published_models() if model == workload.model)
     near = f" (published sizes of {workload.model}: {sizes})" if sizes else ""
     return (
         f"the model {workload.model} {workload.params}".rstrip()
@@ -293,7 +293,7 @@ class Estimator:
             how += f", calibrated on {self.learned} measurements"
         if plan is None:
             return f"{how}: no plan fits in memory"
-        return f"{how}: {described(plan)}"[:MAX_PROVENANCE]
+        return f"{how}: {describe_plan(plan)}"[:MAX_PROVENANCE]
 
     def _subject(self, workload: Workload, cell: Cell) -> CellSubject:
         return CellSubject(
@@ -339,7 +339,7 @@ def _degrees(subject: Subject) -> Sequence[int]:
     return [subject.pipeline_degree]
 
 
-def described(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """Return a plan as a line of text: layers, replicas and tensor parallel parts of each stage."""
     stages = "; ".join(
         f"layers {s.start}-{s.end - 1} dp {s.dp} tp {s.tp}" + (f" ep {s.ep}" if s.ep > 1 else "")

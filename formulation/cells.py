@@ -146,7 +146,7 @@ def _best_rate(spread: Ints, rate: Floats, first: Ints, target: Ints, fewest: In
     return np.where(exact >= 0, at(exact), inferred)
 
 
-def undominated(cells: Cells) -> Bools:
+def find_undominated(cells: Cells) -> Bools:
     """Return, bool[cells], the Cells that no other Cell of the same workload and type dominates.
 
     A Cell is dominated by one that needs no more GPUs, CPU cores and host memory, and has no lower
@@ -231,7 +231,7 @@ _LOCK: Final = threading.Lock()
 
 
 def cells_of(snapshot: Snapshot) -> tuple[Cells, Bools]:
-    """Return ``build_cells`` and ``undominated`` of the snapshot, cached if nothing has changed.
+    """Return ``build_cells`` and ``find_undominated`` of the snapshot, cached if nothing has changed.
 
     Estimates change rarely but are read again for each round, so they are compared by content. This
     takes a twentieth of the time.
@@ -247,7 +247,7 @@ def cells_of(snapshot: Snapshot) -> tuple[Cells, Bools]:
         if one.holds(snapshot.estimates):
             return one.cells, one.best
     cells = build_cells(snapshot)
-    best = undominated(cells)
+    best = find_undominated(cells)
     with _LOCK:
         _REMEMBERED.append(
             _Known(estimates=snapshot.estimates, given=given, cells=cells, best=best)

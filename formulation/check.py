@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from tessera.formulation.lifecycle import SCHEDULABLE
-from tessera.formulation.placement import Gang, Placement, changed, current_gangs
+from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
@@ -274,7 +274,7 @@ def _not_kept_in_place(
     A job that keeps its Cell and changes GPUs must be migrated.
     """
     keeps = (solution.choice >= 0) & (problem.current == solution.choice)
-    gangs, moved = placement.gangs, changed(placement.gangs, now)
+    gangs, moved = placement.gangs, changed_gangs(placement.gangs, now)
     for job in sorted(moved - placement.migrated):
         if keeps[job]:
             detail = f"{problem.jobs[job]} keeps its Cell but is given other GPUs"

@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.formulation.admission import Admission
 from tessera.formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
-from tessera.formulation.placement import Gang, Placement, changed, current_gangs
+from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import Snapshot
@@ -164,7 +164,7 @@ def _kinds(
     now: Mapping[int, Gang],
 ) -> list[DecisionKind]:
     jobs, cells = snapshot.jobs, problem.cells
-    moved = changed(placement.gangs, now)
+    moved = changed_gangs(placement.gangs, now)
     owns = np.array([one in now for one in placement.gangs], dtype=np.bool_)
     applies = [
         ~(owns & jobs.among(ACTIVE)[job]),

@@ -101,7 +101,7 @@ LEAVING: Final = frozenset({_S.STOPPING, _S.HOLDING, _S.CANCELLING, _S.FAILING})
 """States in which the job may still hold GPUs that it has to give back."""
 
 
-def allowed(state: JobState, event: JobEvent) -> bool:
+def is_allowed(state: JobState, event: JobEvent) -> bool:
     """Return whether ``event`` may happen to a job in ``state``."""
     return (state, event) in TRANSITIONS
 

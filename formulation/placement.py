@@ -63,7 +63,7 @@ def current_gangs(snapshot: Snapshot) -> dict[int, Gang]:
     }
 
 
-def changed(gangs: Mapping[int, Gang], now: Mapping[int, Gang]) -> set[int]:
+def changed_gangs(gangs: Mapping[int, Gang], now: Mapping[int, Gang]) -> set[int]:
     """Return the jobs of ``gangs`` that own other GPUs, or none, in ``now``."""
     return {
         job

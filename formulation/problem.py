@@ -252,7 +252,7 @@ def _rise_within(start: Ints, values: Ints) -> bool:
     return bool(begins[1:-1][values[1:] <= values[:-1]].all())
 
 
-def restricted(
+def restrict_problem(
     problem: Problem,
     jobs: Ints,
     columns: Ints,
@@ -332,7 +332,7 @@ def bounded_worth(
     return gross * factor, price * factor
 
 
-def scaled(values: Floats, scale: float) -> Ints:
+def scale_values(values: Floats, scale: float) -> Ints:
     """Return ``values * scale`` rounded to integers. Only this function turns values into integers.
 
     Raises:

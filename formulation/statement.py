@@ -62,11 +62,13 @@ def state(
     Raises:
         ProblemTooLarge: a value or a row would overflow.
     """
-    draft = offered(snapshot, policy, admission, waived=waived, every_cell=published, check=check)
-    return stated(draft, () if published else PROMISES)
+    draft = draft_columns(
+        snapshot, policy, admission, waived=waived, every_cell=published, check=check
+    )
+    return state_draft(draft, () if published else PROMISES)
 
 
-def offered(
+def draft_columns(
     snapshot: Snapshot,
     policy: Policy,
     admission: Admission | None = None,
@@ -84,8 +86,8 @@ def offered(
     return draft
 
 
-def stated(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
-    """State the round of the draft that ``offered`` returned. Raises ProblemTooLarge."""
+def state_draft(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
+    """State the round of the draft that ``draft_columns`` returned. Raises ProblemTooLarge."""
     draft = with_needs(draft)
     for rule in promises:
         draft.check()
@@ -175,7 +177,7 @@ def _by_owner(parts: list[Entries], owners: int) -> Entries:
     return np.searchsorted(owner, np.arange(owners + 1)), row[order], amount[order]
 
 
-def revalued(problem: Problem, goal: Linear) -> Problem:
+def with_goal_values(problem: Problem, goal: Linear) -> Problem:
     """Return ``problem`` with the values of ``goal``."""
     return replace(
         problem,

@@ -19,7 +19,15 @@ from pydantic import Field
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling.tasks import Options
-from tessera.estimator.schemas import check, check_fields, entry_of, hint, number, said, whole
+from tessera.estimator.schemas import (
+    check,
+    check_fields,
+    described_as,
+    entry_of,
+    hint,
+    number,
+    whole,
+)
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.store import Limits, Retention
@@ -87,7 +95,7 @@ _Days = Annotated[float, number(0.0, MAX_RETAINED_DAYS)]
 _Instance = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9._-]{0,100}$"),
-    said("must be at most 100 letters, digits, '-', '_' or '.'"),
+    described_as("must be at most 100 letters, digits, '-', '_' or '.'"),
 ]
 
 

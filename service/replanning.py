@@ -16,7 +16,7 @@ from tessera.formulation.cancelling import never
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import DeadlineTooShort, NotAllowed, RoundSuperseded, StaleEtag
 from tessera.formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
-from tessera.formulation.network.running import Observed, Running, observed, running_now
+from tessera.formulation.network.running import Observed, Running, observe_traffic, running_now
 from tessera.formulation.policy import Policy
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.snapshot import Snapshot
@@ -72,7 +72,7 @@ class Replanning:
             self.forget(cluster)
             return None
         running = running_now(snapshot)
-        seen = observed(snapshot, running, self._policy)
+        seen = observe_traffic(snapshot, running, self._policy)
         left_s = min((left_s for left_s, _ in seen.unmeasured), default=math.inf)
         self._again_s[cluster] = self._clock.monotonic_s() + left_s
         cause = self._cause(snapshot, running, _basis(snapshot, seen))
@@ -131,7 +131,7 @@ class Replanning:
         record = self._store.commit_network(
             NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
         )
-        seen = observed(snapshot, running, self._policy)
+        seen = observe_traffic(snapshot, running, self._policy)
         self._planned[snapshot.cluster] = _basis(snapshot, seen)
         if record is not None:
             log.info(

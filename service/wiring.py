@@ -63,13 +63,13 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(config: Config) -> AsyncIterator[int]:
-    """Run a server inside the block; yield its port. Raises what ``assembled`` raises."""
-    async with assembled(config) as parts:
+    """Run a server inside the block; yield its port. Raises what ``assemble_server`` raises."""
+    async with assemble_server(config) as parts:
         yield parts.port
 
 
 @contextlib.asynccontextmanager
-async def assembled(config: Config) -> AsyncIterator[Running]:
+async def assemble_server(config: Config) -> AsyncIterator[Running]:
     """Run a server inside the block; yield it.
 
     Raises:
@@ -211,7 +211,7 @@ async def serve(config: Config, started: Callable[[int], None]) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    async with assembled(config) as parts:
+    async with assemble_server(config) as parts:
         started(parts.port)
         await stopping.wait()
         off = end_by(config.grace_s, parts.server.running, parts.closings)

@@ -28,7 +28,7 @@ from tessera.solvers.registry import solver as make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import Outcome, plan_round
 from tessera.solvers.schedulers.base import Published, Scheduler
-from tessera.solvers.schedulers.registry import published
+from tessera.solvers.schedulers.registry import make_scheduler
 
 
 class _Remembered:
@@ -74,7 +74,7 @@ class Decider:
         )
         self._solver = make_solver(options.solver)
         if policy is None and options.scheduler:
-            policy = published(options.scheduler)
+            policy = make_scheduler(options.scheduler)
         self._scheduler = (
             Scheduler(published=policy, information=self._sees) if policy is not None else None
         )

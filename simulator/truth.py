@@ -60,7 +60,9 @@ def estimates_table(
     )
 
 
-def perturbed(profiles: Sequence[EstimateRecord], error: float, seed: int) -> list[EstimateRecord]:
+def perturb_estimates(
+    profiles: Sequence[EstimateRecord], error: float, seed: int
+) -> list[EstimateRecord]:
     """Return estimates of the profiles with a mean relative error of about ``error``, e.g. 0.1.
 
     An iteration's time is multiplied by exp(s z), where z is standard normal. The mean of the

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.problem import Problem, restricted
+from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import objective_of
 from tessera.solvers.prices import Priced
@@ -75,7 +75,7 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
     room = _room_beside(problem, fixed, open_jobs)
     columns = np.flatnonzero(keep & np.isin(problem.column_job, open_jobs))
     return Core(
-        problem=restricted(problem, open_jobs, columns, capacity=room, must_run=~may_idle),
+        problem=restrict_problem(problem, open_jobs, columns, capacity=room, must_run=~may_idle),
         jobs=open_jobs,
         columns=columns,
         fixed=fixed,

@@ -24,14 +24,14 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget
 from tessera.solvers.kernels import greedy as loops
-from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.prices import Shown
 from tessera.solvers.waiting import spells_out_waiting
 
 _UNWATCHED: Final = (
-    fixed(np.zeros(0)),
-    fixed(np.zeros(0, np.bool_)),
-    fixed(np.zeros(0, np.int64)),
+    as_fixed_array(np.zeros(0)),
+    as_fixed_array(np.zeros(0, np.bool_)),
+    as_fixed_array(np.zeros(0, np.int64)),
     math.inf,
 )
 
@@ -97,9 +97,9 @@ def outdoing(
     for start in _starts(problem, hint, columns):
         choice = np.array(start, dtype=np.int64)
         watch = (
-            fixed(shown.prices),
-            fixed(problem.must_run),
-            fixed(shown.choice),
+            as_fixed_array(shown.prices),
+            as_fixed_array(problem.must_run),
+            as_fixed_array(shown.choice),
             shown.bound + 1.0 - worth,
         )
         free = _free(problem, choice, columns)
@@ -135,7 +135,7 @@ def pack_must_run(problem: Problem, weight: Floats, *, stay: bool = False) -> In
     return _packed(problem, _columns(problem, weight), stay=stay)
 
 
-def repaired(
+def repair_choice(
     problem: Problem, choice: Ints, prices: Floats, among: Ints | None = None
 ) -> Ints | None:
     """Return a feasible choice near ``choice``, int64[jobs], or None if must-run jobs find no room.
@@ -156,7 +156,7 @@ def repaired(
     _require_own(problem, choice)
     prices = np.clip(np.where(np.isfinite(prices), prices, 0.0), 0.0, MAX_TOTAL)
     out = np.array(choice, dtype=np.int64)
-    must = fixed(problem.must_run)
+    must = as_fixed_array(problem.must_run)
     columns = _columns(problem, prices, None if must.any() else among)
     if must.any():
         found = _must_run_repaired(problem, np.where(must, out, -1), columns)
@@ -164,7 +164,7 @@ def repaired(
             return None
         out = np.where(must, found, out)
     free = _free(problem, out, columns)
-    movers = _all_jobs(problem) if among is None else fixed(among)
+    movers = _all_jobs(problem) if among is None else as_fixed_array(among)
     if not loops.relieve(columns, _shares_or_units(problem), must, out, free, movers):
         return None
     if not prices.any():
@@ -175,7 +175,7 @@ def repaired(
 
 def _must_run_repaired(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints | None:
     """Return a column for each must-run job such that all fit, or None if none are found."""
-    must = fixed(problem.must_run)
+    must = as_fixed_array(problem.must_run)
     loops.start_missing(columns, must, choice)
     if np.any(must & (choice < 0)):
         return None
@@ -187,7 +187,7 @@ def _must_run_repaired(problem: Problem, choice: Ints, columns: loops.Columns) -
 
 def _shares_or_units(problem: Problem) -> Floats:
     """Return the share of its row that a unit is, or 1 if the row has no capacity: never 0."""
-    return fixed(1.0 / np.maximum(problem.capacity, 1))
+    return as_fixed_array(1.0 / np.maximum(problem.capacity, 1))
 
 
 def _require_own(problem: Problem, choice: Ints) -> None:
@@ -207,13 +207,13 @@ def _columns(problem: Problem, weight: Floats, among: Ints | None = None) -> loo
     if len(weight) != len(problem.rows):
         raise InvalidInput("weight", f"has {len(weight)} entries, not {len(problem.rows)}")
     job_start, usage_start, row, amount = (
-        fixed(array)
+        as_fixed_array(array)
         for array in (problem.job_start, problem.usage_start, problem.row, problem.amount)
     )
-    jobs = _all_jobs(problem) if among is None else fixed(among)
-    weight = fixed(weight.astype(np.float64))
+    jobs = _all_jobs(problem) if among is None else as_fixed_array(among)
+    weight = as_fixed_array(weight.astype(np.float64))
     size = loops.sizes(job_start, usage_start, row, amount, weight, jobs)
-    return job_start, fixed(problem.value), usage_start, row, amount, fixed(size)
+    return job_start, as_fixed_array(problem.value), usage_start, row, amount, as_fixed_array(size)
 
 
 def _free(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints:
@@ -233,7 +233,7 @@ def _climbed(problem: Problem, start: Ints, columns: loops.Columns) -> Ints:
 
 
 def _all_jobs(problem: Problem) -> Ints:
-    return fixed(np.arange(len(problem.jobs)))
+    return as_fixed_array(np.arange(len(problem.jobs)))
 
 
 def _starts(problem: Problem, hint: Solution | None, columns: loops.Columns) -> list[Ints]:
@@ -260,7 +260,9 @@ def _packed(problem: Problem, columns: loops.Columns, *, stay: bool) -> Ints | N
     for balance in (False, True):
         choice = np.full(len(problem.jobs), -1)
         free = _free(problem, choice, columns)
-        if loops.pack(columns, fixed(order), fixed(current), balance, choice, free):
+        if loops.pack(
+            columns, as_fixed_array(order), as_fixed_array(current), balance, choice, free
+        ):
             return choice
     return None
 
@@ -279,5 +281,5 @@ def _kept(problem: Problem, staying: Ints | None, columns: loops.Columns) -> Int
     order = running[np.argsort(-density, kind="stable")]
     choice = staying.copy()
     free = _free(problem, choice, columns)
-    loops.keep(columns, fixed(order), fixed(problem.current), choice, free)
+    loops.keep(columns, as_fixed_array(order), as_fixed_array(problem.current), choice, free)
     return choice

@@ -23,7 +23,7 @@ from tessera.solvers.answers import (
     without_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.greedy import Greedy, improve, repaired, shares
+from tessera.solvers.greedy import Greedy, improve, repair_choice, shares
 from tessera.solvers.prices import Priced, price
 from tessera.solvers.waiting import spells_out_waiting
 
@@ -85,7 +85,7 @@ class Relaxation:
         work = ((self.name, float(relaxed.rounds)),)
         choice = start
         if relaxed.status is SolveStatus.OPTIMAL:
-            choice = rounded(problem, relaxed, start)
+            choice = round_solution(problem, relaxed, start)
         if choice is None:
             missing = relaxed.status is SolveStatus.INFEASIBLE
             return without_answer(
@@ -215,7 +215,7 @@ def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float)
     return (gain[job] > tolerance) & (gain[job] >= cut) & (priced.margin >= priced.best[job])
 
 
-def rounded(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | None:
+def round_solution(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | None:
     """Return the better of ``start`` and the rounded LP solution, or None if neither is feasible.
 
     A job takes the column whose x exceeds one half. Few jobs have none, since an LP vertex has at
@@ -227,7 +227,7 @@ def rounded(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | No
     choice[problem.column_job[likely]] = likely
     candidates = [] if start is None else [start]
     weight = relaxed.prices if relaxed.prices.any() else shares(problem)
-    whole = repaired(problem, choice, relaxed.prices)
+    whole = repair_choice(problem, choice, relaxed.prices)
     if whole is not None:
         candidates.append(whole)
     candidates += [improve(problem, c, weight) for c in candidates[:1] if start is not None]

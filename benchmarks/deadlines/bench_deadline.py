@@ -29,7 +29,7 @@ from tessera.benchmarks.harness.options import (
 from tessera.benchmarks.harness.registry import case
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparing import jct_ratio, mean, throughput_ratio
-from tessera.simulator.comparison.contestants import is_ours, listed
+from tessera.simulator.comparison.contestants import is_ours, split_list
 from tessera.simulator.comparison.runs import Asked, Ran, check, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, Work, default_trace
 from tessera.simulator.data import MissingData, data_file
@@ -174,13 +174,13 @@ def deadline(
     )
     values, drawn = _values(tightness, deadlines), range(seed, seed + seeds)
     costs = Asked(work=base, policy="", overheads=overheads, search=search)
-    asked = _asked(costs, listed(policies), dp_memory, seeds)
+    asked = _asked(costs, split_list(policies), dp_memory, seeds)
     swept = _swept(asked, values, drawn, sweep)
     made = Report(seed=seed, figures=figures_of(swept), table=table_of(swept))
     if report is not None:
         options = {
             **asdict(base),
-            "policies": listed(policies),
+            "policies": split_list(policies),
             "tightness": values,
             "overheads": overheads,
             "search": search,
@@ -222,7 +222,7 @@ def _swept(
     """Run each request at each value of tightness and with each seed of ``drawn``."""
     tasks = {
         (name, value, k): replace(one, work=_work(one.work, value, k)).task(
-            f"{shown(name)} at {value:g}, seed {k}"
+            f"{display_name(name)} at {value:g}, seed {k}"
         )
         for name, one in asked.items()
         for value in values
@@ -233,7 +233,7 @@ def _swept(
     return Swept(runs=runs, names=tuple(asked), tightness=values)
 
 
-def shown(name: str) -> str:
+def display_name(name: str) -> str:
     """Return a policy's name in tables and pictures."""
     return NAMES.get(name, name)
 
@@ -339,7 +339,7 @@ def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
     admitted, met = mean(runs, promises), mean(runs, "deadlines_met")
     row: dict[str, Figure | str] = {
         "tightness": value or "trace",
-        "policy": shown(name),
+        "policy": display_name(name),
         "ours": is_ours(name),
         "jobs": mean(runs, "jobs"),
         "load": mean(runs, "load"),
@@ -389,7 +389,7 @@ def pictures(swept: Swept) -> list[Plot]:
         for name in swept.names:
             runs = [swept.runs[name, value] for value in swept.tightness]
             values = np.array([[one.figures[key] for one in of] for of in runs]).T
-            series[shown(name)] = Curve.of(swept.tightness, values)
+            series[display_name(name)] = Curve.of(swept.tightness, values)
         plots.append(
             curves(
                 title,
@@ -411,7 +411,7 @@ def _notes(swept: Swept) -> list[str]:
             for value in swept.tightness
         }
         said = ", ".join(
-            f"{shown(o)} at {value:g} ({swept.satisfied(o, value):.3f})"
+            f"{display_name(o)} at {value:g} ({swept.satisfied(o, value):.3f})"
             for value, o in best.items()
         )
         notes.append(f"The best of the others: {said}.")

@@ -131,7 +131,7 @@ def deadlines(
     table: list[dict[str, float | str]] = []
     missed, broken = 0, 0
     for index in steps(seeds, "loads"):
-        load = overloaded(seed + index, jobs, overload, node_gpus)
+        load = draw_overload(seed + index, jobs, overload, node_gpus)
         found = {mode: drive(load, mode) for mode in ("myopic", "look-ahead")}
         missed += sum(d.missed for d in found.values())
         broken += sum(d.violations for d in found.values())
@@ -167,7 +167,7 @@ def deadlines(
     return Report(seed=seed, figures=figures, waived=frozenset(waived), table=table)
 
 
-def overloaded(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Load:
+def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Load:
     """Return a random load on ``GPUS`` of two types, in nodes of ``node_gpus``.
 
     If ``node_gpus`` is 0, each type has one node.

@@ -26,7 +26,7 @@ from tessera.benchmarks.estimator.alpa import (
     split,
     times_of,
 )
-from tessera.benchmarks.estimator.iteration import predicted
+from tessera.benchmarks.estimator.iteration import predict_rows
 from tessera.benchmarks.estimator.section import Section
 from tessera.estimator.architectures.published import find
 from tessera.simulator.figures import Figure
@@ -42,8 +42,10 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     seen: set[Case] = set()
     for seed in seeds:
         parts = split(rows, model, seed)
-        estimates = {j.row.cell: j.seconds for j in predicted(model, parts.calibration, parts.test)}
-        untaught = {j.row.cell: j.seconds for j in predicted(model, [], parts.test)}
+        estimates = {
+            j.row.cell: j.seconds for j in predict_rows(model, parts.calibration, parts.test)
+        }
+        untaught = {j.row.cell: j.seconds for j in predict_rows(model, [], parts.test)}
         for case, choices in cases(parts.test).items():
             mine = regret(choices, _by(estimates))
             seen.add(case)

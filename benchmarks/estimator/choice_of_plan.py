@@ -96,13 +96,13 @@ def roofline(cell: Cell, cells: Sequence[Cell]) -> Floats:
     return cell.roofline_s
 
 
-def profiled(cell: Cell, cells: Sequence[Cell]) -> Floats:
+def profiled_compute(cell: Cell, cells: Sequence[Cell]) -> Floats:
     """Return kernel times of the layers, data parallel, from the cell's own profile."""
     del cells
     return cell.kernels_of_layers(data_parallel=True)
 
 
-def learned(cell: Cell, cells: Sequence[Cell]) -> Floats:
+def learned_compute(cell: Cell, cells: Sequence[Cell]) -> Floats:
     """Return roofline times, corrected by the times of other cells of the family."""
     return _corrected(cell, _others(cell, cells))
 
@@ -152,7 +152,7 @@ def assembled_best(cell: Cell, cells: Sequence[Cell]) -> int:
     It is the mixture of least latency in the partition of least bias. The times of a stage in a
     shape are the recorded plan's own. Between plans they differ only by noise.
     """
-    bias, _ = measures(cell, profiled(cell, cells))
+    bias, _ = measures(cell, profiled_compute(cell, cells))
     at = np.flatnonzero((cell.ends == cell.ends[int(bias.argmin())]).all(axis=1))
     comm_s, sync_s = _collectives_s(cell, cells)
     busy, once = (cell.kernels_s + comm_s)[at], sync_s[at]
@@ -244,10 +244,10 @@ def _any(cell: Cell, cells: Sequence[Cell]) -> float:
 
 
 RULES: Final[dict[str, Callable[[Cell, Sequence[Cell]], float]]] = {
-    "learned": _share_by(learned),
+    "learned": _share_by(learned_compute),
     "other_sizes": _share_by(other_sizes),
     "roofline": _share_by(roofline),
-    "profiled": _share_by(profiled),
+    "profiled": _share_by(profiled_compute),
     "searched": _searched,
     "crius": _crius,
     "even": _even,
@@ -262,7 +262,7 @@ def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
     not recorded, the share is that of the best recorded plan.
     """
     model, params, gpus, stages = cell.key
-    load = learned(cell, cells)
+    load = learned_compute(cell, cells)
     option, latency = options_of(cell.candidates), latency_of_candidates(cell, cells)
     found = frontier(option, load, cell.comm_bytes, gpus, stages, MICRO_BATCHES)
     fastest = best_plan(option, latency, gpus, stages)

@@ -45,7 +45,7 @@ from tessera.estimator.collectives import (
     Tables,
 )
 from tessera.estimator.collectives.fitting import Kind, fit_kinds, groups_of
-from tessera.estimator.collectives.kriging import Likeness, tuned
+from tessera.estimator.collectives.kriging import Likeness, tune_weights
 from tessera.estimator.collectives.records import read_curves
 from tessera.estimator.collectives.tables import distances
 from tessera.estimator.hardware import A10, CATALOGUE, Hardware
@@ -168,7 +168,7 @@ def _tuned_without(curves: Sequence[Curve], system: tuple[str, str]) -> Likeness
     """Return weights tuned on the tables of other systems, starting from equal weights."""
     others = [curve for curve in curves if _system(curve.layout) != system]
     values = distances(others, fit_kinds(others))
-    return tuned([curve.layout for curve in others], values, EQUAL)
+    return tune_weights([curve.layout for curve in others], values, EQUAL)
 
 
 def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:

@@ -85,7 +85,7 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     """Return the protocol's figures and rows. ``data`` is the folder of ``alpa_optimal.csv``."""
     rows, model = rows_of(data), times_of(data)
     splits = [split(rows, model, seed) for seed in seeds]
-    judged = [one for each in splits for one in predicted(model, each.calibration, each.test)]
+    judged = [one for each in splits for one in predict_rows(model, each.calibration, each.test)]
     contradicting = {row.cell for row in contradictions(rows)}
     clear = [one for one in judged if one.row.cell not in contradicting]
     figures = {
@@ -107,7 +107,7 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     return Section(figures=figures, rows=_table(judged))
 
 
-def predicted(model: TimeModel, calibration: Iterable[Row], test: Sequence[Row]) -> list[Judged]:
+def predict_rows(model: TimeModel, calibration: Iterable[Row], test: Sequence[Row]) -> list[Judged]:
     """Return predictions for the test rows for which the model has a plan."""
     learned = Calibration(model, [row.measurement for row in calibration])
     found = learned.estimates([row.cell for row in test])
@@ -140,7 +140,7 @@ def _unseen(model: TimeModel, splits: Iterable[Split]) -> list[Judged]:
         one
         for each in splits
         for kind in HARDWARE
-        for one in predicted(
+        for one in predict_rows(
             model,
             [row for row in each.calibration if row.cell.gpu_type != kind],
             [row for row in each.test if row.cell.gpu_type == kind],
@@ -155,7 +155,7 @@ def _from_all_others(model: TimeModel, rows: Sequence[Row]) -> list[Judged]:
     return [
         one
         for i in range(FOLDS)
-        for one in predicted(
+        for one in predict_rows(
             model,
             [row for row in rows if fold[row.cell.workload] != i],
             [row for row in rows if fold[row.cell.workload] == i],
@@ -171,7 +171,7 @@ def _baselines(
         "linear": [one for s in splits for one in _answers(s.test, _linear(anchors))],
         "flops": [one for s in splits for one in _answers(s.test, _flops(s.calibration))],
         "authors": [one for s in splits for one in _answers(s.test, authors)],
-        "uncalibrated": [one for s in splits for one in predicted(model, [], s.test)],
+        "uncalibrated": [one for s in splits for one in predict_rows(model, [], s.test)],
     }
     figures: dict[str, Figure] = {}
     for name, judged in found.items():

@@ -36,7 +36,7 @@ import numpy as np
 from tessera.benchmarks.estimator.section import Section
 from tessera.estimator.architectures.published import ARENA_MICRO_BATCHES, Published, find
 from tessera.estimator.collectives import TableNetwork, Tables, read_curves
-from tessera.estimator.graph import merged
+from tessera.estimator.graph import merge_layers
 from tessera.estimator.hardware import A40
 from tessera.estimator.pipeline import Overlap, Pipelines, Sync, Transfers, iteration_s, pipelined_s
 from tessera.estimator.plans import Groups, Network, Primitive, Shape
@@ -202,7 +202,7 @@ def _recorded(row: dict[str, str], modules: Sequence[dict[str, str]]) -> Recorde
 
 def _handed_bytes(published: Published, batch: int, ends: Sequence[int]) -> Floats:
     """Return the bytes of a micro-batch's activations after each coarse layer, 0 after the last."""
-    graph = merged(published.graph, COARSE_LAYERS)
+    graph = merge_layers(published.graph, COARSE_LAYERS)
     handed = graph.boundary[np.array(ends)]
     handed[-1] = 0.0
     return np.asarray(handed * published.at(batch).micro_batch * graph.element_bytes)

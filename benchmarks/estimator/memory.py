@@ -53,7 +53,7 @@ import numpy as np
 from tessera.benchmarks.estimator.section import Section
 from tessera.estimator.architectures.published import find
 from tessera.estimator.costs import stage_costs
-from tessera.estimator.graph import Graph, merged
+from tessera.estimator.graph import Graph, merge_layers
 from tessera.estimator.hardware import A10, A40, GIB, Hardware
 from tessera.estimator.memory import Copies, States, in_flight
 from tessera.estimator.plans import Candidates, Groups, Primitive, Schedule, Shape, Training
@@ -165,7 +165,7 @@ def _judged(runs: Sequence[Run], seed: int) -> list[tuple[Run, float]]:
     for run in runs:
         if run.job in calibrating and run.measured_gib is not None:
             groups[run.group].append(run)
-    copies = {g: fitted(members) for g, members in groups.items() if len(members) >= LEAST_ROWS}
+    copies = {g: fit_copies(members) for g, members in groups.items() if len(members) >= LEAST_ROWS}
     return [
         (run, run.predicted_gib(copies.get(run.group, DEFAULT)))
         for run in runs
@@ -173,7 +173,7 @@ def _judged(runs: Sequence[Run], seed: int) -> list[tuple[Run, float]]:
     ]
 
 
-def fitted(runs: Sequence[Run], rounds: int = 8) -> Floats:
+def fit_copies(runs: Sequence[Run], rounds: int = 8) -> Floats:
     """Return the nonnegative copies of least mean relative error, shape (3,).
 
     The fullest stage depends on the copies. Fitting and choosing stages therefore alternate, and
@@ -281,7 +281,7 @@ def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[
     for (source, group), predictions in sorted(groups.items()):
         members = [r for r in runs if r.group == group]
         measured = [r for r in members if r.measured_gib is not None]
-        copies = fitted(measured)
+        copies = fit_copies(measured)
         of_source = [r for r in members if r.source == source]
         found.append(
             {
@@ -387,7 +387,7 @@ def _run(
     model, params, batch = job
     published = find(model, params)
     count = plan.layers[-1][1]
-    graph = merged(published.graph, count)
+    graph = merge_layers(published.graph, count)
     stages = _candidates(plan, len(graph), divides_experts=bool(graph.expert_weights.any()))
     inside = (
         count > len(published.graph) - 2

@@ -39,7 +39,7 @@ from tessera.estimator.architectures.published import Published
 from tessera.estimator.cells import MicroBatches, Planner, Setting, cells
 from tessera.estimator.hardware import ALL, Hardware
 from tessera.estimator.plans import Plan
-from tessera.estimator.samples import sampled
+from tessera.estimator.samples import sampled_models
 from tessera.simulator.figures import Figure
 
 COUNTS: Final = (2, 4, 8, 16, 32)
@@ -63,7 +63,7 @@ class Judged:
     best: float | None  # share of the fastest degrees, or None if the planner has no plan
 
 
-def judged(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> Judged:
+def judge_planner(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> Judged:
     """Compare a planner's Cells with the exact ones, by degree."""
     both = sorted(exact.keys() & other.keys())
     fastest = [min((p.iter_time_s for p in x.values()), default=None) for x in (exact, other)]
@@ -93,7 +93,7 @@ def section(data: Path | None, seeds: Sequence[int]) -> Section:
 
 def draw(seeds: Sequence[int], count: int = DRAWN) -> list[Drawn]:
     """Return ``count`` different settings."""
-    jobs = [(model, batch) for model in sampled() for batch in model.batches]
+    jobs = [(model, batch) for model in sampled_models() for batch in model.batches]
     every = [(*job, hardware, gpus) for job, hardware, gpus in product(jobs, ALL, COUNTS)]
     at = np.random.default_rng(list(seeds)).choice(len(every), size=count, replace=False)
     return [every[i] for i in at]
@@ -112,9 +112,9 @@ def _compared(
         start_s = time.process_time()
         found[planner] = cells(setting, planner=planner)
         seconds[planner] = time.process_time() - start_s
-    given = {planner: judged(found[Planner.EXACT], found[planner]) for planner in OWN}
+    given = {planner: judge_planner(found[Planner.EXACT], found[planner]) for planner in OWN}
     own = {
-        planner: judged(
+        planner: judge_planner(
             cells(setting, micro_batches=rule),
             cells(setting, micro_batches=rule, planner=planner),
         )

@@ -32,14 +32,14 @@ import numpy as np
 
 from tessera.benchmarks.estimator.choice_of_plan import (
     assembled_best,
-    learned,
+    learned_compute,
     measures,
     proxy,
     roofline,
 )
 from tessera.benchmarks.estimator.recorded_cells import Cell, read_cells
 from tessera.benchmarks.estimator.section import Section
-from tessera.estimator.planning.pareto import undominated
+from tessera.estimator.planning.pareto import find_undominated_plans
 from tessera.estimator.planning.tuning import (
     SearchSpace,
     arena_rules,
@@ -71,13 +71,13 @@ def kept_plans(space: SearchSpace, cell: Cell) -> Bools:
 
 
 def _by_arena(load: Floats, space: SearchSpace, cell: Cell, slack: float) -> SearchSpace:
-    frontier = cell.rows[undominated(*measures(cell, load))]
+    frontier = cell.rows[find_undominated_plans(*measures(cell, load))]
     return arena_rules(space, [tuple(rows) for rows in frontier.tolist()], load, slack)
 
 
 def _arena(slack: float) -> Guide:
     def guided(space: SearchSpace, cell: Cell, cells: Sequence[Cell]) -> SearchSpace:
-        return _by_arena(learned(cell, cells), space, cell, slack)
+        return _by_arena(learned_compute(cell, cells), space, cell, slack)
 
     return guided
 
@@ -91,7 +91,7 @@ def _crius(space: SearchSpace, cell: Cell, cells: Sequence[Cell]) -> SearchSpace
 
 
 def _proxy(space: SearchSpace, cell: Cell, cells: Sequence[Cell]) -> SearchSpace:
-    return proxy_alone(space, cell.rows[proxy(cell, learned(cell, cells))].tolist())
+    return proxy_alone(space, cell.rows[proxy(cell, learned_compute(cell, cells))].tolist())
 
 
 GUIDES: Final[dict[str, Guide]] = {

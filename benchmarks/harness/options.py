@@ -10,7 +10,7 @@ import typer
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.options import with_options
-from tessera.simulator.comparison.contestants import INFORMATION, listed
+from tessera.simulator.comparison.contestants import INFORMATION, split_list
 from tessera.simulator.comparison.workload import SYNTHETIC, OnBad, Work, default_trace
 from tessera.simulator.figures import Report
 from tessera.simulator.sweeps.runner import asked_sweep
@@ -98,7 +98,7 @@ def numbers(where: str, text: str, fits: Callable[[float], bool], what: str) -> 
         InvalidInput: a part is not a number or does not fit; the message demands ``what``.
     """
     try:
-        found = sorted({float(part) for part in listed(text)})
+        found = sorted({float(part) for part in split_list(text)})
     except ValueError:
         found = []
     if not found or not all(fits(one) for one in found):

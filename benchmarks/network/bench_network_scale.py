@@ -18,15 +18,15 @@ from tessera.formulation.network.check import network_violations
 from tessera.formulation.network.contention import Contention, Demand, demand_of
 from tessera.formulation.tables import Ints
 from tessera.simulator.figures import Figure, Report
-from tessera.solvers.network.compression import compression_of, sampled
+from tessera.solvers.network.compression import compression_of, sample_orders
 from tessera.solvers.network.compression.cuts import cut_of
 from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.priorities import order_of
 from tessera.solvers.network.replan import Options, replan
 
 NETWORKS: Final = {
-    "packed": crowds.packed,
-    "scattered": crowds.scattered,
+    "packed": crowds.pack_jobs,
+    "scattered": crowds.scatter_jobs,
     "crossing": crowds.crossing,
 }
 DENSE: Final = {"half": crowds.half, "one-link": crowds.one_link}
@@ -129,8 +129,10 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
         lambda: compression_of(demand, order, s.levels, samples=s.samples, seed=s.seed), s.repeats
     )
     dag, row["dag_s"], _ = _timed(lambda: dag_of(demand, order), s.repeats)
-    best, row["cuts_s"], _ = _timed(lambda: sampled(dag, s.levels, s.samples, s.seed), s.repeats)
-    one = sampled(dag, s.levels, 1, s.seed)
+    best, row["cuts_s"], _ = _timed(
+        lambda: sample_orders(dag, s.levels, s.samples, s.seed), s.repeats
+    )
+    one = sample_orders(dag, s.levels, 1, s.seed)
     largest = np.diff(dag.part_start).max(initial=0)
     stake = dag.at_stake or 1.0
     return row | {

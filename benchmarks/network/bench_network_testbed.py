@@ -18,7 +18,7 @@ from tessera.formulation.network.contention import Contention, demand_of
 from tessera.formulation.network.flows import NetworkJob, contention
 from tessera.formulation.tables import Floats
 from tessera.formulation.topologies.topology import Topology
-from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.comparison.contestants import split_list
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.network.fluid import simulate
 from tessera.solvers.network.mechanisms import mechanism
@@ -82,8 +82,8 @@ def network_testbed(
     paper: 1.70 s).
     """
     window = Window(iterations=iterations, draws=draws, seed=seed)
-    chosen = listed(mechanisms)
-    ways = listed(variants, tuple(VARIANTS))
+    chosen = split_list(mechanisms)
+    ways = split_list(variants, tuple(VARIANTS))
     wanted = [
         (one, way)
         for way in ways

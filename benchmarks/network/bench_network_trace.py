@@ -13,7 +13,7 @@ from tessera.benchmarks.harness.registry import case
 from tessera.benchmarks.network.fabrics import FABRICS
 from tessera.benchmarks.network.traces import SCHEDULERS, Played
 from tessera.benchmarks.network.workload import DAY_S, Workload
-from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.comparison.contestants import split_list
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.solvers.network.mechanisms import names
@@ -128,11 +128,11 @@ def network_trace(
     workload = Workload(
         days=days, jobs_a_day=jobs_a_day, gpus=gpus, demand=demand, largest=largest, seed=seed
     )
-    alone, under = listed(mechanisms, names()), listed(stacked, names())
-    nets = listed(fabrics, tuple(FABRICS))
-    stack = listed(schedulers, SCHEDULERS) if schedulers else []
+    alone, under = split_list(mechanisms, names()), split_list(stacked, names())
+    nets = split_list(fabrics, tuple(FABRICS))
+    stack = split_list(schedulers, SCHEDULERS) if schedulers else []
     errors = [n for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "in [0, 1)") if n > 0]
-    judged = tuple(listed(beside, names())) if beside else ()
+    judged = tuple(split_list(beside, names())) if beside else ()
 
     def asked(fabric: str, name: str, scheduler: str = ALONE) -> Played:
         plain = name == PLAIN and scheduler == ALONE

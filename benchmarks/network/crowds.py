@@ -31,12 +31,12 @@ SPARE: Final = 1.1
 """The number of hosts of the cluster, as a multiple of the hosts that jobs hold."""
 
 
-def packed(jobs: int, seed: int) -> Contention:
+def pack_jobs(jobs: int, seed: int) -> Contention:
     """Return jobs of mixed sizes on neighbouring hosts."""
     return _crowd(jobs, MIXED, False, seed)
 
 
-def scattered(jobs: int, seed: int) -> Contention:
+def scatter_jobs(jobs: int, seed: int) -> Contention:
     """Return jobs of mixed sizes on randomly chosen hosts."""
     return _crowd(jobs, MIXED, True, seed)
 

@@ -22,24 +22,24 @@ from tessera.benchmarks.network.optimum import (
     without_inversion,
     works_of,
 )
-from tessera.benchmarks.network.small import Small, drawn, on_clos, on_torus
+from tessera.benchmarks.network.small import Small, draw_case, on_clos, on_torus
 from tessera.formulation.network.check import network_violations
 from tessera.formulation.network.contention import Contention, Demand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
 from tessera.solvers.network.baselines.sincronia import bssi
 from tessera.solvers.network.baselines.varys import sebf
-from tessera.solvers.network.compression import compressed, sampled
+from tessera.solvers.network.compression import compress_levels, sample_orders
 from tessera.solvers.network.compression.dag import dag_of
 from tessera.solvers.network.factors import factors
-from tessera.solvers.network.floor import floored
+from tessera.solvers.network.floor import apply_floor
 from tessera.solvers.network.fluid import simulate
 from tessera.solvers.network.mechanisms import baselines, mechanism
-from tessera.solvers.network.priorities import assigned, order_of
+from tessera.solvers.network.priorities import assign_priorities, order_of
 from tessera.solvers.network.replan import Options, joint, replan
-from tessera.solvers.network.swaps import releveled, swapped
+from tessera.solvers.network.swaps import change_levels, swap_orders
 
 PLAIN: Final = Options(swap_jobs=0, trials=0, margin=0.0)
 """The options for Crux as published."""
@@ -72,11 +72,11 @@ class Judged:
     ]  # floor, share of work lost, lowest share of the rate alone, floor kept
 
 
-def judged(
+def judge_case(
     seed: int, number: int, levels: int, *, with_torus: bool, with_placements: bool
 ) -> Judged:
     """Return the results of case ``number`` of a seed."""
-    case = drawn(seed, number)
+    case = draw_case(seed, number)
     c = on_clos(case)
     space = space_of(c)
     judge = Judge(space, levels)
@@ -107,7 +107,7 @@ def judged_many(
 ) -> dict[str, Any]:
     """Return the results of ``count`` cases from ``first`` on, as a task of a sweep."""
     found = [
-        judged(
+        judge_case(
             seed,
             number,
             levels,
@@ -136,7 +136,7 @@ class Judge:
     def paths(self, plans: Mapping[str, NetworkPlan], number: int) -> dict[str, float]:
         """Return the shares of choices of paths, each under the best levels for it."""
         chosen = {name: plans[name].chosen for name in ("ours", "plain", "taccl*")}
-        chosen["ecmp"] = hashed(self.space.contention, number)
+        chosen["ecmp"] = hash_bundles(self.space.contention, number)
         rows = {name: self.space.work[self.space.path(at)] for name, at in chosen.items()}
         found = {name: float(row[self.few].max()) / self.most for name, row in rows.items()}
         every = self.space.work[:, self.few].max(axis=1) / self.most
@@ -248,7 +248,7 @@ class Judge:
         without = self.space.of(plan)
         rows = []
         for floor in FLOORS:
-            found = floored(demand, plan.level, plan.order, self.levels, floor)
+            found = apply_floor(demand, plan.level, plan.order, self.levels, floor)
             run = simulate(demand, found.level, horizon_s=span.horizon_s, warm_s=span.warm_s)
             least = float((run.iterations * demand.alone_s).min())
             lost = (
@@ -281,10 +281,10 @@ class Judge:
 
 def orders_of(demand: Demand) -> dict[str, Ints]:
     """Return the order of each method on given paths, the most urgent job first."""
-    plain = order_of(assigned(demand, factors(demand)))
-    several = order_of(assigned(demand, factors(demand, references=REFERENCES)))
+    plain = order_of(assign_priorities(demand, factors(demand)))
+    several = order_of(assign_priorities(demand, factors(demand, references=REFERENCES)))
     return {
-        "ours": swapped(demand, plain),
+        "ours": swap_orders(demand, plain),
         "plain": plain,
         "references": several,
         "intensity": order_of(demand.intensity),
@@ -296,12 +296,12 @@ def orders_of(demand: Demand) -> dict[str, Ints]:
 def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
     """Return the levels of each method from one order."""
     priority = np.zeros(demand.jobs)  # unused, since the order is given
-    exact = compressed(demand, priority, order, levels)
+    exact = compress_levels(demand, priority, order, levels)
     dag = dag_of(demand, order)
     cut = np.zeros(demand.jobs, np.int64)
-    cut[dag.job] = sampled(dag, levels, PLAIN.samples, PLAIN.seed).level
+    cut[dag.job] = sample_orders(dag, levels, PLAIN.samples, PLAIN.seed).level
     first, ranked = contended_first(demand, order)
-    tried = releveled(demand, exact, levels, least_jobs=levels + 1, most_jobs=OURS.swap_jobs)
+    tried = change_levels(demand, exact, levels, least_jobs=levels + 1, most_jobs=OURS.swap_jobs)
     return {
         "ours": tried,
         "plain": cut,

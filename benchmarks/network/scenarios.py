@@ -15,7 +15,7 @@ from tessera.estimator.families import family_traffic, gpt_traffic
 from tessera.estimator.hardware import CATALOGUE
 from tessera.formulation.network.flows import NetworkJob
 from tessera.formulation.network.traffic import Traffic
-from tessera.formulation.topologies.builders import clos, testbed
+from tessera.formulation.topologies.builders import build_testbed, clos
 from tessera.formulation.topologies.shapes import PCIE_HOST
 from tessera.formulation.topologies.topology import Topology
 
@@ -39,7 +39,7 @@ class Scenario:
     def topology(self) -> Topology:
         """Return the testbed, whose hosts have NVLink or lack it."""
         if self.nvlink:
-            return testbed()
+            return build_testbed()
         return clos(
             host_names(12), PCIE_HOST, tors=6, aggregations=8, tor_bytes_per_s=TOR_BYTES_PER_S
         )

@@ -80,7 +80,7 @@ class Small:
     torus_placement: Placement
 
 
-def drawn(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
+def draw_case(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
     """Return case ``number`` of a seed, in which every job crosses ToRs in each placement.
 
     The hosts of a placement are drawn again until that holds and the network is busy enough: if

@@ -72,12 +72,12 @@ class Played:
         """Return the run as a task of a sweep."""
         return Task(
             name=self.name,
-            function="tessera.benchmarks.network.traces:played",
+            function="tessera.benchmarks.network.traces:play_trace",
             options=asdict(self),
         )
 
 
-def played(*, workload: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+def play_trace(*, workload: Mapping[str, Any], **options: Any) -> dict[str, Any]:
     """Run the trace of ``Played``'s options to the end of its days and return its summary."""
     asked = Played(**options, workload=Workload(**workload))
     jobs = jobs_of(asked.workload)
@@ -101,7 +101,9 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
 
     def planner(name: str, noise: float = 0.0) -> Callable[[Contention], NetworkPlan]:
         plan = mechanism(name).plan
-        return lambda seen: plan(mismeasured(seen, noise, w.seed), levels=asked.levels, seed=w.seed)
+        return lambda seen: plan(
+            mismeasure_times(seen, noise, w.seed), levels=asked.levels, seed=w.seed
+        )
 
     beside = {name: planner(name) for name in asked.beside}
     beside |= {noisy(noise): planner(asked.mechanism, noise) for noise in asked.noises}
@@ -154,7 +156,7 @@ class Network:
         return found.with_background(self._background) if self._background.any() else found
 
 
-def mismeasured(c: Contention, noise: float, seed: int) -> Contention:
+def mismeasure_times(c: Contention, noise: float, seed: int) -> Contention:
     """Return the contention with the traffic of each job off by a constant factor of mean 1."""
     if noise == 0:
         return c

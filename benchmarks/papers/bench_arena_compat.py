@@ -167,7 +167,9 @@ def arena_compat(
         raise InvalidInput("policies", f"no {unknown}; choose from {', '.join(CONTESTANTS)}")
     oddities = without(ARENA, filter(None, (name.strip() for name in honest.split(","))))
     scenario = philly(trace, profiles, rounds)
-    memory = gated(dp_memory) if gate and any(CONTESTANTS[n].gate for n in names) else None
+    memory = (
+        optimum_behind_gate(dp_memory) if gate and any(CONTESTANTS[n].gate for n in names) else None
+    )
     found, took_s = {}, {}
     for name in names:
         began_s = time.perf_counter()
@@ -208,7 +210,7 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
     return Scenario(gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=found)
 
 
-def gated(dp_memory: Path | None) -> Information:
+def optimum_behind_gate(dp_memory: Path | None) -> Information:
     """Return the optimum behind the artifact's memory gate.
 
     Raises:

@@ -13,7 +13,13 @@ import typer
 
 from tessera.benchmarks.harness.registry import case
 from tessera.benchmarks.papers.testbed.decided import Decided, decide_again
-from tessera.benchmarks.papers.testbed.records import PRUNED, ROUND_S, Recorded, fitted, read_runs
+from tessera.benchmarks.papers.testbed.records import (
+    PRUNED,
+    ROUND_S,
+    Recorded,
+    fit_overheads,
+    read_runs,
+)
 from tessera.benchmarks.papers.testbed.replay import (
     Campaign,
     Errors,
@@ -22,9 +28,9 @@ from tessera.benchmarks.papers.testbed.replay import (
     compare,
     course,
     each_searched,
-    priced,
+    jobs_with_speeds,
     recorded_rates,
-    refined,
+    refine_profiles,
     replayed_rates,
 )
 from tessera.formulation.errors import InvalidInput
@@ -120,13 +126,13 @@ def fidelity(
     the error of mean JCT over the jobs that both ended. That tells how near policies are to the testbed's
     schedulers more than it tells of the simulator: ours follow the papers, which the artifact does not.
     """
-    inputs = read(runs, trace, profiles)
+    inputs = read_campaigns(runs, trace, profiles)
     groups = sorted({(j.campaign, j.policy) for j in inputs.recorded if j.name in inputs.requests})
     if campaign not in {name for name, _ in groups}:
         known = ", ".join(sorted({name for name, _ in groups}))
         raise InvalidInput("campaign", f"{campaign!r} has no jobs of the trace; there are {known}")
     found = [
-        compared(inputs, name, policy, decide=decide and name == campaign)
+        compare_campaign(inputs, name, policy, decide=decide and name == campaign)
         for name, policy in groups
     ]
     mine = [one for one in found if one.campaign == campaign]
@@ -149,7 +155,7 @@ def fidelity(
     return made
 
 
-def read(runs: Path | None, trace: Path | None, profiles: Path | None) -> Inputs:
+def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None) -> Inputs:
     """Return the inputs of the comparison.
 
     Raises:
@@ -186,16 +192,18 @@ def read_requests(path: Path) -> Requests:
     }
 
 
-def compared(inputs: Inputs, campaign: str, policy: str, *, decide: bool) -> Compared:
+def compare_campaign(inputs: Inputs, campaign: str, policy: str, *, decide: bool) -> Compared:
     """Replay a campaign under a policy at each kind of speeds, with nothing fitted on it."""
     mine, others = inputs.of(campaign, policy)
-    overheads = fitted(others, policy in PRUNED)
-    jobs = priced(campaign_of(mine, inputs.requests, inputs.profiles))
+    overheads = fit_overheads(others, policy in PRUNED)
+    jobs = jobs_with_speeds(campaign_of(mine, inputs.requests, inputs.profiles))
     base = campaign_of(jobs, inputs.requests, inputs.profiles)
     kinds: dict[str, Callable[[], Campaign]] = {
         "profiles": lambda: base,
         "searched": lambda: each_searched(base),
-        "refined": lambda: campaign_of(jobs, inputs.requests, refined(inputs.profiles, others)),
+        "refined": lambda: campaign_of(
+            jobs, inputs.requests, refine_profiles(inputs.profiles, others)
+        ),
         "recorded": lambda: as_recorded(base),
         "recorded-searched": lambda: as_recorded(base, searched=True),
     }

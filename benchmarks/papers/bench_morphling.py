@@ -19,9 +19,9 @@ from tessera.benchmarks.harness.options import (
 from tessera.benchmarks.harness.registry import case
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Bools, Floats
-from tessera.simulator.comparison.contestants import is_ours, listed, options_of
+from tessera.simulator.comparison.contestants import is_ours, options_of, split_list
 from tessera.simulator.comparison.runs import Asked, Ran, runs_of
-from tessera.simulator.comparison.workload import Work, made
+from tessera.simulator.comparison.workload import Work, make_scenario
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.report.comparisons import bars
 from tessera.simulator.report.lines import distribution, over_time
@@ -148,15 +148,15 @@ def morphling(
     mean JCT that no schedule can beat. Short jobs are those that would be over in 300 s if they were alone:
     ``short_share`` of all, and ``short_part_of_gain`` of what we gain on Morphling.
     """
-    names = listed(traces, TRACES)
-    contestants = list(dict.fromkeys([*listed(policies), ours]))
+    names = split_list(traces, TRACES)
+    contestants = list(dict.fromkeys([*split_list(policies), ours]))
     for name in contestants:
         options_of(name)  # before anything runs
     if not is_ours(ours):
         raise InvalidInput("ours", f"{ours!r} is not of ours; write ilp:OBJECTIVE, e.g. ilp:jct")
     works = {trace: Work(trace=trace, rounds=rounds, seed=seed) for trace in names}
     guaranteed = {
-        trace: np.array([one.spec.guaranteed for one in made(work).scenario.arrivals])
+        trace: np.array([one.spec.guaranteed for one in make_scenario(work).scenario.arrivals])
         for trace, work in works.items()
     }
     tasks = {

@@ -16,7 +16,7 @@ from tessera.benchmarks.papers.openings import (
     Opening,
     Plan,
     Scene,
-    decided,
+    decide_openings,
     seen_rates,
 )
 from tessera.estimator.hardware import A100, V100
@@ -82,7 +82,7 @@ def motivation(
     if measured:
         told += ["data-parallel"] * (memory is not None) + ["single-gpu"]
     tables = {
-        opening.name: judged(Scene.of(opening, records), opening, told, memory, seed)
+        opening.name: judge_openings(Scene.of(opening, records), opening, told, memory, seed)
         for opening in OPENINGS
     }
     made = Report(
@@ -132,7 +132,7 @@ class Chosen:
         }
 
 
-def judged(
+def judge_openings(
     scene: Scene, opening: Opening, told: Sequence[str], memory: Path | None, seed: int
 ) -> list[Chosen]:
     """Return the papers' plans, the best of all plans, and each policy's choice, by information."""
@@ -144,7 +144,7 @@ def judged(
             for name, worth in ((BEST_RAW, scene.total), (BEST_NORMALISED, scene.normalised)):
                 found.append(_chosen(scene, information, name, max(scene.plans(), key=worth), seen))
         for policy in POLICIES:
-            plan = decided(scene, policy, information, memory, seed)
+            plan = decide_openings(scene, policy, information, memory, seed)
             found.append(_chosen(scene, information, policy, plan, seen))
     return found
 

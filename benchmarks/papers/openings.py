@@ -199,7 +199,9 @@ def seen_rates(
     return tuple(found)
 
 
-def decided(scene: Scene, policy: str, information: str, memory: Path | None, seed: int) -> Plan:
+def decide_openings(
+    scene: Scene, policy: str, information: str, memory: Path | None, seed: int
+) -> Plan:
     """Return the Cell on which a policy starts each job, or no GPUs if the job cannot run there."""
     snapshot = _snapshot(scene)
     outcome = Decider(options_of(policy, seed), information_of(information, memory))(snapshot)

@@ -35,7 +35,7 @@ def build(
 
     ``build_s`` is the median; 3 s is a hundredth of a round. Dominated Cells never become columns.
     """
-    snapshot = crowded(jobs, workloads, seed)
+    snapshot = crowded_cluster(jobs, workloads, seed)
     took, columns = [], 0
     for _ in steps(repeats, "builds"):
         started_s = time.perf_counter()
@@ -50,7 +50,7 @@ def build(
     return Report(seed=seed, figures=figures)
 
 
-def crowded(jobs: int, workloads: int, seed: int) -> Snapshot:
+def crowded_cluster(jobs: int, workloads: int, seed: int) -> Snapshot:
     """Return a cluster of 8,000 GPUs with ``jobs`` queued jobs."""
     rng = np.random.default_rng(seed)
     axes = np.meshgrid(

@@ -27,7 +27,7 @@ from tessera.solvers.goals import solve_goals
 from tessera.solvers.placement import place
 from tessera.solvers.registry import solver
 from tessera.solvers.schedulers.arena import Arena
-from tessera.solvers.schedulers.base import carried, seen
+from tessera.solvers.schedulers.base import make_view, translate_choice
 
 BASELINES = ("greedy", "arena")
 
@@ -68,12 +68,12 @@ def greedy_gap(
         for record, now_s in driven(
             stack, arena_table1(gpus_share), work, rounds=rounds, deadline_s=deadline_s, seed=seed
         ):
-            row = compared(snapshot_of(stack, record.name), arena, seed)
+            row = compare_round(snapshot_of(stack, record.name), arena, seed)
             table.append({"round": record.name.rpartition("/")[2], "hours": now_s / 3600, **row})
     return Report(seed=seed, figures=_figures(table), table=table)
 
 
-def compared(
+def compare_round(
     snapshot: Snapshot, arena: Arena, seed: int = 0
 ) -> dict[str, float | int | bool | str]:
     """Return the optimum of a round, and the values that greedy and ``arena`` reach."""
@@ -83,8 +83,8 @@ def compared(
     greedy = solver("greedy").solve(problem, budget)
     ilp = solve_goals(statement, solver(), budget, greedy).solution
     # one column for each Cell, including dominated ones, at the same values: Arena may choose any
-    every, view = state(snapshot, policy, published=True).problem, seen(snapshot, policy, seed)
-    choice = carried(view.draft, every, arena.choose(view))
+    every, view = state(snapshot, policy, published=True).problem, make_view(snapshot, policy, seed)
+    choice = translate_choice(view.draft, every, arena.choose(view))
     search = answer(every, choice, bound=trivial_bound(every), solver=arena.name, seed=seed)
     best, broken = _measured(snapshot, problem, ilp)
     row: dict[str, float | int | bool | str] = {

@@ -180,10 +180,10 @@ def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Lin
         baseline = replace(entry, solver=baselines[k], repeats=1)
         found = run(baseline)
         first = found.rounds[0] if found.rounds else None
-        reached_s = reached(ours[0], found)
+        reached_s = seconds_to_reach(ours[0], found)
         short = first is not None and math.isnan(reached_s) and first.gap <= entry.gap
         if short and baselines[k] in STOCK:
-            reached_s = reached(ours[0], run(replace(baseline, gap=0.0)))
+            reached_s = seconds_to_reach(ours[0], run(replace(baseline, gap=0.0)))
         lines.append(
             _Line(
                 solver=baselines[k],
@@ -204,7 +204,7 @@ def _all_rounds(mine: Outcome, entry: Entry) -> tuple[Round, ...]:
     return mine.rounds
 
 
-def reached(ours: Round, baseline: Outcome) -> float:
+def seconds_to_reach(ours: Round, baseline: Outcome) -> float:
     """Return the seconds until the baseline was at least as good as ours by the first goal.
 
     If it never was, return NaN.

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tessera.benchmarks.rounds.instances import churned, instance
+from tessera.benchmarks.rounds.instances import churn_round, instance
 from tessera.formulation.check import violations
 from tessera.formulation.goals import GoalResult, Linear
 from tessera.formulation.policy import Policy
@@ -207,7 +207,9 @@ def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
         tell({"answer": [time.perf_counter() - began_s, objective / scale]})
 
     alone = len(statement.goals) == 1
-    found = solved(statement, _solver(entry.solver, on_answer if alone else None), _budget(entry))
+    found = solve_with(
+        statement, _solver(entry.solver, on_answer if alone else None), _budget(entry)
+    )
     solve_s = time.perf_counter() - began_s
     first, solution = found.results[0], found.solution
     answered = solution.has_answer
@@ -242,7 +244,7 @@ def _budget(entry: Entry) -> Budget:
     )
 
 
-def solved(statement: Statement, by: Solver, budget: Budget) -> Solved:
+def solve_with(statement: Statement, by: Solver, budget: Budget) -> Solved:
     """Return the solver's answer.
 
     For lexicographic goals it starts from greedy's, as in a real round.
@@ -278,7 +280,7 @@ def _cold_and_warm(entry: Entry) -> dict[str, Any]:
     first = by.solve(problem, _budget(entry))
     first_s = time.perf_counter() - began_s
     later = state(
-        churned(snapshot, problem, first.choice, entry.churn, entry.seed, entry.family), policy
+        churn_round(snapshot, problem, first.choice, entry.churn, entry.seed, entry.family), policy
     )
     problem = later.problem
     hint = Solution(

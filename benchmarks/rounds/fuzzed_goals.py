@@ -17,7 +17,7 @@ from tessera.formulation.check import violations
 from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
 from tessera.formulation.problem import MAX_TOTAL, Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, revalued
+from tessera.formulation.statement import Statement, with_goal_values
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.goals import Solved
 
@@ -41,7 +41,7 @@ def draw_statement(rng: np.random.Generator) -> Statement:
     ]
     last = _sum(rng, problem, len(goals))
     return Statement(
-        problem=revalued(problem, last),
+        problem=with_goal_values(problem, last),
         goals=(*goals, last),
         absent={},
         rejected=frozenset(),

@@ -252,7 +252,7 @@ def _packed(
     )
 
 
-def churned(
+def churn_round(
     snapshot: Snapshot,
     problem: Problem,
     choice: Ints,

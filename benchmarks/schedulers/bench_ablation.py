@@ -22,11 +22,11 @@ from tessera.benchmarks.harness.options import (
 )
 from tessera.benchmarks.harness.registry import case
 from tessera.benchmarks.schedulers.ablations import ARENA, Plan, Row
-from tessera.benchmarks.schedulers.variants import checked, queue_of, seeded
+from tessera.benchmarks.schedulers.variants import check_variants, queue_of, seed_run
 from tessera.simulator.comparison.comparing import Runs, jct_ratio, mean, throughput_ratio
-from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.comparison.contestants import split_list
 from tessera.simulator.comparison.runs import Asked, runs_of
-from tessera.simulator.comparison.workload import SYNTHETIC, Work, sized
+from tessera.simulator.comparison.workload import SYNTHETIC, Work, resize_workload
 from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.report.comparisons import Curve, bars, curves
@@ -124,13 +124,13 @@ def ablation(
     to be positive. Runs that need measured profiles or the memory of data parallelism are left out where
     these are absent; ``left_out`` counts them.
     """
-    chosen = listed(parts, PARTS)
-    work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
+    chosen = split_list(parts, PARTS)
+    work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
     memory = data_file(dp_memory, "arena", "dp_memory.csv")
     plan = Plan(
         base=Asked(work=work, policy=ARENA),
         ours=ours,
-        others=tuple(listed(others)),
+        others=tuple(split_list(others)),
         heavy=heavy,
         depths=whole(depths),
         queues=whole(queues),
@@ -169,9 +169,9 @@ def ablation(
 
 def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
     """Return the runs of each row, in the order of the seeds ``drawn``."""
-    checked([row.run for row in rows], len(drawn))
+    check_variants([row.run for row in rows], len(drawn))
     tasks = {
-        (row, k): seeded(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
+        (row, k): seed_run(row.run, k).task(f"{row.part} {row.x:g} {row.name}, seed {k}")
         for row in rows
         for k in drawn
     }
@@ -219,7 +219,7 @@ def _figures(every: Found) -> dict[str, Figure]:
         policy = row.policy.partition("@")[0]
         name = f"{policy}_{what.replace(' ', '_')}{x}"
         jct, throughput = ratios(row, every)
-        if fewer := unfinished(every[row], over):
+        if fewer := unfinished_share(every[row], over):
             figures[f"unfinished_{name}"] = fewer
         else:
             figures[f"jct_loss_{name}"] = jct.value - 1
@@ -227,7 +227,7 @@ def _figures(every: Found) -> dict[str, Figure]:
     return figures
 
 
-def unfinished(runs: Runs, over: Runs) -> float:
+def unfinished_share(runs: Runs, over: Runs) -> float:
     """Return the share of jobs that only one of the two runs of a seed finished, over all seeds."""
     pairs = list(zip(runs, over, strict=True))
     either = sum(int((np.isfinite(a.end_s) ^ np.isfinite(b.end_s)).sum()) for a, b in pairs)
@@ -246,7 +246,7 @@ def _line(row: Row, every: Found) -> dict[str, Figure | str]:
         "against": row.against,
         "workload": Path(row.run.asked.work.trace).name,
         "seeds": len(runs),
-        "unfinished": math.nan if over is None else unfinished(runs, over),
+        "unfinished": math.nan if over is None else unfinished_share(runs, over),
         "jct_ratio": jct.value,
         "jct_ratio_low": jct.low,
         "jct_ratio_high": jct.high,
@@ -294,7 +294,7 @@ def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
     alike = [
         name
         for row, name in names.items()
-        if (over := reference(row, every)) is not None and not unfinished(every[row], over)
+        if (over := reference(row, every)) is not None and not unfinished_share(every[row], over)
     ]
     left = [
         f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in every[row]))}"

@@ -23,7 +23,7 @@ from tessera.benchmarks.harness.options import (
 from tessera.benchmarks.harness.registry import case
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparing import finished_by
-from tessera.simulator.comparison.contestants import listed
+from tessera.simulator.comparison.contestants import split_list
 from tessera.simulator.comparison.runs import Asked, Ran, check, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, Work
 from tessera.simulator.figures import Figure, Report
@@ -72,15 +72,15 @@ def estimate_error(
 ) -> Report:
     """Decide on estimates that are off by 5, 10 and 20 % on average, and measure what that costs.
 
-    All policies are told the same estimates, a draw for each seed (``tessera.simulator.truth.perturbed``:
-    log-normal
-    factors of the Cells' times); the jobs, the cluster and the true speeds stay. A loss is relative to the
-    policy's own run on the truth: ``jct_loss_*`` of mean JCT over the jobs that both runs finished, to
-    completion, and ``throughput_loss_*`` of normalised throughput over the horizon, each at the largest
-    error and the mean over seeds; below 0 nothing was lost. Nothing bounds them. The table has all, with
-    95 % intervals.
+    All policies are told the same estimates, a draw for each seed
+    (``tessera.simulator.truth.perturb_estimates``: log-normal factors of the Cells' times); the
+    jobs, the cluster and the true speeds stay. A loss is relative to the policy's own run on the
+    truth: ``jct_loss_*`` of mean JCT over the jobs that both runs finished, to completion, and
+    ``throughput_loss_*`` of normalised throughput over the horizon, each at the largest error and
+    the mean over seeds; below 0 nothing was lost. Nothing bounds them. The table has all, with 95 %
+    intervals.
     """
-    names = listed(policies)
+    names = split_list(policies)
     base, seed = replace(work, gpus_share=gpus_share, jobs=jobs), work.seed
     sizes, drawn = error_sizes(errors), range(seed, seed + seeds)
     cases = [(name, 0.0, seed) for name in names]

@@ -25,7 +25,7 @@ from tessera.benchmarks.harness.options import (
     on_work,
 )
 from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.schedulers.variants import Shape, Variant, checked, seeded
+from tessera.benchmarks.schedulers.variants import Shape, Variant, check_variants, seed_run
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparing import (
     ByPolicy,
@@ -35,10 +35,10 @@ from tessera.simulator.comparison.comparing import (
     mean,
     throughput_ratio,
 )
-from tessera.simulator.comparison.contestants import INFORMATION, is_ilp, is_ours, listed
+from tessera.simulator.comparison.contestants import INFORMATION, is_ilp, is_ours, split_list
 from tessera.simulator.comparison.information import memory_file
 from tessera.simulator.comparison.runs import Asked, runs_of
-from tessera.simulator.comparison.workload import SYNTHETIC, Work, sized
+from tessera.simulator.comparison.workload import SYNTHETIC, Work, resize_workload
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.report.comparisons import Curve, curves
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
@@ -131,9 +131,9 @@ def load(
         "life": points_of("lives", lives),
         "large": points_of("larges", larges),
     }
-    chosen = [name for name in SWEEPS if name in listed(sweeps, SWEEPS)]
-    names, told = listed(policies), one_of("information", information, INFORMATION)
-    work, seed = sized(work, gpus_share, jobs_share, jobs), work.seed
+    chosen = [name for name in SWEEPS if name in split_list(sweeps, SWEEPS)]
+    names, told = split_list(policies), one_of("information", information, INFORMATION)
+    work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
     base = Asked(
         work=work,
         policy="",
@@ -180,9 +180,9 @@ def _ran(
         for x in along
         for name in names
     }
-    checked(list(runs.values()), len(drawn))
+    check_variants(list(runs.values()), len(drawn))
     tasks = {
-        (*key, k): seeded(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
+        (*key, k): seed_run(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
         for key, run in runs.items()
         for k in drawn
     }

@@ -25,7 +25,12 @@ from tessera.benchmarks.harness.options import (
 from tessera.benchmarks.harness.registry import case
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparing import ByPolicy, best_ilp, headline, mean, rows
-from tessera.simulator.comparison.contestants import INFORMATION, compared, is_ilp, listed
+from tessera.simulator.comparison.contestants import (
+    INFORMATION,
+    compared_policies,
+    is_ilp,
+    split_list,
+)
 from tessera.simulator.comparison.information import memory_file
 from tessera.simulator.comparison.plots import ARENA, pictures
 from tessera.simulator.comparison.runs import Asked, Ran, bound_task, check
@@ -35,7 +40,7 @@ from tessera.simulator.report.model import ReportFolder, report_of
 from tessera.simulator.report.write import write_report
 from tessera.simulator.sweeps.runner import Sweep
 
-LISTED: Final = ",".join(compared())
+LISTED: Final = ",".join(compared_policies())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +120,13 @@ def policies(
     """
     base, seed = replace(work, jobs_share=jobs_share, jobs=jobs, load=load), work.seed
     told, names, drawn = (
-        listed(information, INFORMATION),
-        listed(policies),
+        split_list(information, INFORMATION),
+        split_list(policies),
         range(seed, seed + seeds),
     )
     groups = [
         Group(trace=one, information=what, gpus_share=share)
-        for one in listed(work.trace)
+        for one in split_list(work.trace)
         for what in told
         for share in shares(gpus_share)
     ]
@@ -129,7 +134,8 @@ def policies(
         raise InvalidInput("policies", "must have one of ours to compare, e.g. ilp:jct")
     costs = Asked(work=base, policy="", overheads=overheads, judge_every=judge_every)
     check(
-        (asked(costs, group, name, seed, mapped=False) for group in groups for name in names), seeds
+        (policy_run(costs, group, name, seed, mapped=False) for group in groups for name in names),
+        seeds,
     )
     costs = replace(costs, dp_memory=memory_file(told, dp_memory))
     by_group, bounds = _ran(costs, groups, names, drawn, sweep)
@@ -155,7 +161,7 @@ def _ran(
 ) -> tuple[Mapping[Group, ByPolicy], Mapping[Group, Sequence[float]]]:
     """Return the groups' runs and throughput bounds, in the order of the seeds ``drawn``."""
     tasks = {
-        (group, name, k): asked(costs, group, name, k, mapped=k == drawn[0]).task(
+        (group, name, k): policy_run(costs, group, name, k, mapped=k == drawn[0]).task(
             f"{name} on {group.name}, seed {k}"
         )
         for group in groups
@@ -186,7 +192,7 @@ def _ran(
     return by_group, bounds
 
 
-def asked(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:
+def policy_run(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:
     """Return the run of a policy in a group.
 
     The allocations of GPUs are kept only for ours and Arena's.
@@ -208,7 +214,7 @@ def work_of(base: Work, group: Group, seed: int) -> Work:
 def shares(text: str) -> list[float]:
     """Return the shares of a comma-separated list, in the given order. Raises InvalidInput."""
     numbers("gpus_share", text, lambda share: share > 0, "numbers above 0")
-    return [float(part) for part in listed(text)]
+    return [float(part) for part in split_list(text)]
 
 
 def _table(

@@ -17,7 +17,7 @@ from tessera.benchmarks.harness.registry import case
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.comparison.contestants import options_of
-from tessera.simulator.comparison.workload import ROUND_S, SYNTHETIC, Work, made
+from tessera.simulator.comparison.workload import ROUND_S, SYNTHETIC, Work, make_scenario
 from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.run import Conditions, Decider, Result, simulate
@@ -75,7 +75,7 @@ def simulator_speed(
     bounds.
     """
     work = _work(trace, profiles, cluster, gpus_share, rounds, jobs, seed)
-    scenario = made(work).scenario
+    scenario = make_scenario(work).scenario
     found: dict[str, Timed] = {}
     for name, policy in RUNS.items():
         _timed(scenario, policy, min(rounds, WARM_ROUNDS), seed)

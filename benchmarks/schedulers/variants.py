@@ -18,7 +18,7 @@ from tessera.formulation.tables import Ints
 from tessera.formulation.values import Workload
 from tessera.simulator.clusters import NODES_PER_RACK
 from tessera.simulator.comparison.runs import Asked, check, run_in
-from tessera.simulator.comparison.workload import ROUND_S, Made, Work, made
+from tessera.simulator.comparison.workload import ROUND_S, Made, Work, make_scenario
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.sweeps.tasks import Task
 from tessera.simulator.traces.recipe import Recipe, follow
@@ -27,7 +27,7 @@ from tessera.simulator.traces.speeds import Room, Speeds, load
 from tessera.simulator.traces.trace import Arrival
 from tessera.solvers.schedulers.arena import Arena
 
-TASK: Final = "tessera.benchmarks.schedulers.variants:simulated"
+TASK: Final = "tessera.benchmarks.schedulers.variants:simulate_variant"
 TYPE_SALT, QUEUE_SALT = 1, 2
 """Salts that are added to the seed, so that draws of different things are independent."""
 
@@ -78,7 +78,7 @@ class Variant:
         return Arena(depth=self.depth)
 
 
-def simulated(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
+def simulate_variant(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
     """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
     work = Work(**asked["work"])
     return run(Variant(asked=Asked(**{**asked, "work": work}), shape=Shape(**shape), depth=depth))
@@ -86,11 +86,13 @@ def simulated(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[
 
 def run(variant: Variant) -> dict[str, Any]:
     """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
-    world, told = shaped(made(variant.asked.work), variant.shape, variant.asked.work.seed)
+    world, told = shape_world(
+        make_scenario(variant.asked.work), variant.shape, variant.asked.work.seed
+    )
     return run_in(world, variant.asked, told, variant.policy)
 
 
-def shaped(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRecord] | None]:
+def shape_world(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRecord] | None]:
     """Return a world of the given shape, and the estimates of its workloads that rounds see.
 
     If the estimates are None, rounds see the truth. Load and horizon are those of the shaped jobs.
@@ -109,7 +111,7 @@ def shaped(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRec
     )
     speeds = Speeds(scenario.profiles, Room.of(scenario.nodes))
     jobs, _ = follow(recipe, scenario.arrivals, speeds)
-    jobs = queued(jobs, shape.queues, seed)
+    jobs = queue_jobs(jobs, shape.queues, seed)
     if shape.pinned:
         jobs = [a._replace(spec=replace(a.spec, pinned_type=True)) for a in jobs]
     scenario = replace(scenario, arrivals=jobs)
@@ -127,7 +129,7 @@ def shaped(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRec
     ), told
 
 
-def queued(jobs: Sequence[Arrival], queues: int, seed: int) -> list[Arrival]:
+def queue_jobs(jobs: Sequence[Arrival], queues: int, seed: int) -> list[Arrival]:
     """Return the jobs, each in one of ``queues`` queues, drawn uniformly.
 
     With one queue, all are in the first.
@@ -242,13 +244,13 @@ def _nodes_of(nodes: Iterable[NodeSpec], kept: Sequence[str]) -> list[NodeSpec]:
     ]
 
 
-def seeded(variant: Variant, seed: int) -> Variant:
+def seed_run(variant: Variant, seed: int) -> Variant:
     """Return the run with the jobs, and the errors of estimates, of a seed."""
     work = replace(variant.asked.work, seed=seed)
     return replace(variant, asked=replace(variant.asked, work=work, error_seed=seed))
 
 
-def checked(variants: Sequence[Variant], seeds: int) -> None:
+def check_variants(variants: Sequence[Variant], seeds: int) -> None:
     """Refuse variants that would fail later, before anything runs.
 
     Raises the errors of ``simulator.comparison.runs.check``.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.estimator.architectures.fields import build
-from tessera.estimator.architectures.huggingface import read
+from tessera.estimator.architectures.huggingface import read_dimensions
 from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
 from tessera.estimator.architectures.transformer import Transformer, transformer
@@ -97,7 +97,7 @@ def parse(
     """
     if "architecture" not in values:
         if "model_type" in values:
-            return read(values, name=name, sequence=sequence, dtype=dtype, flash=flash)
+            return read_dimensions(values, name=name, sequence=sequence, dtype=dtype, flash=flash)
         raise InvalidInput(
             "architecture",
             f"is missing; it must be one of {', '.join(_KINDS)} (or give a Hugging Face configuration,"

@@ -97,7 +97,7 @@ class _Source:
         return len(named) if isinstance(named, Mapping) and named else self.get("num_labels", 2)
 
 
-def read(
+def read_dimensions(
     values: Mapping[str, Any],
     *,
     name: str | None = None,

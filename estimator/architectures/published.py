@@ -63,7 +63,7 @@ def find(model: str, params: str) -> Published:
     Raises:
         InvalidInput: there is none of that name; says which there are.
     """
-    known = published()
+    known = published_models()
     if (model, params) not in known:
         names = ", ".join(f"{m} {p}" for m, p in known)
         raise InvalidInput(
@@ -73,7 +73,7 @@ def find(model: str, params: str) -> Published:
 
 
 @cache
-def published() -> Mapping[tuple[str, str], Published]:
+def published_models() -> Mapping[tuple[str, str], Published]:
     """Return the models by name and size, as in the data sets."""
     found = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
     return MappingProxyType({(p.model, p.params): p for p in found})

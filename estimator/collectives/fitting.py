@@ -49,7 +49,7 @@ class Sampled:
 
 
 @lru_cache(maxsize=4096)
-def sampled(curve: Curve) -> Sampled:
+def sample_table(curve: Curve) -> Sampled:
     """Return a table at the knots."""
     low, high = curve.payload_bytes[0], curve.payload_bytes[-1]
     knots = np.clip(KNOTS, low, high)
@@ -90,7 +90,7 @@ def fit_links(curves: Sequence[Curve], prior: LinkRates) -> LinkRates:
 
     A rate that no table exercises remains at the prior.
     """
-    tables = [sampled(curve) for curve in curves]
+    tables = [sample_table(curve) for curve in curves]
     done = np.concatenate([table.work[table.covered] for table in tables])
     log_seconds = np.concatenate([table.log_seconds[table.covered] for table in tables])
     rows = np.arange(len(done))
@@ -201,7 +201,7 @@ def sheet_rates(gpu_type: str) -> LinkRates:
 
 
 def _exercised(curves: Sequence[Curve]) -> Bools:
-    least = np.concatenate([sampled(curve).work.min(axis=1) for curve in curves])
+    least = np.concatenate([sample_table(curve).work.min(axis=1) for curve in curves])
     return np.asarray((least > 0).any(axis=0), dtype=np.bool_)
 
 

@@ -118,7 +118,9 @@ def left_out_error(d: Differences, values: Floats, likeness: Likeness) -> float:
     return float(np.abs(inverse @ values / np.diag(inverse)[:, None]).mean())
 
 
-def tuned(layouts: Sequence[Layout], values: Floats, start: Likeness, sweeps: int = 2) -> Likeness:
+def tune_weights(
+    layouts: Sequence[Layout], values: Floats, start: Likeness, sweeps: int = 2
+) -> Likeness:
     """Return weights, by coordinate search, that predict each layout better from the others."""
     d = differences(layouts, layouts)
     best, error = start, left_out_error(d, values, start)

@@ -21,7 +21,7 @@ from tessera.estimator.collectives.fitting import (
     Kind,
     fit_kinds,
     groups_of,
-    sampled,
+    sample_table,
     sheet_rates,
 )
 from tessera.estimator.collectives.kriging import Kriging, Likeness, krige
@@ -83,7 +83,7 @@ def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
     found = []
     for curve in curves:
         rates = fits.of(Kind.of(curve.layout), sheet_rates(curve.layout.gpu_type))
-        table = sampled(curve)
+        table = sample_table(curve)
         found.append(table.log_seconds - table.log_modelled(rates))
     return np.array(found)
 

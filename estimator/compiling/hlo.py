@@ -127,7 +127,7 @@ class Module:
     times: dict[str, int]
 
 
-def read(text: str) -> Module:
+def read_module(text: str) -> Module:
     """Return the module of a compiled text.
 
     Raises:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tessera.estimator.compiling.compiled import Uncompilable
 from tessera.estimator.tracing.step import Step
-from tessera.estimator.tracing.trace import parameter_axes, traced
+from tessera.estimator.tracing.trace import parameter_axes, trace_program
 
 Axes = list[str | None]
 
@@ -83,7 +83,7 @@ def _placed(step: Step, mesh: Mesh, tp: int, dp: int | None) -> Any:
     If ``dp`` is given, parameters are also divided over it, along the first axis that it divides.
     """
     leaves, tree = jax.tree.flatten(step.params)
-    divided = parameter_axes(traced(step)) if tp > 1 else {}
+    divided = parameter_axes(trace_program(step)) if tp > 1 else {}
     placed = []
     for number, leaf in enumerate(leaves):
         axes: Axes = [None] * len(leaf.shape)

@@ -15,7 +15,7 @@ from tessera.estimator.compiling.collectives import collectives_of
 from tessera.estimator.compiling.compile import Request
 from tessera.estimator.compiling.compiled import Compiled, Memory, Uncompilable, to_json
 from tessera.estimator.compiling.costs import further_turns
-from tessera.estimator.compiling.hlo import read
+from tessera.estimator.compiling.hlo import read_module
 from tessera.estimator.compiling.sharding import lowered_step
 from tessera.estimator.tracing.step import load_step
 from tessera.formulation.errors import TesseraError
@@ -41,7 +41,7 @@ def compiled_step(request: Request, folder: Path) -> Compiled:
         raise Uncompilable(
             f"{step.name} for {request.dp} x {request.tp} devices: {reason}"
         ) from error
-    module = read(executable.as_text())
+    module = read_module(executable.as_text())
     flops, moved = further_turns(module)
     cost = executable.cost_analysis()
     made = Compiled(

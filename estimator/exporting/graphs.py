@@ -15,7 +15,7 @@ from tessera.estimator.exporting.elementwise import ACTIVATIONS
 from tessera.estimator.exporting.nodes import Exported
 from tessera.estimator.exporting.translate import program_of
 from tessera.estimator.graph import Graph, Untraceable, graph_of, layer_of
-from tessera.estimator.programs.layers import Layered, layered
+from tessera.estimator.programs.layers import Layered, divide_into_layers
 from tessera.estimator.programs.targets import check_call, function_of, takes
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.release import install_hint
@@ -81,7 +81,9 @@ def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
             f"{name}: the tensors among the arguments begin with {begin}; all must have the same number of"
             " samples as their first axis, or the function must take `samples`"
         )
-    made = layered(name, program_of(name, exported, exported.inputs), sizes[0], ACTIVATIONS)
+    made = divide_into_layers(
+        name, program_of(name, exported, exported.inputs), sizes[0], ACTIVATIONS
+    )
     return _named(made, exported)
 
 
@@ -103,7 +105,7 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
             f"{name}: no argument grows with `samples`; give the example arguments that many samples"
         )
     low, high = (
-        layered(name, program_of(name, e, [e.inputs[n] for n in grows]), 1, ACTIVATIONS)
+        divide_into_layers(name, program_of(name, e, [e.inputs[n] for n in grows]), 1, ACTIVATIONS)
         for e in (few, many)
     )
     if len(low.graph) != len(high.graph):

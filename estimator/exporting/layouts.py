@@ -82,7 +82,7 @@ def part(low: Lowering, node: Node) -> None:
         low.view("part", _first(node), write)
 
 
-def copied(low: Lowering, node: Node) -> None:
+def copy_rule(low: Lowering, node: Node) -> None:
     """Translate a copy.
 
     There is none if the layout is the same, or if attention wrote the value, which already has this
@@ -111,7 +111,7 @@ def concatenate(low: Lowering, node: Node) -> None:
     low.emit("concatenate", parts, node.writes[0], dimension=axis)
 
 
-def moved(name: str) -> Rule:
+def move_rule(name: str) -> Rule:
     """Return the rule of data movement by an operator of that name."""
 
     def rule(low: Lowering, node: Node) -> None:
@@ -130,13 +130,13 @@ def looked_up(low: Lowering, node: Node) -> None:
         low.save(*indices)
 
 
-def scattered(low: Lowering, node: Node) -> None:
+def scatter_rule(low: Lowering, node: Node) -> None:
     """Translate writes of elements to places given by indices."""
     low.emit("scatter-add", reads(node), node.writes[0])
     low.save(*(v for v in reads(node) if not low.floating(v)))
 
 
-def made(low: Lowering, node: Node) -> None:
+def constant_rule(low: Lowering, node: Node) -> None:
     """Translate a constant. A tensor that it is made like only gives its shape."""
     low.emit("iota", (), node.writes[0])
 
@@ -156,18 +156,18 @@ RULES: Final[dict[str, Rule]] = {
     "squeeze": squeeze,
     **dict.fromkeys(("select", "unbind"), select),
     **dict.fromkeys(("slice", "narrow", "split", "split_with_sizes", "chunk"), part),
-    "clone": copied,
+    "clone": copy_rule,
     "copy": cast,
     "_to_copy": cast,
     "cat": concatenate,
-    "constant_pad_nd": moved("pad"),
-    "repeat": moved("tile"),
-    **dict.fromkeys(("flip", "roll"), moved("rev")),
-    **dict.fromkeys(("slice_scatter", "select_scatter"), moved("dynamic_update_slice")),
+    "constant_pad_nd": move_rule("pad"),
+    "repeat": move_rule("tile"),
+    **dict.fromkeys(("flip", "roll"), move_rule("rev")),
+    **dict.fromkeys(("slice_scatter", "select_scatter"), move_rule("dynamic_update_slice")),
     **dict.fromkeys(("index", "gather", "index_select", "take"), looked_up),
     **dict.fromkeys(
         ("index_put", "index_add", "scatter", "scatter_add", "scatter_reduce", "_unsafe_index_put"),
-        scattered,
+        scatter_rule,
     ),
     **dict.fromkeys(
         (
@@ -189,7 +189,7 @@ RULES: Final[dict[str, Rule]] = {
             "linspace",
             "tril_indices",
         ),
-        made,
+        constant_rule,
     ),
     **dict.fromkeys(
         ("rand", "randn", "randint", "randperm", "bernoulli", "rand_like", "randn_like"), random

@@ -71,7 +71,7 @@ def matrices(left: str, right: str, bias: str = "") -> Rule:
     return rule
 
 
-def grouped(low: Lowering, node: Node) -> None:
+def grouped_product_rule(low: Lowering, node: Node) -> None:
     """Translate the product of rows with the matrix of their group."""
     a, b = (next(refs(v)) for v in list(node.arguments.values())[:2])
     low.emit("ragged_dot", (a, b), node.writes[0])
@@ -155,7 +155,7 @@ RULES: Final[dict[str, Rule]] = {
     "dot": matrices("self", "tensor"),
     "addmm": matrices("mat1", "mat2", "self"),
     "baddbmm": matrices("batch1", "batch2", "self"),
-    "_grouped_mm": grouped,
+    "_grouped_mm": grouped_product_rule,
     "convolution": convolution,
     "embedding": embedding,
     "max_pool2d_with_indices": pool("reduce_window_max"),

@@ -37,7 +37,7 @@ INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_c
 Given = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def made(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Given:
+def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Given:
     """Return the module, example arguments and keyword arguments that a user's function makes.
 
     It is called with the meta device as default. If that fails, it is called without it.
@@ -95,7 +95,7 @@ def leading(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
     return found
 
 
-def exported(target: str, given: Given) -> Exported:
+def export_module(target: str, given: Given) -> Exported:
     """Return a module's forward pass by ``torch.export``, in ATen operators, none in place.
 
     Raises:

@@ -28,7 +28,7 @@ from pydantic import BeforeValidator, Field, Strict
 from tessera.estimator.documents import read_document
 from tessera.estimator.hardware.catalogue import CATALOGUE
 from tessera.estimator.hardware.types import GIB, Hardware, Link
-from tessera.estimator.schemas import Entry, check, hint, number, said, whole
+from tessera.estimator.schemas import Entry, check, described_as, hint, number, whole
 from tessera.formulation.documents import HARDWARE
 from tessera.formulation.errors import InvalidInput
 
@@ -68,7 +68,7 @@ class HardwareEntry(Entry):
     them by a factor of a hundred.
     """
 
-    name: Annotated[str, Field(min_length=1), said("must be a name such as h100-lab")]
+    name: Annotated[str, Field(min_length=1), described_as("must be a name such as h100-lab")]
     like: str = ""
     flops: FlopsEntry = FlopsEntry()
     link: Annotated[Link, Strict(False)] = Link.NVLINK
@@ -85,7 +85,7 @@ class HardwareFile(Entry):
     hardware: Annotated[
         list[HardwareEntry],
         Field(min_length=1),
-        said("must be a list of GPU types, at least one"),
+        described_as("must be a list of GPU types, at least one"),
     ]
 
 

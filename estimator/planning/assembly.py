@@ -44,7 +44,7 @@ class Assembled:
     latency_s: float
 
 
-def assembled(profiled: Profiled, micro_batches: int) -> Assembled:
+def assemble_plan(profiled: Profiled, micro_batches: int) -> Assembled:
     """Return the mixture of least latency (Crius, section 5.1).
 
     The latency is the sum of three terms: stages and joints, for the first micro-batch; B - 1 times
@@ -125,7 +125,7 @@ def assembled_plan(
         [np.stack([gpus, np.ones_like(gpus)], 1), np.stack([np.ones_like(gpus), gpus], 1)], 1
     )
     sent = boundary_bytes[np.array(stages.ends[:-1], dtype=np.int64) - 1]
-    found = assembled(
+    found = assemble_plan(
         Profiled(
             busy_s=np.where(runs, costs.busy_s[rows], np.inf),
             once_s=np.where(runs, (costs.sync_s + costs.update_s)[rows], 0.0),

@@ -65,7 +65,7 @@ def comm_load(comm: Floats, micro_batches: int) -> Floats:
     return load
 
 
-def undominated(bias: Floats, load: Floats) -> Bools:
+def find_undominated_plans(bias: Floats, load: Floats) -> Bools:
     """Return which plans no other plan equals or beats in both measures, shape (P,).
 
     Of equal plans, the first remains.
@@ -87,7 +87,7 @@ def proxy_of(bias: Floats, load: Floats) -> int:
     return int(level[int(load[level].argmin())])
 
 
-def thinned(ends: Ints, load: Floats, limit: int, kept: int) -> Ints:
+def thin_plans(ends: Ints, load: Floats, limit: int, kept: int) -> Ints:
     """Return at most ``limit`` plans, ascending (Arena, section 3.3).
 
     While there are more, the two plans with the most similar partitions, shape (P, S), are
@@ -137,7 +137,7 @@ def frontier(
     known = _first_plans(options, criteria, stages, gpus)
     rows, exact = _improved(options, criteria, rest, known, stages, gpus, micro_batches)
     bias, total = _measures(criteria, rows, micro_batches)
-    whole = undominated(bias, total)
+    whole = find_undominated_plans(bias, total)
     rows, bias, total = rows[:, whole], bias[whole], total[whole]
     return _ranked(options, rows, bias, total, limit, exact)
 
@@ -154,7 +154,7 @@ def _improved(
     """Return plans, as rows (S, P), that include the frontier, and whether all of it is certain."""
     for _ in range(3):
         bias, total = _measures(criteria, known, micro_batches)
-        best = undominated(bias, total)
+        best = find_undominated_plans(bias, total)
         order = np.flatnonzero(best)[np.argsort(bias[best])]
         known, bias, total = known[:, order], bias[order], total[order]
 
@@ -215,7 +215,7 @@ def _ranked(
     """Return the frontier of these undominated plans, rows (S, P), reduced to the limit."""
     ends = options.end[rows].T
     proxy = proxy_of(bias, load)
-    few = thinned(ends, load, limit, proxy) if len(bias) > limit else np.arange(len(bias))
+    few = thin_plans(ends, load, limit, proxy) if len(bias) > limit else np.arange(len(bias))
     plans = {
         int(i): Ranked(
             rows=tuple(options.source[rows[:, i]].tolist()),

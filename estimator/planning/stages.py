@@ -77,7 +77,7 @@ def nearest_powers(share: Floats, gpus: int) -> Ints:
     return one.gpus[walk(one, value, rest, count, gpus)]
 
 
-def balanced(load: Floats, gpus: int, stages: int) -> Stages:
+def balance_stages(load: Floats, gpus: int, stages: int) -> Stages:
     """Return the partition and GPUs of least computation bias (Arena, section 3.3).
 
     Raises:

@@ -40,7 +40,7 @@ class ProfiledCompute:
     Beyond the measured samples, the nearest measurement grows as ``fallback`` does. A (kind,
     degree) without a measurement takes the fallback times the geometric mean ratio of the nearest
     similar kinds. They are the same kind at another degree, kinds of the same main operator, or all
-    kinds of the graph. Joined layers (``graph.merged``) are the sum of their parts if each part was
+    kinds of the graph. Joined layers (``graph.merge_layers``) are the sum of their parts if each part was
     measured.
     """
 

@@ -27,7 +27,7 @@ class Measured:
     too_large: tuple[Size, ...]
 
 
-def kept(path: Path) -> list[ProfileRecord]:
+def load_records(path: Path) -> list[ProfileRecord]:
     """Return the records of earlier runs in ``path``, each layer once, without an incomplete line.
 
     Records of another device or of other versions are moved to another file, as they cannot be
@@ -50,7 +50,7 @@ def kept(path: Path) -> list[ProfileRecord]:
     return list({record.key: record for record in found}.values())
 
 
-def measured(
+def measure_layers(
     source: Source,
     sizes: Sequence[Size],
     *,

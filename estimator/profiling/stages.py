@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from tessera.estimator.graph import Graph, Untraceable
 from tessera.estimator.profiling.pieces import Piece, examples, piece_of
 from tessera.estimator.profiling.records import ProfileRecord
-from tessera.estimator.profiling.timing import Effort, Timing, device_name, timed, versions
+from tessera.estimator.profiling.timing import Effort, Timing, device_name, time_run, versions
 from tessera.estimator.tracing.step import Step, load_step
-from tessera.estimator.tracing.trace import Traced, traced
+from tessera.estimator.tracing.trace import Traced, trace_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def profile_stage(
     """
     effort = effort or Effort()
     names = kinds_of(source) if names is None else names
-    here = traced(source.step(samples, tp))
+    here = trace_program(source.step(samples, tp))
     _check_alike(names, here.graph, samples, tp)
     measured = {record.key for record in known}
     records = []
@@ -91,7 +91,7 @@ def profile_stage(
 
 def kinds_of(source: Source) -> Graph:
     """Return the graph at one sample, whose kinds name the records."""
-    return traced(source.step(1)).graph
+    return trace_program(source.step(1)).graph
 
 
 def _check_alike(names: Graph, here: Graph, samples: int, tp: int) -> None:
@@ -141,7 +141,7 @@ def _measured(piece: Piece, effort: Effort) -> tuple[Timing, Timing]:
 
 def _timed(function: Callable[..., Any], inputs: tuple[Any, ...], effort: Effort) -> Timing:
     compiled = jax.jit(function).lower(*inputs).compile()
-    return timed(lambda: compiled(*inputs), effort)
+    return time_run(lambda: compiled(*inputs), effort)
 
 
 def measure_step(step: Step, *, effort: Effort | None = None) -> Whole:

@@ -45,7 +45,7 @@ class Timing:
     method: str
 
 
-def timed(run: Callable[[], Any], effort: Effort) -> Timing:
+def time_run(run: Callable[[], Any], effort: Effort) -> Timing:
     """Return the seconds of one run of ``run``, whose results are awaited."""
     for _ in range(effort.warmups):
         jax.block_until_ready(run())

@@ -27,7 +27,7 @@ def through(
     if name == "expanded":
         return axis + len(out) - len(shape), False
     if name in ("reshape",):
-        return reshaped(axis, shape, out), False
+        return reshape_axis(axis, shape, out), False
     if name == "squeeze" or is_reduction(name):
         gone = params["dimensions"] if name == "squeeze" else params["axes"]
         if axis in gone:
@@ -56,7 +56,7 @@ def through(
     return axis, False
 
 
-def reshaped(axis: int, shape: Dims, out: Dims) -> int | None:
+def reshape_axis(axis: int, shape: Dims, out: Dims) -> int | None:
     """Return the axis after a reshape, or None if it is lost.
 
     Of a split axis it is the first part. A merged axis is kept if it leads.

@@ -51,7 +51,7 @@ def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
     held: set[int] = set()  # kept, or a boundary, by the layers so far
     prints, start = [], 0
     for end in ends:
-        kernels = fused(flow, start, end)
+        kernels = fuse_operators(flow, start, end)
         written = set[int]().union(*(k.outputs for k in kernels))
         crossing = {v for v in written if flow.last_read[v] >= end}
         before = held | crossing
@@ -94,7 +94,7 @@ def _unstacked(flow: Flow) -> list[int]:
     return found
 
 
-def fused(flow: Flow, start: int, end: int) -> list[Kernel]:
+def fuse_operators(flow: Flow, start: int, end: int) -> list[Kernel]:
     """Return the kernels of the active operators ``start`` to ``end``, in an executable order."""
     program = flow.program
     ops = [program.operators[i] for i in flow.active[start:end]]

@@ -26,7 +26,7 @@ class Layered:
     division: Division
 
 
-def layered(
+def divide_into_layers(
     name: str, program: Program, samples: int, ending: frozenset[str] = frozenset()
 ) -> Layered:
     """Return the layers of a program whose batch has ``samples`` samples.

@@ -1,4 +1,4 @@
-"""A step as a graph of layers: ``trace`` for the graph, ``traced`` for the program as well."""
+"""A step as a graph of layers: ``trace`` for the graph, ``trace_program`` for the program as well."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.programs.flow import Flow
-from tessera.estimator.programs.layers import layered
+from tessera.estimator.programs.layers import divide_into_layers
 from tessera.estimator.programs.parallel import Division
 from tessera.estimator.tracing.forward import parameter_order, program_of
 from tessera.estimator.tracing.program import JaxProgram
@@ -34,10 +34,10 @@ def trace(step: Step | str) -> Graph:
     Raises:
         Untraceable: why it cannot be traced, and what to do.
     """
-    return traced(step).graph
+    return trace_program(step).graph
 
 
-def traced(step: Step | str) -> Traced:
+def trace_program(step: Step | str) -> Traced:
     """Return the graph with the program from which it is made.
 
     Raises:
@@ -46,7 +46,7 @@ def traced(step: Step | str) -> Traced:
     step = load_step(step) if isinstance(step, str) else step
     samples = step.samples
     program = program_of(step)
-    made = layered(step.name, program, samples)
+    made = divide_into_layers(step.name, program, samples)
     return Traced(
         step=step,
         program=program,

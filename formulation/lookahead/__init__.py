@@ -7,19 +7,19 @@ beyond it, so a promised schedule can always be expressed in the slots of a late
 
 from tessera.formulation.lookahead.check import MILLIONTH, schedule_violations
 from tessera.formulation.lookahead.grid import boundaries, spacing
-from tessera.formulation.lookahead.kept import reserved, spare_gpus, staying
+from tessera.formulation.lookahead.kept import reserve_columns, spare_gpus, staying
 from tessera.formulation.lookahead.plan import (
     NEED,
     Lookahead,
     Picks,
-    joined,
+    join_legs,
     legs_of,
     picks_of,
     samples,
     usage,
     usage_of,
 )
-from tessera.formulation.lookahead.statement import look_ahead, scattered, without_reserve
+from tessera.formulation.lookahead.statement import look_ahead, may_be_scattered, without_reserve
 
 __all__ = [
     "MILLIONTH",
@@ -27,13 +27,13 @@ __all__ = [
     "Lookahead",
     "Picks",
     "boundaries",
-    "joined",
+    "join_legs",
     "legs_of",
     "look_ahead",
+    "may_be_scattered",
     "picks_of",
-    "reserved",
+    "reserve_columns",
     "samples",
-    "scattered",
     "schedule_violations",
     "spacing",
     "spare_gpus",

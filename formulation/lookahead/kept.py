@@ -33,7 +33,7 @@ def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     return rate, np.clip(left_s, 0.0, jobs.restart_s)
 
 
-def reserved(draft: Draft, among: Bools) -> list[tuple[int, float]]:
+def reserve_columns(draft: Draft, among: Bools) -> list[tuple[int, float]]:
     """Return the (column, end time) that is kept for each job of ``among`` that must run (Eq. 28).
 
     It is the job's smallest column on its own type, or its smallest if there is none: a round can
@@ -84,7 +84,7 @@ def spare_gpus(draft: Draft, legs: Legs) -> Ints:
         held.setdefault((job, kind), least.get((job, kind), 0))
     for (_, kind), kept in held.items():
         used[kind] += kept
-    for column, until_s in reserved(draft, ~planned):
+    for column, until_s in reserve_columns(draft, ~planned):
         used[int(draft.gpu_type[column]), np.array(moments) < until_s] += int(draft.gpus[column])
     spare: Ints = np.maximum(snapshot.schedulable_gpus() - used.max(axis=1), 0)
     return spare

@@ -177,7 +177,7 @@ def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
     return Legs.from_rows(rows)
 
 
-def joined(one: Legs, other: Legs) -> Legs:
+def join_legs(one: Legs, other: Legs) -> Legs:
     """Return the legs of both."""
     return Legs(
         **{f.name: np.append(getattr(one, f.name), getattr(other, f.name)) for f in fields(Legs)}

@@ -9,7 +9,7 @@ import numpy as np
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.lookahead.check import MILLIONTH
 from tessera.formulation.lookahead.grid import SAME_S, boundaries
-from tessera.formulation.lookahead.kept import reserved, staying
+from tessera.formulation.lookahead.kept import reserve_columns, staying
 from tessera.formulation.lookahead.plan import Lookahead, picks_of, samples
 from tessera.formulation.policy import KEEP, PLANNED
 from tessera.formulation.rates import work_left
@@ -90,7 +90,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         binding=policy.deadline_mode != PLANNED,
         check=draft.check,
     )
-    return _with_reserve(ahead, snapshot.legs) if scattered(snapshot.nodes) else ahead
+    return _with_reserve(ahead, snapshot.legs) if may_be_scattered(snapshot.nodes) else ahead
 
 
 def _column_rows(draft: Draft) -> list[RowUse]:
@@ -98,7 +98,7 @@ def _column_rows(draft: Draft) -> list[RowUse]:
     return [use for use in draft.rows if not len(use.idle_job)]
 
 
-def scattered(nodes: Nodes) -> bool:
+def may_be_scattered(nodes: Nodes) -> bool:
     """Return whether free GPUs of a type may be on several nodes, so that jobs may have to move."""
     several = nodes.gpu_type[nodes.gpus > 1]
     return len(np.unique(several)) < len(several)
@@ -168,7 +168,7 @@ def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
     free = np.repeat(whole[:, None], len(boundary_s) - 1, axis=1)
     planned = np.zeros(len(snapshot.jobs), dtype=np.bool_)
     planned[taking] = True
-    for column, until_s in reserved(draft, ~planned):
+    for column, until_s in reserve_columns(draft, ~planned):
         slots = boundary_s[:-1] < until_s
         free[int(draft.gpu_type[column]), slots] -= int(draft.gpus[column])
         for r, row in enumerate(rows):

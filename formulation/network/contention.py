@@ -210,7 +210,7 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
     )
 
 
-def joined(parts: Sequence[Contention]) -> Contention:
+def join_parts(parts: Sequence[Contention]) -> Contention:
     """Return the jobs of all parts, of which there is at least one, in order.
 
     Parts are of one network.

@@ -69,7 +69,7 @@ def with_bytes(
             continue
         factor = float(median(ratios))
         note = f"{_on(ratios)}: {factor:.3g} of the estimate"
-        if not believed(factor):
+        if not is_credible(factor):
             note += (
                 f", which is not believed (beyond {BELIEVED:g} times or a {BELIEVED:g}th): not used"
             )
@@ -80,7 +80,7 @@ def with_bytes(
     return found, notes, used
 
 
-def believed(factor: float) -> bool:
+def is_credible(factor: float) -> bool:
     """Return whether a measurement may differ from its estimate by this factor."""
     return 1 / BELIEVED <= factor <= BELIEVED
 

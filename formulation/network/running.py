@@ -77,7 +77,7 @@ def running_now(snapshot: Snapshot) -> list[Running]:
     ]
 
 
-def observed(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> Observed:
+def observe_traffic(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> Observed:
     """Return the measurements of these jobs' traffic, and the jobs that should be measured."""
     m = snapshot.measured
     now = {(r.job, r.generation) for r in running}

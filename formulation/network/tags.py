@@ -95,7 +95,7 @@ class Settings:
     remarks: tuple[str, ...] = ()
 
 
-def assigned(
+def assign_tags(
     levels_of: Mapping[str, int],
     levels: int,
     tags: Mapping[str, int] | None = None,

@@ -17,19 +17,23 @@ import numpy as np
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import WEIGHTED_SUM, Goal, Levels, Linear
 from tessera.formulation.grammar import Stage
-from tessera.formulation.objectives.completion import balanced, completion_time, makespan
+from tessera.formulation.objectives.completion import (
+    balance_throughput_and_completion,
+    completion_time,
+    makespan,
+)
 from tessera.formulation.objectives.cost import cost, jobs_running, priced_and_fast_enough
 from tessera.formulation.objectives.fairness import finish_time_fairness, max_min
 from tessera.formulation.objectives.owed import jobs_without_weight_wait
 from tessera.formulation.objectives.throughput import throughput
 from tessera.formulation.objectives.values import Valued
-from tessera.formulation.problem import VALUE_SCALE, bounded_worth, scaled
+from tessera.formulation.problem import VALUE_SCALE, bounded_worth, scale_values
 
 LINEAR_VALUES: Final[dict[str, Callable[[Draft], Valued]]] = {
     "throughput": throughput,
     "deadline": throughput,  # deadlines are promises, kept by rows; throughput decides among what keeps them
     "jct": completion_time,
-    "balanced": balanced,
+    "balanced": balance_throughput_and_completion,
     "cost": cost,
 }
 LEVELS_OF: Final[dict[str, Callable[[Draft], Levels]]] = {
@@ -86,7 +90,7 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     worth = reduce(np.add, [weight * v.gross for weight, v in parts])
     taken = reduce(np.add, [weight * v.price for weight, v in parts])
     worth, taken = bounded_worth(worth, taken, scale, draft.job_start)
-    gross, price = scaled(worth, scale), scaled(taken, scale)
+    gross, price = scale_values(worth, scale), scale_values(taken, scale)
     return Linear(
         name=stage.name,
         unit=parts[0][1].unit if alone else WEIGHTED_SUM,

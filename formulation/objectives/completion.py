@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Levels
-from tessera.formulation.objectives.values import Valued, compared
+from tessera.formulation.objectives.values import Valued, make_levels
 from tessera.formulation.problem import VALUE_SCALE
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Floats
@@ -32,7 +32,7 @@ def completion_time(draft: Draft) -> Valued:
     return _valued(draft, 1.0, "jobs finished in a horizon", JCT_SCALE)
 
 
-def balanced(draft: Draft) -> Valued:
+def balance_throughput_and_completion(draft: Draft) -> Valued:
     """Return the geometric mean of throughput and completion time on each column (Eq. 10a).
 
     If jobs with speed-up n^p share GPUs, the mean completion time is least with weights near
@@ -86,4 +86,4 @@ def time_to_finish_s(draft: Draft, later: Floats) -> tuple[Floats, Floats]:
 def makespan(draft: Draft) -> Levels:
     """Return the seconds until each job ends, at its expected rate after this round (Eq. 18)."""
     level, waiting = time_to_finish_s(draft, draft.expected_rate)
-    return compared(draft, name="makespan", unit="s", level=level, waiting=waiting)
+    return make_levels(draft, name="makespan", unit="s", level=level, waiting=waiting)

@@ -8,9 +8,9 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Linear
-from tessera.formulation.objectives.owed import owed
+from tessera.formulation.objectives.owed import must_keep_running
 from tessera.formulation.objectives.values import Valued
-from tessera.formulation.problem import VALUE_SCALE, bounded_worth, jobwise, scaled
+from tessera.formulation.problem import VALUE_SCALE, bounded_worth, jobwise, scale_values
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.tables import Bools, Floats
 
@@ -46,7 +46,7 @@ def jobs_running(draft: Draft) -> Linear:
     return Linear(
         name="jobs running",
         unit="weight",
-        value=scaled(worth, scale),
+        value=scale_values(worth, scale),
         restart_price=np.zeros(len(draft.cell), np.int64),
         scale=scale,
     )
@@ -65,7 +65,7 @@ def priced_and_fast_enough(draft: Draft) -> Draft:
         floor = draft.policy.rate_floor * np.minimum(draft.requested_rate, best)
         slow = draft.rate < floor[draft.job] * (1 - _FORGIVEN)
     stays = np.zeros(len(draft.cell), dtype=np.bool_)
-    stays[draft.current[owed(draft) & (draft.current >= 0)]] = True
+    stays[draft.current[must_keep_running(draft) & (draft.current >= 0)]] = True
     keep = ~(unpriced | slow) | stays
     left = np.bincount(draft.job[keep], minlength=len(draft.current))
     lost = np.flatnonzero(draft.has_columns & (left == 0)).tolist()

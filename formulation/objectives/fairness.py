@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.cells import undominated, undominated_from
+from tessera.formulation.cells import find_undominated, undominated_from
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Levels
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.objectives.completion import restart_paid_s, time_to_finish_s
-from tessera.formulation.objectives.values import compared
+from tessera.formulation.objectives.values import make_levels
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -24,7 +24,7 @@ def finish_time_fairness(draft: Draft) -> Levels:
     level, waiting = time_to_finish_s(draft, fair)
     age_s = np.maximum(0.0, snapshot.now_s - jobs.submit_s)
     alone_s = np.maximum(draft.policy.round_s, jobs.iterations * snapshot.global_batch / fair)
-    return compared(
+    return make_levels(
         draft,
         name="finish-time-fairness",
         unit="rho",
@@ -45,7 +45,7 @@ def max_min(draft: Draft) -> Levels:
         served = draft.rate / draft.unit_rate[job] * runs_s
         level = -(jobs.service_gpu_s[job] + served) / draft.weight[job]
         waiting = -jobs.service_gpu_s / draft.weight
-    return compared(
+    return make_levels(
         draft, name="max-min", unit="GPU-seconds", level=level, waiting=waiting, sign=-1
     )
 
@@ -76,7 +76,7 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     share = fair_share(draft) if share is None else share
     capacity = snapshot.schedulable_gpus()
     pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
-    useful = undominated(draft.cells)
+    useful = find_undominated(draft.cells)
     fair = np.zeros(len(jobs))
     # Group jobs by the Cells that they may choose from.
     choices = np.stack([jobs.workload, pin, jobs.min_gpus, jobs.max_gpus])

@@ -10,7 +10,7 @@ from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.tables import Bools
 
 
-def owed(draft: Draft) -> Bools:
+def must_keep_running(draft: Draft) -> Bools:
     """Return whether each job must keep running, whatever the objective, bool[jobs].
 
     These are launched guaranteed jobs, all launched jobs under run to completion, and jobs whose
@@ -32,7 +32,7 @@ def jobs_without_weight_wait(draft: Draft) -> Draft:
     out = draft.weight == 0
     if not out.any():
         return draft
-    out = out & draft.has_columns & ~owed(draft)
+    out = out & draft.has_columns & ~must_keep_running(draft)
     return draft.without({j: _no_weight(draft, j) for j in np.flatnonzero(out).tolist()})
 
 

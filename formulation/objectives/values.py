@@ -26,7 +26,7 @@ class Valued:
     scale: float = float(VALUE_SCALE)
 
 
-def compared(
+def make_levels(
     draft: Draft, *, name: str, unit: str, level: Floats, waiting: Floats, sign: int = 1
 ) -> Levels:
     """Return the levels, with -inf for jobs that do not count.

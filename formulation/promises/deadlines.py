@@ -11,12 +11,12 @@ import numpy as np
 from tessera.formulation.admission import Admission
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import reserved, spare_gpus, staying
+from tessera.formulation.lookahead import reserve_columns, spare_gpus, staying
 from tessera.formulation.moments import rfc3339
 from tessera.formulation.policy import KEEP
 from tessera.formulation.problem import Row, RowKind
 from tessera.formulation.promises.guarantee import ROUNDING
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.rates import work_left
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import STATE_CODE
@@ -179,7 +179,7 @@ def _certified(draft: Draft, admission: Admission, job: int) -> int:
 def _witnessed(draft: Draft, admission: Admission, jobs: list[int]) -> Draft:
     """Return the draft with the present columns from the certificates of ``jobs`` as witness."""
     witness = np.full(len(draft.current), -1, dtype=np.int64)
-    for column, _ in reserved(draft, ~_members(draft, jobs)):
+    for column, _ in reserve_columns(draft, ~_members(draft, jobs)):
         witness[int(draft.job[column])] = column
     for job in jobs:
         witness[job] = _certified(draft, admission, job)
@@ -305,7 +305,7 @@ def _current_rate(draft: Draft) -> Floats:
 
 def _new(draft: Draft) -> Bools:
     """Return whether each job has never run, bool[jobs]."""
-    never: Bools = ~launched(draft.snapshot) & (draft.snapshot.jobs.generation == 0)
+    never: Bools = ~is_launched(draft.snapshot) & (draft.snapshot.jobs.generation == 0)
     return never
 
 
@@ -331,10 +331,12 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
     lasting = steady | (policy.min_run_s > policy.round_s)
     # A job that has a claim to GPUs of a type may keep them.
     claims = {(int(j), int(t)) for j, t in zip(legs.job, legs.gpu_type, strict=True)}
-    running = np.flatnonzero(draft.must_run & launched(draft.snapshot))
+    running = np.flatnonzero(draft.must_run & is_launched(draft.snapshot))
     claims |= {(int(j), int(jobs.current_type[j])) for j in running}
     planned = _members(draft, legs.job.tolist())
-    claims |= {(int(draft.job[c]), int(draft.gpu_type[c])) for c, _ in reserved(draft, ~planned)}
+    claims |= {
+        (int(draft.job[c]), int(draft.gpu_type[c])) for c, _ in reserve_columns(draft, ~planned)
+    }
     counts = lasting[draft.job] & (steady[draft.job] | draft.starts)
     if claims:
         types = len(draft.snapshot.gpu_types)

@@ -11,7 +11,7 @@ import numpy as np
 from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.draft import Draft
 from tessera.formulation.problem import jobwise
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
@@ -37,7 +37,7 @@ def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
     floor = request_rate(draft)
     enough = draft.rate >= floor[draft.job] * (1 - ROUNDING)  # false where the floor is NaN
     reached = jobwise(np.maximum, enough.astype(np.float64), draft.job_start) > 0
-    runs = launched(draft.snapshot)
+    runs = is_launched(draft.snapshot)
     behind = owed & runs & ~reached
     stays = draft.current >= 0
     present = np.zeros(len(draft.current))

@@ -10,7 +10,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools
 
 
-def launched(snapshot: Snapshot) -> Bools:
+def is_launched(snapshot: Snapshot) -> Bools:
     """Return whether each job has its own GPUs, reserved or held, bool[jobs]."""
     return snapshot.jobs.among(ACTIVE)
 
@@ -23,5 +23,5 @@ def launched_jobs_run(draft: Draft) -> Draft:
     """
     jobs = draft.snapshot.jobs
     promised = jobs.guaranteed | (draft.policy.run_to_completion & ~jobs.opportunistic)
-    stays = launched(draft.snapshot) & promised & draft.promisable
+    stays = is_launched(draft.snapshot) & promised & draft.promisable
     return replace(draft, must_run=draft.must_run | (stays & draft.has_columns))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.problem import RowKind
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Floats, Ints
 
 NOWHERE: Final = np.iinfo(np.int64).max
@@ -89,7 +89,7 @@ class Packing:
                 return False
             self.seat(job, column)
         # Other launched jobs are seated by queue, and may yield later.
-        soft = np.flatnonzero(launched(draft.snapshot) & ~draft.must_run & (current >= 0))
+        soft = np.flatnonzero(is_launched(draft.snapshot) & ~draft.must_run & (current >= 0))
         for job in soft[np.lexsort((soft, np.array(self._queue)[soft]))].tolist():
             column = self._shrunk(job)
             if self.fits(job, column):

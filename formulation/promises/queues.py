@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.promises.guarantee import owed_a_rate
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import Packing
 from tessera.formulation.promises.reservation import ReservedFor, overdue, reservation
 from tessera.formulation.reasons import Reason, ReasonCode
@@ -107,7 +107,7 @@ def effective_queue(draft: Draft) -> Floats:
     past a blocked job has none, so that it stays behind that job. Source: Arena section 3.5.
     """
     jobs = draft.snapshot.jobs
-    runs = launched(draft.snapshot)
+    runs = is_launched(draft.snapshot)
     until_s = np.where(runs & (jobs.since_s > 0), jobs.since_s, draft.snapshot.now_s)
     steps = np.floor(np.maximum(0.0, until_s - jobs.queued_s) / draft.policy.promote_after_s)
     queue = np.maximum(1.0, jobs.queue - steps)
@@ -119,7 +119,7 @@ def _startable(draft: Draft) -> Bools:
 
     It needs a positive weight, a column, and a promise that was not waived.
     """
-    waits = ~launched(draft.snapshot) & draft.has_columns & ~draft.must_run
+    waits = ~is_launched(draft.snapshot) & draft.has_columns & ~draft.must_run
     return waits & (draft.weight > 0) & draft.promisable
 
 
@@ -131,7 +131,7 @@ def _everyone_yields_to(draft: Draft, jobs: list[int]) -> Floats:
 
 def _gives_way(draft: Draft, behind: Bools) -> Bools:
     """Return whether each waiting job of ``behind`` may start past a blocked one, bool[jobs]."""
-    waits = ~launched(draft.snapshot) & ~draft.must_run & behind
+    waits = ~is_launched(draft.snapshot) & ~draft.must_run & behind
     return waits & ~draft.snapshot.jobs.guaranteed & draft.policy.opportunistic
 
 
@@ -147,7 +147,7 @@ def _marked(draft: Draft, packing: Packing, taken: list[int]) -> Draft:
 def _behind(draft: Draft, lower: Bools, blocked: int, queue: int) -> Draft:
     """Drop the columns of waiting jobs of lower queues, or mark these jobs as opportunistic."""
     past = _gives_way(draft, lower)
-    out = ~launched(draft.snapshot) & ~draft.must_run & lower & draft.has_columns & ~past
+    out = ~is_launched(draft.snapshot) & ~draft.must_run & lower & draft.has_columns & ~past
     name = draft.snapshot.jobs.name[blocked]
     reason = Reason(
         code=ReasonCode.BEHIND_QUEUE,

@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.problem import Row, RowKind
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import NOWHERE, Packing
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Bools, Floats, Ints
@@ -101,7 +101,7 @@ def _row(draft: Draft, packing: Packing, job: int, kind: int, late: Bools, past:
     """Return the row over columns that are still in use at the shadow time."""
     jobs = draft.snapshot.jobs
     hold = np.where((draft.gpu_type == kind) & late, draft.gpus, 0)
-    yields = launched(draft.snapshot) & ~draft.must_run
+    yields = is_launched(draft.snapshot) & ~draft.must_run
     has = np.where(yields & (jobs.current_type == kind), jobs.current_gpus, 0)
     hold = np.maximum(0, hold - has[draft.job])
     hold[past[draft.job] | (draft.job == job)] = 0

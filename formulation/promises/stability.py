@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.problem import Row, RowKind
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import Packing
 from tessera.formulation.tables import Ints
 
@@ -25,7 +25,7 @@ def jobs_run_their_minimum_time(draft: Draft) -> Draft:
     if least_s <= 0:
         return draft
     young = (jobs.since_s > 0) & (draft.snapshot.now_s - jobs.since_s < least_s)
-    bound = young & launched(draft.snapshot) & (draft.current >= 0) & draft.promisable
+    bound = young & is_launched(draft.snapshot) & (draft.current >= 0) & draft.promisable
     if not bound.any():
         return draft
     draft = draft.only(~(bound[draft.job] & draft.starts))

@@ -198,7 +198,7 @@ def lingjun(
     return draft.topology(adaptive=adaptive)
 
 
-def testbed() -> Topology:
+def build_testbed() -> Topology:
     """Return Crux's testbed: 12 hosts of 8 A100, 6 ToRs and 8 aggregation switches.
 
     Each ToR has 100 Gb/s to each aggregation switch. Two hosts on each ToR is our reading of 12

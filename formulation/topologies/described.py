@@ -11,7 +11,7 @@ from typing import Final
 
 from tessera.formulation.cancelling import never
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.topology import Topology
 
 KEPT: Final = 8
@@ -55,7 +55,7 @@ def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> Describ
         plain = json.loads(text)
     except (RecursionError, TypeError, ValueError) as error:
         raise InvalidInput("topology", f"is not JSON: {error}") from error
-    found = DescribedTopology(document=text, topology=read(plain, cancelled))
+    found = DescribedTopology(document=text, topology=build_topology(plain, cancelled))
     with _LOCK:  # not held while reading, because other threads need theirs meanwhile
         found = _LATEST.setdefault(text, found)
         while len(_LATEST) > KEPT:

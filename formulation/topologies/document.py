@@ -17,7 +17,7 @@ from tessera.formulation.cancelling import never, require_caller
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies import builders
 from tessera.formulation.topologies.drafts import MAX_NAME, Draft
-from tessera.formulation.topologies.fields import Fields, items, near, real, shown, text
+from tessera.formulation.topologies.fields import Fields, items, near, real, show_value, text
 from tessera.formulation.topologies.shapes import SHAPES, HostShape
 from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
@@ -46,7 +46,7 @@ _SHAPE: Final = (
 _LINK: Final = ("from", "to", "bytes_per_s", "delay_s", "cables", "one_way")
 
 
-def read(document: object, cancelled: Callable[[], bool] = never) -> Topology:
+def build_topology(document: object, cancelled: Callable[[], bool] = never) -> Topology:
     """Return the topology that a document describes.
 
     Raises:
@@ -55,11 +55,11 @@ def read(document: object, cancelled: Callable[[], bool] = never) -> Topology:
     """
     if not isinstance(document, dict):
         raise InvalidInput(
-            "topology", f"must be a mapping of keys to values, not {shown(document)}"
+            "topology", f"must be a mapping of keys to values, not {show_value(document)}"
         )
     kind = document.get("kind", "explicit" if "links" in document else None)
     if not isinstance(kind, str) or kind not in KINDS:
-        said = "is needed" if kind is None else f"{shown(kind)} is no kind{near(kind, KINDS)}"
+        said = "is needed" if kind is None else f"{show_value(kind)} is no kind{near(kind, KINDS)}"
         raise InvalidInput("kind", f"{said}; there are {', '.join(KINDS)}")
     return KINDS[kind](document, cancelled)
 
@@ -339,7 +339,7 @@ def _numbers(
     for where, value in f.items(key):
         require_caller(cancelled)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidInput(where, f"must be a number, not {shown(value)}")
+            raise InvalidInput(where, f"must be a number, not {show_value(value)}")
         values.append(real(value))
     return np.array(values, dtype=np.float64)
 

@@ -31,7 +31,9 @@ class Fields:
 
     def __init__(self, where: str, value: object, allowed: Collection[str]) -> None:
         if not isinstance(value, dict):
-            raise InvalidInput(where, f"must be a mapping of keys to values, not {shown(value)}")
+            raise InvalidInput(
+                where, f"must be a mapping of keys to values, not {show_value(value)}"
+            )
         for key in value:
             if key not in allowed:
                 raise InvalidInput(
@@ -63,7 +65,7 @@ class Fields:
         if not isinstance(value, str) or value not in allowed:
             raise InvalidInput(
                 self.at(key),
-                f"{shown(value)} is none of {', '.join(allowed)}{near(value, allowed)}",
+                f"{show_value(value)} is none of {', '.join(allowed)}{near(value, allowed)}",
             )
         return value
 
@@ -104,7 +106,7 @@ class Fields:
         value = self._values.get(key)
         if value is None or isinstance(value, bool):
             return bool(value)
-        raise InvalidInput(self.at(key), f"must be true or false, not {shown(value)}")
+        raise InvalidInput(self.at(key), f"must be true or false, not {show_value(value)}")
 
     def items(self, key: str) -> Iterator[tuple[str, object]]:
         """Yield (path, value) of each item of a list."""
@@ -118,14 +120,14 @@ class Fields:
 def items(where: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield (path, value) of each item of a list. Raises InvalidInput if it is not a list."""
     if not isinstance(value, list | tuple):
-        raise InvalidInput(where, f"must be a list, not {shown(value)}")
+        raise InvalidInput(where, f"must be a list, not {show_value(value)}")
     yield from ((f"{where}[{i}]", item) for i, item in enumerate(value))
 
 
 def text(where: str, value: object) -> str:
     """Return a text that is not empty. A whole number is converted to its digits."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise InvalidInput(where, f"must be a text, not {shown(value)}")
+        raise InvalidInput(where, f"must be a text, not {show_value(value)}")
     return str(value)
 
 
@@ -133,7 +135,7 @@ def whole(where: str, value: object, low: int, high: int) -> int:
     """Return a whole number in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(
-            where, f"must be a whole number from {low:,} to {high:,}, not {shown(value)}"
+            where, f"must be a whole number from {low:,} to {high:,}, not {show_value(value)}"
         )
     return value
 
@@ -152,7 +154,7 @@ def near(value: object, allowed: Collection[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """Return the value in a form for messages."""
     match value:
         case dict():
@@ -175,5 +177,5 @@ def _amount(
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = real(value)
     if not low <= found <= high:
-        raise InvalidInput(where, f"must be {wanted}, not {shown(value)}")
+        raise InvalidInput(where, f"must be {wanted}, not {show_value(value)}")
     return found

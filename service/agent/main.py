@@ -27,7 +27,7 @@ from tessera.service.agent.network.backend import Backend
 from tessera.service.agent.network.carrying import Carrying
 from tessera.service.agent.network.launch import Launch
 from tessera.service.agent.network.node import NodeNetwork
-from tessera.service.agent.network.sampling import Sampling, sent
+from tessera.service.agent.network.sampling import Sampling, sent_bytes_reader
 from tessera.service.agent.profiler import ByName, ProfilerRuntime
 from tessera.service.agent.replay import ReplayRuntime
 from tessera.service.agent.runtime import Runtime
@@ -317,7 +317,7 @@ def _counted(
         raise InvalidInput(
             "--measure-traffic", f"needs numpy; install it with: {install_hint('traffic')}"
         )
-    return sent(options.interface)
+    return sent_bytes_reader(options.interface)
 
 
 def runtimes(options: argparse.Namespace, config: Config) -> dict[str, Runtime]:

@@ -23,7 +23,15 @@ from tessera.service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from tessera.service.cli.render import Column, counted, line, note, number, show_message, show_table
+from tessera.service.cli.render import (
+    Column,
+    count_noun,
+    line,
+    note,
+    number,
+    show_message,
+    show_table,
+)
 from tessera.v1.estimates_pb2 import (
     CellEstimate,
     DeleteCellsRequest,
@@ -148,11 +156,11 @@ def delete(
         count = client.call(client.estimates.DeleteCells, request).deleted
         if count and not validate_only:
             where = f"of cluster {short(parent(cluster))}"
-            confirm(f"Delete the estimates of {counted(count, 'Cell')} {where}?", yes=yes)
+            confirm(f"Delete the estimates of {count_noun(count, 'Cell')} {where}?", yes=yes)
             request.validate_only, request.request_id = False, new_request_id()
             count = client.call(client.estimates.DeleteCells, request).deleted
     show_message(DeleteCellsResponse(deleted=count), output)
-    what = counted(count, "Cell")
+    what = count_noun(count, "Cell")
     note(f"{what} would be deleted; nothing changed" if validate_only else f"{what} deleted")
 
 

@@ -25,7 +25,7 @@ from tessera.service.cli.options import (
 from tessera.service.cli.render import (
     Column,
     age,
-    counted,
+    count_noun,
     line,
     note,
     number,
@@ -98,7 +98,7 @@ def apply(
     clusterfile = importlib.import_module(
         "tessera.service.cli.clusterfile"
     )  # pydantic starts slowly
-    described: ClusterFile = clusterfile.read_cluster(yamlfile.read(file), file)
+    described: ClusterFile = clusterfile.read_cluster(yamlfile.read_text(file), file)
     name = parent(cluster or described.name or DEFAULT_CLUSTER)
     with connect(server) as client:
         found = apply_cluster(client, name, described, validate_only=validate_only)
@@ -190,9 +190,8 @@ def _question(client: Client, name: str, *, allow_missing: bool) -> str:
             return f"Delete cluster {short(name)}, which does not exist?"
         raise
     rounds = int(short(found.last_round) or 0)
-    held = (
-        f"{counted(found.nodes, 'node')}, {counted(found.gpus, 'GPU')}, {counted(rounds, 'round')}"
-    )
+    counts = (found.nodes, "node"), (found.gpus, "GPU"), (rounds, "round")
+    held = ", ".join(count_noun(count, noun) for count, noun in counts)
     return (
         f"Delete cluster {short(name)} ({held}) with all its Cells, models, tenants and ended jobs?"
     )
@@ -230,7 +229,7 @@ def delete_types(
         validate_only=validate_only,
         request_id=new_request_id(),
     )
-    what = counted(len(names), "GPU type")
+    what = count_noun(len(names), "GPU type")
     if not validate_only:
         where = f"of cluster {short(parent(cluster))}"
         confirm(f"Delete {', '.join(names)} {where}, with what was measured on it?", yes=yes)

@@ -24,7 +24,7 @@ from tessera.service.cli.options import (
     Server,
     ValidateOnly,
 )
-from tessera.service.cli.render import counted, note
+from tessera.service.cli.render import count_noun, note
 from tessera.v1 import clusters_pb2
 
 POLL_S: Final = 1.0
@@ -154,7 +154,7 @@ def _left(nodes: Sequence[clusters_pb2.Node]) -> str:
     jobs = sorted({short(job) for node in nodes for job in node.jobs})
     named = ", ".join(jobs[:JOBS_NAMED]) + (", ..." if len(jobs) > JOBS_NAMED else "")
     where = short(nodes[0].name) if len(nodes) == 1 else f"{len(nodes):,} nodes"
-    return f"{where}: {counted(len(jobs), 'job')} left ({named})"
+    return f"{where}: {count_noun(len(jobs), 'job')} left ({named})"
 
 
 def _user() -> str:

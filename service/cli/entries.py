@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator
 
-from tessera.estimator.schemas import Entry, described, number, parsed, said
+from tessera.estimator.schemas import Entry, converted_by, describe_value, described_as, number
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
 
@@ -43,21 +43,21 @@ def _seconds(place: str, value: object) -> object:
 def _size(place: str, value: object) -> object:
     text = _text(place, value)
     if not isinstance(text, str):
-        raise InvalidInput(place, f"must be a text, not {described(value)}")
+        raise InvalidInput(place, f"must be a text, not {describe_value(value)}")
     return options.size_bytes(place, text)
 
 
-Text = Annotated[str, parsed(_text)]
+Text = Annotated[str, converted_by(_text)]
 """A text. A whole number is converted to its digits; any other number must be in quotes."""
 
 Real = Annotated[float, BeforeValidator(_real)]
 
-Seconds = Annotated[float, number(0.0, limits.MAX_DURATION_S), parsed(_seconds)]
+Seconds = Annotated[float, number(0.0, limits.MAX_DURATION_S), converted_by(_seconds)]
 """A duration in seconds, written as a number or as e.g. ``5m``."""
 
-Size = Annotated[int, parsed(_size)]
+Size = Annotated[int, converted_by(_size)]
 """A size in bytes, written as e.g. ``40GiB``."""
 
-Texts = Annotated[list[Text], said("must be a list of texts, e.g. [python, train.py]")]
+Texts = Annotated[list[Text], described_as("must be a list of texts, e.g. [python, train.py]")]
 
-Labels = Annotated[dict[Text, Text], said("must map texts to texts, e.g. {team: vision}")]
+Labels = Annotated[dict[Text, Text], described_as("must map texts to texts, e.g. {team: vision}")]

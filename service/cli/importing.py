@@ -135,7 +135,7 @@ def trace(
         if wanted.is_plain:
             arrivals = _as_it_is(file, jobs, reading)
         else:
-            found = traces.shaped(wanted, jobs, traces.target_of(wanted, client, to))
+            found = traces.shape_trace(wanted, jobs, traces.target_of(wanted, client, to))
             traceview.show(found, wanted.recipe)
             arrivals, tenants = found.arrivals, found.tenants
         if tenants:
@@ -161,7 +161,7 @@ def _write(
     to: Path, wanted: traces.Wanted, jobs: Sequence[Arrival] | Sequence[Asked], tenant: str
 ) -> None:
     """Write the shaped trace and print its facts."""
-    found = traces.shaped(wanted, jobs, traces.target_of(wanted, None, ""))
+    found = traces.shape_trace(wanted, jobs, traces.target_of(wanted, None, ""))
     traceview.show(found, wanted.recipe)
     arrivals = found.arrivals
     if tenant:

@@ -32,7 +32,7 @@ from tessera.service.cli.options import (
     ValidateOnly,
     Weight,
 )
-from tessera.service.cli.render import counted, line, note, show_message
+from tessera.service.cli.render import count_noun, line, note, show_message
 from tessera.service.cli.watch import watch_job, watch_jobs
 from tessera.v1 import estimates_pb2, jobs_pb2
 
@@ -156,9 +156,9 @@ def submit(
             return
         show_jobs(jobs, now(), output)
         if validate_only:
-            note(f"{counted(len(jobs), 'job')} valid; nothing changed")
+            note(f"{count_noun(len(jobs), 'job')} valid; nothing changed")
             return
-        note(f"{counted(len(jobs), 'job')} submitted")
+        note(f"{count_noun(len(jobs), 'job')} submitted")
         if output in READABLE:
             _note_next_round(client, parent(cluster))
 
@@ -258,7 +258,7 @@ def _requests(
     found: list[jobs_pb2.SubmitJobRequest] = [
         request
         for file in files
-        for request in jobfile.read_jobs(yamlfile.read(file), file, now(), cluster)
+        for request in jobfile.read_jobs(yamlfile.read_text(file), file, now(), cluster)
     ]
     if len(found) > limits.MAX_JOBS:
         raise InvalidInput(

@@ -97,7 +97,7 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
         ("network", details.network),
         ("next round", details.next_round if waits else ""),
         *_why(job),
-        *profiled(job, details.profiling),
+        *profiling_facts(job, details.profiling),
         *_history(details.history),
     )
     parts: list[RenderableType] = [facts_grid(facts)]
@@ -240,7 +240,7 @@ _SAID: Final = {
 }
 
 
-def profiled(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:
+def profiling_facts(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:
     """Return the progress of a job's profiling, in total and on each GPU type."""
     if job.profile and not (profiling.asked or profiling.tasks or job.HasField("end_time")):
         return [

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from tessera.estimator.architectures import files
-from tessera.estimator.architectures.published import find, published
+from tessera.estimator.architectures.published import find, published_models
 from tessera.estimator.cells import MicroBatches
 from tessera.estimator.exporting.graphs import export
 from tessera.estimator.graph import DTYPE_BYTES, Graph
@@ -57,7 +57,7 @@ def _training(text: str, *names: str, **rest: Any) -> Any:
     return _option(text, *names, rich_help_panel="Training", **rest)
 
 
-def asked(
+def model_options(
     *,
     batch: Annotated[int, _option("Samples an iteration.", min=1, max=limits.MAX_BATCH)],
     model: Annotated[
@@ -133,7 +133,7 @@ def asked(
     if file is not None:
         graph = files.load(file, sequence=sequence, dtype=dtype, flash=flash)
     elif step:
-        graph = traced(step, step_arguments(argument))
+        graph = trace_graph(step, step_arguments(argument))
     elif torch:
         _need("torch", extra="torch")
         graph = export(torch, step_arguments(argument))
@@ -153,12 +153,12 @@ def asked(
 
 def with_model(command: _Command) -> Callable[..., None]:
     """Return ``command`` with all options of ``asked`` in place of its parameter ``model``."""
-    return options.with_options(command, "model", asked)
+    return options.with_options(command, "model", model_options)
 
 
 def _published(text: str, batch: int) -> Model:
     name, _, params = text.partition("/")
-    known = {m: [p for n, p in published() if n == m] for m, _ in published()}
+    known = {m: [p for n, p in published_models() if n == m] for m, _ in published_models()}
     if not text:
         raise InvalidInput(
             "--model",
@@ -247,7 +247,7 @@ def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
     return {key: value_of(text) for key, text in options.labels("--argument", texts).items()}
 
 
-def traced(target: str, arguments: Mapping[str, Any]) -> Graph:
+def trace_graph(target: str, arguments: Mapping[str, Any]) -> Graph:
     """Return the graph of a step. Raises InvalidInput, CallFailed: JAX is not installed."""
     graph: Graph = with_jax("tessera.service.cli.measuring").graph_of(target, arguments)
     return graph

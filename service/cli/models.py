@@ -23,7 +23,15 @@ from tessera.service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from tessera.service.cli.render import Column, counted, line, note, number, show_message, show_table
+from tessera.service.cli.render import (
+    Column,
+    count_noun,
+    line,
+    note,
+    number,
+    show_message,
+    show_table,
+)
 from tessera.v1.estimates_pb2 import (
     DeleteModelsRequest,
     ListModelsRequest,
@@ -202,7 +210,7 @@ def delete_models(
         validate_only=validate_only,
         request_id=new_request_id(),
     )
-    what = counted(len(names), "model")
+    what = count_noun(len(names), "model")
     if not validate_only:
         confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)
     with connect(server) as client:
@@ -225,7 +233,7 @@ def _described(architecture: str, hf: str) -> str:
         problem = "describe the same; give one of them" if hf else "give one of them"
         raise InvalidInput("--architecture, --hf", problem)
     source = architecture or hf
-    text = yamlfile.read(source)
+    text = yamlfile.read_text(source)
     if not 1 <= len(text) <= limits.MAX_ARCHITECTURE:
         raise InvalidInput(
             source,

@@ -24,7 +24,7 @@ from tessera.service.cli.render import (
     Column,
     age,
     at,
-    counted,
+    count_noun,
     line,
     note,
     number,
@@ -205,7 +205,7 @@ def _show(found: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
             note("no job has traffic with a choice of paths")
     made = f", {at(found.plan_time)}" if found.HasField("plan_time") else ""
     note(
-        f"plan {short(found.name)} ({found.cause}{made}): {counted(len(found.decisions), 'job')},"
+        f"plan {short(found.name)} ({found.cause}{made}): {count_noun(len(found.decisions), 'job')},"
         f" {found.levels} levels, planned in {found.seconds:.2g} s"
     )
     for text in found.notes:

@@ -21,7 +21,7 @@ from tessera.service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from tessera.service.cli.render import Column, at, counted, note, show_list
+from tessera.service.cli.render import Column, at, count_noun, note, show_list
 from tessera.v1 import clusters_pb2
 
 NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids or full names.")]
@@ -93,7 +93,7 @@ def delete(
         validate_only=validate_only,
         request_id=new_request_id(),
     )
-    what = counted(len(nodes), "node")
+    what = count_noun(len(nodes), "node")
     if not validate_only:
         confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)
     with connect(server) as client:

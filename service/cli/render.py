@@ -124,7 +124,9 @@ def table(
     return found
 
 
-def fitted(items: Sequence[_M], columns: Sequence[Column[_M]], width: int, *, wide: bool) -> Table:
+def fit_rows(
+    items: Sequence[_M], columns: Sequence[Column[_M]], width: int, *, wide: bool
+) -> Table:
     """Return ``items`` as rows that fit in ``width``. The longest texts are cut, not numbers."""
     shown = [c for c in columns if wide or not c.wide]
     texts = [[column.title, *(column.value(item) for item in items)] for column in shown]
@@ -244,7 +246,7 @@ def number(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-def counted(count: int, what: str) -> str:
+def count_noun(count: int, what: str) -> str:
     """Return a count with its noun, e.g. ``1 job``, ``1,200 jobs``."""
     return f"1 {what}" if count == 1 else f"{count:,} {what}s"
 

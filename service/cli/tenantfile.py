@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, RootModel
 
-from tessera.estimator.schemas import STRICT, check, number, said, whole
+from tessera.estimator.schemas import STRICT, check, described_as, number, whole
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
 from tessera.service.cli.entries import FileEntry, Real, Text
@@ -25,7 +25,7 @@ class TenantEntry(FileEntry):
 
     weight: Annotated[Real, number(0.0, limits.MAX_TENANT_WEIGHT)] | None = None
     quotas: Annotated[
-        dict[Any, _Gpus], said(f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY}: 16}}")
+        dict[Any, _Gpus], described_as(f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY}: 16}}")
     ] = Field(default_factory=dict)
     borrow_gpus: Annotated[int, whole(0, limits.MAX_QUOTA)] | None = None
     keeps_idle_quota: bool = False

@@ -22,7 +22,7 @@ from tessera.service.cli.options import (
     Server,
     ValidateOnly,
 )
-from tessera.service.cli.render import Column, counted, note, number, show_list
+from tessera.service.cli.render import Column, count_noun, note, number, show_list
 from tessera.v1 import tenants_pb2
 
 TENANTS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
@@ -52,11 +52,13 @@ def apply(
 ) -> None:
     """Create tenants, or replace all settings of those that there are; all or none."""
     tenantfile = importlib.import_module("tessera.service.cli.tenantfile")  # pydantic starts slowly
-    described: tuple[tenants_pb2.Tenant, ...] = tenantfile.read_tenants(yamlfile.read(file), file)
+    described: tuple[tenants_pb2.Tenant, ...] = tenantfile.read_tenants(
+        yamlfile.read_text(file), file
+    )
     with connect(server) as client:
         found = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
     _show(found.tenants, output)
-    what = counted(len(described), "tenant")
+    what = count_noun(len(described), "tenant")
     note(f"{what} valid; nothing changed" if validate_only else f"{what} applied")
 
 

@@ -14,7 +14,7 @@ import typer
 from tessera.estimator import documents
 from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.document import assumptions, read
+from tessera.formulation.topologies.document import assumptions, build_topology
 from tessera.formulation.topologies.fields import near
 from tessera.formulation.topologies.lingjun import rows_of
 from tessera.formulation.topologies.measures import (
@@ -81,7 +81,7 @@ def add(app: typer.Typer) -> None:
     group.callback()(_group)
     group.command("show")(show)
     group.command("get")(get)
-    group.command("set")(put)
+    group.command("set")(set_topology)
     group.command("delete")(delete)
     app.add_typer(group, name="topology", rich_help_panel="Clusters")
 
@@ -101,7 +101,7 @@ def read_topology(source: str) -> tuple[Topology, list[str]]:
     """
     document, _ = read_document(source)
     try:
-        return read(document), assumptions(document)
+        return build_topology(document), assumptions(document)
     except InvalidInput as wrong:
         raise InvalidInput(source, str(wrong)) from wrong
 
@@ -111,7 +111,7 @@ def read_document(source: str) -> tuple[object, str]:
 
     The file holds a description, or the output of `topology get -o yaml`. Raises InvalidInput.
     """
-    found = documents.read_document(source, yamlfile.read(source), LIMITS)
+    found = documents.read_document(source, yamlfile.read_text(source), LIMITS)
     if found is None:
         raise InvalidInput(source, "must hold one topology, not 0")
     document, etag = _unwrap(found, source)
@@ -140,7 +140,7 @@ def _with_rows(document: dict[str, Any], source: str) -> dict[str, Any]:
     beside = Path() if source == yamlfile.STDIN else Path(source).parent
     path = str(beside / str(document["file"]))
     rest = {key: value for key, value in document.items() if key != "file"}
-    return rest | {"rows": rows_of(yamlfile.read(path), path)}
+    return rest | {"rows": rows_of(yamlfile.read_text(path), path)}
 
 
 def show(
@@ -224,7 +224,7 @@ def get(
         _show(found, output)
 
 
-def put(
+def set_topology(
     file: Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; '-' for stdin.")],
     etag: Annotated[
         str,
@@ -241,7 +241,7 @@ def put(
     """Describe a cluster's network, or replace its description; running jobs are planned anew."""
     described, stored_etag = read_document(file)
     try:
-        read(described)
+        build_topology(described)
         text = json.dumps(described, allow_nan=False)
     except InvalidInput as wrong:
         raise InvalidInput(file, str(wrong)) from wrong
@@ -305,7 +305,7 @@ def _stored(server: str, cluster: str) -> tuple[Topology, list[str]]:
     """Return the cluster's topology, and the assumptions of its kind."""
     with connect(server) as client:
         document = json.loads(_get(client, parent(cluster)).document)
-    return read(document), assumptions(document)
+    return build_topology(document), assumptions(document)
 
 
 def _name(cluster: str) -> str:

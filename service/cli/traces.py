@@ -91,7 +91,7 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel="Shaping", show_default=False, **rest)
 
 
-def asked(
+def shaping_options(
     *,
     profiles: Annotated[
         Path | None,
@@ -216,7 +216,7 @@ def asked(
 
 def with_shaping(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with all options of ``asked`` in place of its parameter ``wanted``."""
-    return options.with_options(command, "wanted", asked)
+    return options.with_options(command, "wanted", shaping_options)
 
 
 def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | None:
@@ -245,7 +245,7 @@ def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | N
     return Target(profiles=profiles, gpu_types=types, nodes=nodes)
 
 
-def shaped(
+def shape_trace(
     wanted: Wanted, jobs: Sequence[Arrival] | Sequence[Asked], target: Target | None
 ) -> Shaped:
     """Return the shaped trace.

@@ -31,7 +31,7 @@ from tessera.service.cli.listener import Health, address_of, health_of, require_
 from tessera.service.cli.names import parent, short
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from tessera.service.cli.render import err, line, note
-from tessera.service.cli.upsettings import EXAMPLE, Asked, delete_data, settled
+from tessera.service.cli.upsettings import EXAMPLE, Asked, delete_data, resolve_settings
 from tessera.service.config import Config
 from tessera.v1 import clusters_pb2
 
@@ -153,7 +153,7 @@ def up(
         raise InvalidInput("--yes", "belongs to --reset")
     asked = Asked(
         file=file,
-        text=yamlfile.read(file) if file else "",
+        text=yamlfile.read_text(file) if file else "",
         cluster=short(cluster),
         clock_factor=clock_factor,
         database_url=database_url,
@@ -164,7 +164,7 @@ def up(
         home = stack.enter_context(claim(path))
         if reset:
             delete_data(home, asked, confirmed=yes)
-        record = settled(asked, home)
+        record = resolve_settings(asked, home)
         described = clusterfile.read_cluster(record.description, record.source or EXAMPLE)
         if not described.nodes:
             raise InvalidInput(file, "names no nodes, so there is nothing to start agents for")

@@ -32,7 +32,7 @@ class Asked:
     database_url: str
 
 
-def settled(asked: Asked, home: Home) -> Record:
+def resolve_settings(asked: Asked, home: Home) -> Record:
     """Return the settings to start with: the data directory's own, with the options added.
 
     Raises:

@@ -20,7 +20,7 @@ from tessera.service.cli.client import CallFailed, Exit, now
 from tessera.service.cli.jobview import JobDetails, job_columns, job_parts
 from tessera.service.cli.names import short
 from tessera.service.cli.options import Output
-from tessera.service.cli.render import as_json, console_for, fitted, line, show_message, table
+from tessera.service.cli.render import as_json, console_for, fit_rows, line, show_message, table
 from tessera.v1 import jobs_pb2
 
 POLL_S: Final = 2.0
@@ -157,7 +157,7 @@ def _list_view(jobs: Sequence[jobs_pb2.Job], width: int | None, *, wide: bool) -
     columns = job_columns(now())
     if width is None:
         return table(jobs, columns, wide=wide)
-    return fitted(jobs, columns, width, wide=wide)
+    return fit_rows(jobs, columns, width, wide=wide)
 
 
 def _live(console: Console, view: Callable[[], RenderableType]) -> Live:

@@ -13,7 +13,7 @@ from tessera.formulation.errors import InvalidInput
 STDIN: Final = "-"
 
 
-def read(path: str) -> str:
+def read_text(path: str) -> str:
     """Return the text of a file, or of stdin if the path is ``-``."""
     if path == STDIN:
         return sys.stdin.read()

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from tessera.formulation.errors import TooBusy
-from tessera.service.rpc.handlers import Behaviour, rewrapped
+from tessera.service.rpc.handlers import Behaviour, rewrap_handler
 from tessera.service.rpc.lanes import client_of
 
 LARGE_BYTES: Final = 256 * 2**10
@@ -124,7 +124,7 @@ class BoundedAnswers(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         bound = partial(_bound_unary, room=self._room)
-        return rewrapped(handler, bound, _begin_stream, handler.request_deserializer)
+        return rewrap_handler(handler, bound, _begin_stream, handler.request_deserializer)
 
 
 def _bound_unary(behaviour: Behaviour, room: AnswerRoom) -> Behaviour:

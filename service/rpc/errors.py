@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from tessera.formulation import errors
 from tessera.service.rpc import names
-from tessera.service.rpc.handlers import Behaviour, Parse, rewrapped
+from tessera.service.rpc.handlers import Behaviour, Parse, rewrap_handler
 from tessera.service.rpc.lanes import CALLER, Share, client_of
 from tessera.solvers.base import SolverFailed
 
@@ -100,7 +100,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method, parse = handler_call_details.method, handler.request_deserializer
-        return rewrapped(
+        return rewrap_handler(
             handler,
             lambda behaviour: _guarded_unary(method, behaviour, parse),
             lambda behaviour: _guarded_stream(method, behaviour, parse, self._unread_s),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
-from tessera.estimator.architectures.published import published
+from tessera.estimator.architectures.published import published_models
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.profiling.tasks import Options, status
 from tessera.estimator.workloads import (
@@ -303,7 +303,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=MAX_MODELS)
         found = {(s.model, s.params): s for s in self._store.list_models(cluster)}
-        keys = sorted({*found, *(published() if request.with_published else ())})
+        keys = sorted({*found, *(published_models() if request.with_published else ())})
         at = [json.dumps(key) for key in keys]
         start = at.index(page.cursor) + 1 if page.cursor in at else 0
         shown = keys[start : start + page.size]

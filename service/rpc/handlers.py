@@ -15,7 +15,7 @@ a stream of them.
 Parse = Callable[[bytes], Any]
 
 
-def rewrapped(
+def rewrap_handler(
     handler: grpc.RpcMethodHandler[Any, Any],
     unary: Callable[[Behaviour], Behaviour],
     stream: Callable[[Behaviour], Behaviour],

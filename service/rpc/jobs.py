@@ -199,7 +199,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     def _update_job(self, request: pb.UpdateJobRequest) -> pb.Job:
         cluster, job = names.parse_job("job.name", request.job.name)
         paths = fields.mask_paths("update_mask", request.update_mask, convert.CHANGEABLE)
-        paths = paths or convert.populated(request.job)
+        paths = paths or convert.populated_fields(request.job)
         if not paths:
             raise InvalidInput("update_mask", f"names nothing to change of {[*convert.CHANGEABLE]}")
         changes = convert.to_changes("job", cluster, request.job)

@@ -49,7 +49,7 @@ def everyone() -> tuple[str, ...]:
     return (*registry.names(), *OURS)
 
 
-def compared() -> tuple[str, ...]:
+def compared_policies() -> tuple[str, ...]:
     """Return the policies that are compared by default."""
     return tuple(name for name in everyone() if name not in DATED)
 
@@ -131,7 +131,7 @@ def information_of(name: str, dp_memory: Path | None = None) -> Information:
     raise InvalidInput("information", f"unknown {name!r}; choose from {', '.join(INFORMATION)}")
 
 
-def listed(text: str, known: tuple[str, ...] = ()) -> list[str]:
+def split_list(text: str, known: tuple[str, ...] = ()) -> list[str]:
     """Return the distinct parts of a comma-separated list.
 
     If ``known`` is not empty, all must be in it.

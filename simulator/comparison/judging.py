@@ -12,7 +12,7 @@ from tessera.formulation.statement import state
 from tessera.simulator.run import Decider
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import Outcome
-from tessera.solvers.schedulers.base import carried
+from tessera.solvers.schedulers.base import translate_choice
 
 
 class Watch:
@@ -65,5 +65,5 @@ class Judged:
 def placed_worth(snapshot: Snapshot, outcome: Outcome) -> float:
     """Return the value of what was placed, in normalised throughput less the restart cost."""
     every = state(snapshot, RoundOptions(), published=True).problem
-    choice = carried(outcome.problem, every, outcome.solution.choice)
+    choice = translate_choice(outcome.problem, every, outcome.solution.choice)
     return score(every, replace(outcome.solution, choice=choice), outcome.placed.placement)

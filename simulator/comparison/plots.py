@@ -29,7 +29,7 @@ def pictures(
     ``shown`` are the policies whose lines are drawn, by default those of ``drawn``. ``mapped`` are
     the policies whose GPUs are drawn, by default ``best`` and Arena's.
     """
-    lines = list(shown) or drawn(by_policy, best)
+    lines = list(shown) or policies_to_draw(by_policy, best)
     return list(_pictures(by_policy, best, lines, list(mapped) or [best, ARENA]))
 
 
@@ -77,7 +77,7 @@ def _pictures(
             )
 
 
-def drawn(by_policy: ByPolicy, best: str) -> list[str]:
+def policies_to_draw(by_policy: ByPolicy, best: str) -> list[str]:
     """Return the policies to draw: our best, Arena's, then the others not ours by mean JCT."""
     others = [str(found["policy"]) for found in rows(by_policy) if not found["ours"]]
     arena = [name for name in others if name == ARENA]

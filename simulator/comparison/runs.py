@@ -21,7 +21,7 @@ from tessera.simulator.comparison.workload import (
     Work,
     check_seeds,
     check_trace,
-    made,
+    make_scenario,
 )
 from tessera.simulator.log import Segment
 from tessera.simulator.metrics import Reference, alone_seconds, figures, reference_of, series_of
@@ -29,13 +29,13 @@ from tessera.simulator.overheads import overheads as overheads_of
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
-from tessera.simulator.truth import perturbed
+from tessera.simulator.truth import perturb_estimates
 from tessera.solvers.schedulers.base import Published
 
 BINS: Final = 400
 """The number of points of a course over time."""
-TASK: Final = "tessera.simulator.comparison.runs:simulated"
-BOUND_TASK: Final = "tessera.simulator.comparison.runs:bounded"
+TASK: Final = "tessera.simulator.comparison.runs:simulate_request"
+BOUND_TASK: Final = "tessera.simulator.comparison.runs:bound_throughput"
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -44,7 +44,7 @@ Key = TypeVar("Key", bound=Hashable)
 class Asked:
     """A request for a run: a policy on a workload, the information it sees, and the output wanted.
 
-    ``error`` is that of the estimates that rounds see (``tessera.simulator.truth.perturbed``),
+    ``error`` is that of the estimates that rounds see (``tessera.simulator.truth.perturb_estimates``),
     drawn by ``error_seed``. The ILP also decides each ``judge_every``-th round; 0 means none. With
     ``mapped``, the result records which job held which GPUs.
 
@@ -75,7 +75,7 @@ class Asked:
         )
 
 
-def simulated(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
+def simulate_request(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
     """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
     return run(Asked(work=Work(**work), **asked))
 
@@ -85,15 +85,15 @@ def bound_task(name: str, work: Work) -> Task:
     return Task(name=name, function=BOUND_TASK, options={"work": asdict(work)}, files=work.files)
 
 
-def bounded(work: dict[str, Any]) -> dict[str, Any]:
+def bound_throughput(work: dict[str, Any]) -> dict[str, Any]:
     """Return the upper bound of any policy's normalised throughput over the horizon."""
-    world = made(Work(**work))
+    world = make_scenario(Work(**work))
     return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
 
 
 def run(asked: Asked) -> dict[str, Any]:
     """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
-    return run_in(made(asked.work), asked)
+    return run_in(make_scenario(asked.work), asked)
 
 
 def run_in(
@@ -121,7 +121,7 @@ def run_in(
     )
     visible = told
     if asked.error:
-        visible = perturbed(told or scenario.profiles, asked.error, asked.error_seed)
+        visible = perturb_estimates(told or scenario.profiles, asked.error, asked.error_seed)
     conditions = Conditions(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )

@@ -21,13 +21,13 @@ from tessera.simulator.traces.screening import screen
 from tessera.simulator.traces.shaping import (
     first_hours,
     looser_deadlines,
-    sampled,
+    sample_jobs,
     with_deadlines,
     without_deadlines,
 )
 from tessera.simulator.traces.speeds import Room, Speeds, load
 from tessera.simulator.traces.trace import Arrival
-from tessera.simulator.workloads.published import NAMES, Published, published
+from tessera.simulator.workloads.published import NAMES, Published, load_published
 from tessera.simulator.workloads.synthetic import Synthetic
 
 ROUND_S: Final = 300.0
@@ -94,7 +94,7 @@ def default_trace(trace: str | None) -> str:
     return trace or (PHILLY if data_file(None, "arena", "trace_philly.csv") else SYNTHETIC)
 
 
-def sized(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
+def resize_workload(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
     """Return the workload at a size: ``jobs`` synthetic jobs, or ``jobs_share`` of a trace's."""
     share = 1.0 if work.trace == SYNTHETIC else jobs_share
     return replace(work, gpus_share=gpus_share, jobs_share=share, jobs=jobs)
@@ -137,7 +137,7 @@ def check_seeds(seeds: int, work: Work) -> None:
         )
 
 
-def made(work: Work) -> Made:
+def make_scenario(work: Work) -> Made:
     """Return the scenario of a workload.
 
     Raises:
@@ -155,7 +155,7 @@ def made(work: Work) -> Made:
         said, dropped = f"{said}\n{found.message()}".strip(), dropped + len(found.dropped)
         kept = found.arrivals
     if work.jobs_share != 1:
-        kept = sampled(kept, work.jobs_share, work.seed)
+        kept = sample_jobs(kept, work.jobs_share, work.seed)
     if work.tightness:
         bounds = (work.tightness, work.tightness)
         kept = with_deadlines(kept, Speeds(whole.profiles, Room.of(whole.nodes)), bounds, work.seed)
@@ -241,7 +241,7 @@ def _read_published(work: Work) -> Published:
     if folder is None:
         raise MissingData(f"the data sets are absent, and {work.trace} with them: set TESSERA_DATA")
     try:
-        return published(
+        return load_published(
             work.trace, folder, "refuse" if work.on_bad == "refuse" else "drop", work.seed
         )
     except FileNotFoundError as error:

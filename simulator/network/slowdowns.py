@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, demand_of, joined
+from tessera.formulation.network.contention import Contention, demand_of, join_parts
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.placement import Gang
 from tessera.simulator.network.planning import Plans
@@ -66,7 +66,7 @@ class Contended:
     def _slowdowns(self, parts: list[tuple[int, Contention]]) -> dict[int, float]:
         if not parts:
             return {}
-        contention = joined([part for _, part in parts])
+        contention = join_parts([part for _, part in parts])
         plan = self.seen.timed(self._plan, contention, self._clock)
         demand = demand_of(contention, plan.chosen)
         jobs = np.array([job for job, _ in parts])

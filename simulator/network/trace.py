@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, demand_of, joined
+from tessera.formulation.network.contention import Contention, demand_of, join_parts
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang
@@ -261,7 +261,7 @@ class _Trace:
             now = cluster.changed()
             names = [self.jobs[job].name for job in run.jobs]
             run.parts = [now.get(n, part) for n, part in zip(names, run.parts, strict=True)]
-        contention = joined(run.parts)
+        contention = join_parts(run.parts)
         plan = self.plans.timed(cluster.plan, contention, cluster.clock)
         demand = demand_of(contention, plan.chosen)
         run.rate = self.rates(contention.jobs, demand, plan.level, plan.offset_s)

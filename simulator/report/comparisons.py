@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.simulator.report.model import Plot, written
+from tessera.simulator.report.model import Plot, format_value
 from tessera.simulator.report.style import LIGHT, Style, drawing, legend, percentage, styles_for
 from tessera.simulator.statistics import Interval, mean_intervals
 
@@ -62,7 +62,7 @@ def curves(
                 )
             else:
                 axes.vlines(curve.x, curve.low, curve.high, color=look.colour, linewidth=0.9)
-            first, last = (written(float(curve.value[k])) for k in (0, -1))
+            first, last = (format_value(float(curve.value[k])) for k in (0, -1))
             said.append(f"{name} {first} to {last}")
         axes.set(xlabel=x_label, ylabel=y_label)
         given = np.unique(np.concatenate([curve.x for curve in series.values()]))
@@ -78,8 +78,8 @@ def curves(
         title=title,
         drawing=figure,
         caption=caption,
-        alt=f"Curves of {y_label} for {x_label} from {written(float(x[0]))} to "
-        f"{written(float(x[-1]))}: {', '.join(said)}.",
+        alt=f"Curves of {y_label} for {x_label} from {format_value(float(x[0]))} to "
+        f"{format_value(float(x[-1]))}: {', '.join(said)}.",
     )
 
 
@@ -143,4 +143,4 @@ def _values(axes: Any, at: np.ndarray, found: Sequence[Interval], percent: bool)
 
 
 def _value(value: float, percent: bool) -> str:
-    return f"{100 * value:.1f} %" if percent else written(value)
+    return f"{100 * value:.1f} %" if percent else format_value(value)

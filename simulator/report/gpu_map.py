@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.report.lines import time_unit
-from tessera.simulator.report.model import Plot, written
+from tessera.simulator.report.model import Plot, format_value
 from tessera.simulator.report.style import LIGHT, drawing
 
 COLUMNS: Final = 1000
@@ -54,7 +54,7 @@ def gpu_map(
     ``node_types`` names the GPU type of each node; nodes of a type must be adjacent. Only the
     number of GPUs on each node is known, so that the map gives a job the first free ones.
     """
-    held = placed(segments, node_gpus)
+    held = place_segments(segments, node_gpus)
     scale, unit = time_unit(end_s)
     total = int(sum(node_gpus))
     image = _image(held, total, end_s)
@@ -70,12 +70,12 @@ def gpu_map(
         title=title,
         drawing=figure,
         caption=f"One colour a job; pale: free. {caption}".strip(),
-        alt=f"Map of {total:,} GPUs on {len(node_gpus):,} nodes over {written(end_s / scale)} {unit}: "
+        alt=f"Map of {total:,} GPUs on {len(node_gpus):,} nodes over {format_value(end_s / scale)} {unit}: "
         f"{jobs:,} jobs hold {share:.1f} % of the GPU time.",
     )
 
 
-def placed(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
+def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
     """Return which GPUs each segment holds, and refuse more than a node has.
 
     A job keeps the GPUs of its previous segment if they are free.

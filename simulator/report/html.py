@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tessera.simulator.report.model import RunReport, Table, Value, as_given, written
+from tessera.simulator.report.model import RunReport, Table, Value, as_given, format_value
 from tessera.simulator.report.pictures import svg
 from tessera.simulator.report.style import DARK, LIGHT
 from tessera.simulator.report.templates import TEMPLATES, resource
@@ -23,7 +23,7 @@ def page(report: RunReport) -> str:
         pictures=[svg(plot, f"p{k}") for k, plot in enumerate(report.plots, 1)],
         long=LONG,
         numeric=_numeric,
-        written=written,
+        written=format_value,
         origin=_pairs("What ran", "what", _origin(report)),
     )
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.simulator.report.model import Plot, written
+from tessera.simulator.report.model import Plot, format_value
 from tessera.simulator.report.style import Style, drawing, legend, number, styles_for
 
 POINTS: Final = 400
@@ -58,26 +58,26 @@ def over_time(
     said, averaged = [], False
     with drawing() as (figure, axes):
         for name, (at_s, values) in series.items():
-            edges_s, shown, coarse = thinned(
+            edges_s, shown, coarse = thin_steps(
                 np.asarray(at_s, float), np.asarray(values, float), end_s, points
             )
             averaged |= coarse
             axes.stairs(shown, edges_s / scale, baseline=None, label=name, **looks[name].line)
             mean = float(np.average(shown, weights=np.diff(edges_s))) if len(shown) else 0.0
-            said.append(f"{name} {written(mean)}")
+            said.append(f"{name} {format_value(mean)}")
         axes.set(xlabel=f"time ({unit})", ylabel=label, xlim=(0, end_s / scale))
         axes.set_ylim(bottom=0)
         legend(figure, axes)
-    means = f"Means over {written(round(end_s / points))} s each. " if averaged else ""
+    means = f"Means over {format_value(round(end_s / points))} s each. " if averaged else ""
     return Plot(
         title=title,
         drawing=figure,
         caption=f"{means}{caption}".strip(),
-        alt=f"Lines of {label} over {written(end_s / scale)} {unit}. Means: {', '.join(said)}.",
+        alt=f"Lines of {label} over {format_value(end_s / scale)} {unit}. Means: {', '.join(said)}.",
     )
 
 
-def thinned(
+def thin_steps(
     at_s: np.ndarray, values: np.ndarray, end_s: float, points: int = POINTS
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return the edges and values of steps, and whether they are means.
@@ -118,7 +118,7 @@ def distribution(
             shares = np.arange(1, len(ordered) + 1) / max(1, total)
             kept = np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).astype(int)
             axes.step(ordered[kept], shares[kept], where="post", label=name, **looks[name].line)
-            half = written(float(np.median(ordered))) if len(ordered) else "none"
+            half = format_value(float(np.median(ordered))) if len(ordered) else "none"
             said.append(f"{name} {half} ({len(ordered):,} of {total:,} jobs)")
         axes.set(xlabel=label, ylabel="share of jobs", ylim=(0, 1.02))
         if any(np.any(np.asarray(found) > 0) for found in samples.values()):
@@ -172,7 +172,7 @@ def gap_over_rounds(
                 color=looks[name].colour,
                 markeredgewidth=0,
             )
-            most = f"{written(100 * float(largest.max()))} %" if known.any() else "none"
+            most = f"{format_value(100 * float(largest.max()))} %" if known.any() else "none"
             said.append(f"{name} {most}")
             if not known.all():
                 unbounded.append(f"{name} {int((~known).sum()):,} of {len(found):,}")

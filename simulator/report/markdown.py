@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.simulator.report.model import RunReport, Value, as_given, written
+from tessera.simulator.report.model import RunReport, Value, as_given, format_value
 from tessera.simulator.report.templates import TEMPLATES
 
 
@@ -26,7 +26,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Value]]) -> list[str]:
         for k in range(len(columns))
     ]
     marks = ["---:" if number else "---" for number in right]
-    body = [[_cell(written(value)) for value in row] for row in rows]
+    body = [[_cell(format_value(value)) for value in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in ([_cell(c) for c in columns], marks, *body)]
 
 

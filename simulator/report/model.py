@@ -120,7 +120,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def written(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as people read it: four digits, with thousands separated.
 
     A missing value is a dash.

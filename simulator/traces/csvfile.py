@@ -114,7 +114,7 @@ class Row:
         return value
 
 
-def decoded(data: bytes, file: str) -> str:
+def decode_file(data: bytes, file: str) -> str:
     """Return the text of a file: UTF-8, with or without a byte order mark, without NUL.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces import morphling
-from tessera.simulator.traces.csvfile import decoded, header_of
+from tessera.simulator.traces.csvfile import decode_file, header_of
 from tessera.simulator.traces.profiles import parse_profiles
 from tessera.simulator.traces.trace import (
     EXACT,
@@ -21,7 +21,7 @@ from tessera.simulator.traces.trace import (
 def profiles_of(path: Path) -> list[EstimateRecord]:
     """Read profiles, either ours or Morphling's measurements. Raises InvalidInput and OSError."""
     data = path.read_bytes()
-    if "exec_plan_raw" in header_of(decoded(data, path.name)):
+    if "exec_plan_raw" in header_of(decode_file(data, path.name)):
         return morphling.parse_measured(data, path.name)
     return parse_profiles(data, path.name)
 
@@ -35,7 +35,7 @@ def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] |
     """
     options = options or TraceOptions()
     data = path.read_bytes()
-    header = header_of(decoded(data, path.name))
+    header = header_of(decode_file(data, path.name))
     if "exec_plan_raw" in header:
         return morphling.parse_workload(data, path.name)[: options.limit]
     if "duration_s" in header and not {"num_iterations", EXACT} & set(header):

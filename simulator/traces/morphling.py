@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, Source, Workload
-from tessera.simulator.traces.csvfile import NAME, Mistakes, Row, decoded, rows
+from tessera.simulator.traces.csvfile import NAME, Mistakes, Row, decode_file, rows
 from tessera.simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
 from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
 
@@ -104,7 +104,7 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
     """
     mistakes = Mistakes(file)
     best: dict[tuple[Workload, Cell], _Measured] = {}
-    for row in rows(decoded(data, file), mistakes, MEASURED, _MEASURED_REST):
+    for row in rows(decode_file(data, file), mistakes, MEASURED, _MEASURED_REST):
         placement = row.get("placement")
         if not (placement.isascii() and placement.isdigit()):
             row.wrong("placement", "must be digits, one a node: its GPUs")
@@ -130,7 +130,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
     mistakes = Mistakes(file)
     found: list[Arrival] = []
     lines: dict[str, int] = {}
-    for row in rows(decoded(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
+    for row in rows(decode_file(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
         model = row.choice("model", tuple(MODELS))
         params, batch = MODELS[model]
         submit_s = row.decimal("submit_s", -MAX_TIME_S, MAX_TIME_S)

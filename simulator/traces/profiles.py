@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
-from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, rows
+from tessera.simulator.traces.csvfile import Mistakes, Row, decode_file, rows
 
 REQUIRED = (
     "model",
@@ -41,7 +41,7 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
     mistakes = Mistakes(file)
     found: list[EstimateRecord] = []
     lines: dict[tuple[Workload, Cell], int] = {}
-    for row in rows(decoded(data, file), mistakes, REQUIRED, OPTIONAL):
+    for row in rows(decode_file(data, file), mistakes, REQUIRED, OPTIONAL):
         record = _record(row, file)
         if not row.ok:
             continue

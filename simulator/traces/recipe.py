@@ -10,7 +10,7 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.simulator.traces import shaping
-from tessera.simulator.traces.redraw import LARGE_FROM, asked, redraw, with_large_share
+from tessera.simulator.traces.redraw import LARGE_FROM, job_requests, redraw, with_large_share
 from tessera.simulator.traces.speeds import Speeds
 from tessera.simulator.traces.trace import Arrival, Asked
 
@@ -75,7 +75,7 @@ def follow(
     if recipe.busiest_hours is not None:
         found = shaping.busiest(found, recipe.busiest_hours)
     if recipe.share is not None:
-        found = shaping.sampled(found, recipe.share, seeds[1])
+        found = shaping.sample_jobs(found, recipe.share, seeds[1])
     if recipe.large_share is not None and speeds is not None:
         found = with_large_share(found, speeds, recipe.large_share, seeds[2], recipe.large_from)
     if recipe.arrival_factor is not None:
@@ -106,7 +106,7 @@ def _drawn(
     if wanted and not recipe.redraw:
         raise InvalidInput("redraw", "is needed: the trace has durations and no models")
     if recipe.redraw and speeds is not None:
-        found = redraw(wanted or asked(found, speeds.anywhere()), speeds, seed)
+        found = redraw(wanted or job_requests(found, speeds.anywhere()), speeds, seed)
     return found
 
 

@@ -50,7 +50,7 @@ def sizes(arrivals: Iterable[Arrival]) -> Counter[Size]:
     return Counter((a.spec.workload.model, a.spec.workload.params) for a in arrivals)
 
 
-def asked(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
+def job_requests(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
     """Return the jobs' requests without the models.
 
     Raises:
@@ -144,7 +144,7 @@ def with_large_share(
     candidates = np.flatnonzero(~is_large if missing > 0 else is_large)
     chosen = np.sort(rng.permutation(candidates)[: abs(missing)]).tolist()
     drawn = redraw(
-        asked([arrivals[i] for i in chosen], speeds),
+        job_requests([arrivals[i] for i in chosen], speeds),
         speeds,
         int(rng.integers(2**31)),
         among=lambda work: large(work) == (missing > 0),

@@ -59,7 +59,7 @@ def on_type(arrivals: Sequence[Arrival], gpu_type: str) -> list[Arrival]:
     return _each(arrivals, lambda spec: replace(spec, requested_type=gpu_type))
 
 
-def sampled(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arrival]:
+def sample_jobs(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arrival]:
     """Return a share of the jobs, drawn uniformly without replacement.
 
     Morphling, section 7.3, draws a share equal to its cluster's GPUs divided by the traced

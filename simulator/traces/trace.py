@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
-from tessera.simulator.traces.csvfile import Mistakes, Row, decoded, header_of, rows
+from tessera.simulator.traces.csvfile import Mistakes, Row, decode_file, header_of, rows
 from tessera.simulator.traces.profiles import MAX_COUNT
 
 REQUIRED = (
@@ -101,7 +101,7 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
         InvalidInput: the first 20 mistakes, one on each line.
     """
     options = options or TraceOptions()
-    text = decoded(data, file)
+    text = decode_file(data, file)
     header = header_of(text)
     if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
         raise InvalidInput("", f"{file}: has durations and no models; draw them with --redraw")
@@ -124,7 +124,7 @@ def parse_durations(data: bytes, file: str, options: TraceOptions | None = None)
         InvalidInput: the first 20 mistakes, one on each line.
     """
     options = options or TraceOptions()
-    text = decoded(data, file)
+    text = decode_file(data, file)
     found, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, DURATIONS):
         duration_s = timed.row.decimal("duration_s", 0.0, MAX_TIME_S, above=not options.screened)

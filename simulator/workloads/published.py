@@ -40,7 +40,7 @@ _Made = tuple[str, Sequence[EstimateRecord], Sequence[Arrival], Sequence[TenantS
 """Cluster, profiles, jobs, tenants."""
 
 
-def published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0) -> Published:
+def load_published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0) -> Published:
     """Return one of ``NAMES``. Jobs whose speed the profiles do not give are dropped or refused.
 
     ``seed`` decides which jobs of morphling-mt are guaranteed; the other workloads draw nothing.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.problem import Problem, restricted
+from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Ints, ranges
 from tessera.solvers.answers import answer, cannot_run, trivial_bound, without_answer
@@ -74,7 +74,7 @@ def _even(capacity: Ints, parts: int, number: int) -> Ints:
 def part_of(problem: Problem, jobs: Ints, capacity: Ints) -> Problem:
     """Return the problem of only ``jobs`` (rising), with ``capacity`` (int64[rows])."""
     columns = ranges(problem.job_start[jobs], np.diff(problem.job_start)[jobs])
-    return restricted(problem, jobs, columns, capacity=capacity)
+    return restrict_problem(problem, jobs, columns, capacity=capacity)
 
 
 def _lifted(problem: Problem, jobs: Ints, choice: Ints) -> Ints:

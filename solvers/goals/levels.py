@@ -25,7 +25,7 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals.calls import Calls
-from tessera.solvers.goals.rows import Limit, counted, levels_of, limited, only_columns
+from tessera.solvers.goals.rows import Limit, add_limits, counting_jobs, levels_of, only_columns
 from tessera.solvers.pricing import Pricing
 from tessera.solvers.waiting import read_back
 
@@ -85,12 +85,12 @@ def settle(
     search = _Search(goal=goal, solver=solver, calls=calls, budget=budget)
     places: list[float] = []
     bound, at_floor = -math.inf, True
-    most = min(goal.depth, int(counted(problem).sum()))
+    most = min(goal.depth, int(counting_jobs(problem).sum()))
     for place in range(most):
         if calls.over(budget):
             places += levels_of(problem, goal, choice)[place:most].tolist()
             break
-        now = limited(problem, goal, limits_of(places))
+        now = add_limits(problem, goal, limits_of(places))
         floors = _floors(now, goal)
         choice, proven = _place(now, search, choice, place, floors, floor_first=at_floor)
         reached = float(levels_of(problem, goal, choice)[place])
@@ -107,7 +107,7 @@ def lowest(problem: Problem, goal: Levels) -> float:
 
 def nothing_excluded(problem: Problem, goal: Levels, bound: float, reached: float) -> bool:
     """Return whether ``bound`` of the worst level excludes no possible level below ``reached``."""
-    levels = np.append(goal.level, goal.waiting[counted(problem)])
+    levels = np.append(goal.level, goal.waiting[counting_jobs(problem)])
     possible = levels[(levels >= lowest(problem, goal)) & (levels < reached)]
     return bool(len(possible)) and bound <= float(possible.min())
 
@@ -124,7 +124,7 @@ def limits_of(places: Sequence[float]) -> list[Limit]:
     ]
 
 
-def loosened(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
+def loosen_levels(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
     """Return the levels to which later goals may raise ``places``."""
     return tuple(
         level + goal.tolerance * abs(level) if math.isfinite(level) else level for level in places
@@ -146,7 +146,7 @@ def _place(
     """
     goal = search.goal
     top = levels_of(problem, goal, choice)[place]
-    levels = np.unique(np.append(goal.level, goal.waiting[counted(problem)]))
+    levels = np.unique(np.append(goal.level, goal.waiting[counting_jobs(problem)]))
     levels = levels[(levels >= floors[place]) & (levels < top)]
     proven, low, high = 0, 0, len(levels)
     ends = [high - 1, 0] if floor_first else [high - 1]
@@ -169,7 +169,7 @@ def _place(
 
 def _floors(problem: Problem, goal: Levels) -> Floats:
     """Return the least level that each job could have if it were alone, worst first."""
-    who = np.flatnonzero(counted(problem))
+    who = np.flatnonzero(counting_jobs(problem))
     alone = np.where(lonely_fit(problem), goal.level, np.inf)
     best = jobwise(np.minimum, alone, problem.job_start)
     best = np.where(problem.must_run, best, np.minimum(best, goal.waiting))
@@ -179,10 +179,10 @@ def _floors(problem: Problem, goal: Levels) -> Floats:
 def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
     """Return a choice that also keeps ``limit``, or whether it is undecided that none does."""
     goal, solver, calls, budget = search.goal, search.solver, search.calls, search.budget
-    jobs = int(counted(problem).sum())
+    jobs = int(counting_jobs(problem).sum())
     if search.excludes(limit, jobs):
         return False
-    asked = limited(problem, goal, [limit])
+    asked = add_limits(problem, goal, [limit])
     needed, origin = only_columns(asked, _needed(asked, goal, limit))
     if len(cannot_run(needed)):
         return False
@@ -242,7 +242,7 @@ def _count(problem: Problem, goal: Levels, limit: Limit, origin: Ints) -> tuple[
     keep = np.zeros(len(problem.cell), dtype=np.bool_)
     keep[origin] = True
     counts, _ = only_columns(replace(problem, value=gain), keep)
-    return counts, int((counted(problem) & waits_below).sum())
+    return counts, int((counting_jobs(problem) & waits_below).sum())
 
 
 def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:

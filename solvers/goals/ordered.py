@@ -11,7 +11,7 @@ from tessera.formulation.check import violations
 from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, revalued
+from tessera.formulation.statement import Statement, with_goal_values
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import (
     answer,
@@ -23,8 +23,8 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals.calls import Calls
-from tessera.solvers.goals.levels import limits_of, loosened, lowest, nothing_excluded, settle
-from tessera.solvers.goals.rows import keeps, kept, levels_of, limited, with_rows
+from tessera.solvers.goals.levels import limits_of, loosen_levels, lowest, nothing_excluded, settle
+from tessera.solvers.goals.rows import add_limits, keeps, least_kept_value, levels_of, with_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,7 +168,7 @@ class _Ordered:
 
     def _first_answer(self, last: Linear) -> Solution | None:
         """Find a choice to start from; if there is none, return a solution that says why."""
-        problem = revalued(self._statement.problem, last)
+        problem = with_goal_values(self._statement.problem, last)
         part = self._budget.share(1.0 / (len(self._statement.goals) + 1))
         found = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy
         if found is not None and found.has_answer and not violations(problem, found):
@@ -181,7 +181,7 @@ class _Ordered:
     def _reach_sum(self, goal: Linear, budget: Budget) -> None:
         found = self._best(goal, budget)
         self._choice = found.choice
-        self._floors.append((float(kept(goal, found.objective)),))
+        self._floors.append((float(least_kept_value(goal, found.objective)),))
         self._problem = with_rows(self._problem, [keeps(self._problem, goal, found.objective)])
 
     def _reach_levels(self, goal: Levels, budget: Budget) -> None:
@@ -196,9 +196,9 @@ class _Ordered:
         self._trivial.append(
             bool(places) and nothing_excluded(problem, goal, self._bounds[-1], places[0])
         )
-        loose = loosened(goal, places)
+        loose = loosen_levels(goal, places)
         self._floors.append(loose)
-        self._problem = limited(problem, goal, limits_of(loose))
+        self._problem = add_limits(problem, goal, limits_of(loose))
 
     def _known(self) -> Ints:
         if self._choice is None:
@@ -207,7 +207,7 @@ class _Ordered:
 
     def _best(self, goal: Linear, budget: Budget, prices: Floats | None = None) -> Solution:
         """Return the best verified solution by ``goal``, and record what is proven of the goal."""
-        problem = revalued(self._problem, goal)
+        problem = with_goal_values(self._problem, goal)
         found = self._best_on(problem, budget, prices)
         self._bounds.append(found.bound)
         self._trivial.append(proves_nothing(problem, found, budget.gap))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.draft import RowUse
 from tessera.formulation.goals import Levels, Linear
-from tessera.formulation.problem import MAX_TOTAL, Problem, Row, RowKind, jobwise, restricted
+from tessera.formulation.problem import MAX_TOTAL, Problem, Row, RowKind, jobwise, restrict_problem
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -80,7 +80,7 @@ def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
     top_value = np.where(may_wait, np.maximum(top, 0.0), top).astype(np.int64)
     waits = np.flatnonzero(may_wait & (top_value > 0))
     amount, idle = top_value[problem.column_job] - goal.value, top_value[waits]
-    capacity = int(top_value.sum()) - kept(goal, reached)
+    capacity = int(top_value.sum()) - least_kept_value(goal, reached)
     total = float(amount.sum(dtype=np.float64) + idle.sum(dtype=np.float64))
     shift = max(0, math.frexp(max(total, float(capacity)) / MAX_TOTAL)[1])
     return RowUse(
@@ -92,19 +92,19 @@ def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
     )
 
 
-def kept(goal: Linear, reached: int) -> int:
+def least_kept_value(goal: Linear, reached: int) -> int:
     """Return the value that later goals must leave of ``reached``, in the goal's integers."""
     return reached - math.floor(goal.tolerance * abs(reached))
 
 
-def limited(problem: Problem, goal: Levels, limits: Sequence[Limit]) -> Problem:
+def add_limits(problem: Problem, goal: Levels, limits: Sequence[Limit]) -> Problem:
     """Return the problem with each of ``limits`` as a row.
 
     Jobs that may no longer wait must run.
     """
     rows = [_at_most(problem, goal, limit) for limit in limits]
     nobody = min((limit.above for limit in limits if limit.most == 0), default=math.inf)
-    must_run = problem.must_run | (counted(problem) & (goal.waiting > nobody))
+    must_run = problem.must_run | (counting_jobs(problem) & (goal.waiting > nobody))
     return with_rows(replace(problem, must_run=must_run), [r for r in rows if r is not None])
 
 
@@ -114,7 +114,7 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
     Each column or waiting job above the limit counts 1.
     """
     column = np.flatnonzero(goal.level > limit.above)
-    waits = counted(problem) & ~problem.must_run & (goal.waiting > limit.above)
+    waits = counting_jobs(problem) & ~problem.must_run & (goal.waiting > limit.above)
     idle_job = np.flatnonzero(waits & (limit.most > 0))  # otherwise it must run
     if not len(column) and not len(idle_job):
         return None
@@ -128,14 +128,14 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
     )
 
 
-def counted(problem: Problem) -> Bools:
+def counting_jobs(problem: Problem) -> Bools:
     """Return whose levels count, bool[jobs]; those of jobs without a column do not."""
     return np.diff(problem.job_start) > 0
 
 
 def levels_of(problem: Problem, goal: Levels, choice: Ints) -> Floats:
     """Return the levels of the jobs that count, worst first."""
-    who = np.flatnonzero(counted(problem))
+    who = np.flatnonzero(counting_jobs(problem))
     mine = choice[who]
     level = np.where(mine >= 0, goal.level[mine] if len(goal.level) else 0.0, goal.waiting[who])
     return np.asarray(np.sort(level)[::-1])
@@ -147,4 +147,4 @@ def only_columns(problem: Problem, keep: Bools) -> tuple[Problem, Ints]:
     A job that loses all of its columns may only wait, and must be free to.
     """
     origin = np.flatnonzero(keep)
-    return restricted(problem, np.arange(len(problem.jobs)), origin), origin
+    return restrict_problem(problem, np.arange(len(problem.jobs)), origin), origin

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.goals import Goal, Levels
-from tessera.formulation.problem import MAX_TOTAL, Problem, scaled
+from tessera.formulation.problem import MAX_TOTAL, Problem, scale_values
 from tessera.formulation.statement import Statement
 from tessera.formulation.tables import Floats
-from tessera.solvers.goals.rows import counted
+from tessera.solvers.goals.rows import counting_jobs
 
 LATER: Final = 1e-3
 """Weight of a goal relative to the one before it, if that one is exact.
@@ -42,10 +42,10 @@ def surrogate(statement: Statement) -> Problem:
         price += weight * its_price
         weight *= max(goal.tolerance, LATER)
     scale = min(SCALE, MAX_TOTAL / 8 / max(1, len(problem.jobs)))
-    restart_price = scaled(price, scale)
+    restart_price = scale_values(price, scale)
     return replace(
         problem,
-        value=scaled(worth + price, scale) - restart_price,
+        value=scale_values(worth + price, scale) - restart_price,
         restart_price=restart_price,
         scale=scale,
         unit="goals in order",
@@ -67,7 +67,7 @@ def _relief(problem: Problem, goal: Levels) -> Floats:
     function of them is smallest, roughly, if the worst levels are best. The levels already include
     the restart.
     """
-    who = counted(problem)
+    who = counting_jobs(problem)
     ranks = np.unique(np.append(goal.level, goal.waiting[who]), return_inverse=True)[1]
     height = np.exp(STEEPNESS * (ranks / max(1, ranks.max(initial=0)) - 1.0))
     waiting = np.zeros(len(problem.jobs))

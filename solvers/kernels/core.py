@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 
-@jitted
+@compile_lazily
 def changes(
     group_start: Ints,
     loss: Floats,
@@ -77,7 +77,7 @@ def changes(
     return count, living
 
 
-@jitted
+@compile_lazily
 def keys(used: Ints, factor: Ints) -> Ints:
     """Return the sum over rows of ``factor * used`` for each way, int64[ways].
 
@@ -90,8 +90,8 @@ def keys(used: Ints, factor: Ints) -> Ints:
     return out
 
 
-@jitted
-def joined(
+@compile_lazily
+def join_halves(
     one: tuple[Ints, Floats, Ints],
     other: tuple[Ints, Floats, Ints],
     free: Ints,

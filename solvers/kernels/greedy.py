@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 FREE_STEP = 1e-9
 """A step that takes less than this counts as taking this.
@@ -41,7 +41,7 @@ ROUNDING = 1e-9
 """An upper bound on the rounding of losses, as a share of the values and costs in them."""
 
 
-@jitted
+@compile_lazily
 def sizes(
     job_start: Ints, usage_start: Ints, row: Ints, amount: Ints, weight: Floats, among: Ints
 ) -> Floats:
@@ -59,7 +59,7 @@ def sizes(
     return out
 
 
-@jitted
+@compile_lazily
 def smallest(job_start: Ints, size: Floats) -> Floats:
     """Return the least size of a column of each job, float64[jobs]; 0 if the job has no column."""
     out = np.zeros(len(job_start) - 1)
@@ -71,7 +71,7 @@ def smallest(job_start: Ints, size: Floats) -> Floats:
     return out
 
 
-@jitted
+@compile_lazily
 def give_back(columns: Columns, column: int, free: Ints) -> None:
     """Return to ``free`` what ``column`` uses; -1 uses nothing."""
     _, _, usage_start, row, amount, _ = columns
@@ -80,7 +80,7 @@ def give_back(columns: Columns, column: int, free: Ints) -> None:
             free[row[k]] += amount[k]
 
 
-@jitted
+@compile_lazily
 def take(columns: Columns, column: int, free: Ints) -> None:
     """Take from ``free`` what ``column`` uses; -1 uses nothing."""
     _, _, usage_start, row, amount, _ = columns
@@ -89,14 +89,14 @@ def take(columns: Columns, column: int, free: Ints) -> None:
             free[row[k]] -= amount[k]
 
 
-@jitted
+@compile_lazily
 def occupy(columns: Columns, choice: Ints, free: Ints) -> None:
     """Take from ``free`` what ``choice`` uses."""
     for j in range(len(choice)):
         take(columns, choice[j], free)
 
 
-@jitted
+@compile_lazily
 def fits(columns: Columns, column: int, free: Ints) -> bool:
     """Return whether ``column`` fits into ``free``."""
     _, _, usage_start, row, amount, _ = columns
@@ -106,7 +106,7 @@ def fits(columns: Columns, column: int, free: Ints) -> bool:
     return True
 
 
-@jitted
+@compile_lazily
 def sink(heap: Ints, length: int, key: Floats, at: int) -> None:
     """Move the job at place ``at`` down the heap until no job below it comes first."""
     job = heap[at]
@@ -123,13 +123,13 @@ def sink(heap: Ints, length: int, key: Floats, at: int) -> None:
     heap[at] = job
 
 
-@jitted
+@compile_lazily
 def comes_first(key: Floats, one: int, other: int) -> bool:
     """Return whether job ``one`` comes before job ``other``."""
     return key[one] > key[other] or (key[one] == key[other] and one < other)
 
 
-@jitted
+@compile_lazily
 def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, int]:
     """Return the largest gain per size of a step of ``job``, and the column that the step leads to.
 
@@ -149,7 +149,7 @@ def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, 
     return best, found
 
 
-@jitted
+@compile_lazily
 def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
     """Return a lower bound on the loss of ``job``, once on column ``now``, to its best margin.
 
@@ -175,7 +175,7 @@ def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
     return max(best - top - ROUNDING * largest, 0.0)
 
 
-@jitted
+@compile_lazily
 def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch) -> bool:
     """Take the step with the largest gain per size repeatedly, until no step gains and fits.
 
@@ -244,7 +244,7 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
     return True
 
 
-@jitted
+@compile_lazily
 def pack(
     columns: Columns, order: Ints, current: Ints, balance: bool, choice: Ints, free: Ints
 ) -> bool:
@@ -281,7 +281,7 @@ def pack(
     return True
 
 
-@jitted
+@compile_lazily
 def keep(columns: Columns, order: Ints, current: Ints, choice: Ints, free: Ints) -> None:
     """Give each waiting job of ``order`` its ``current`` column if that fits."""
     for j in order:
@@ -290,7 +290,7 @@ def keep(columns: Columns, order: Ints, current: Ints, choice: Ints, free: Ints)
             take(columns, current[j], free)
 
 
-@jitted
+@compile_lazily
 def relief(columns: Columns, share: Floats, now: int, free: Ints, given: Ints) -> float:
     """Return the sum over overfull rows of column ``now`` of ``share`` times the units given up.
 
@@ -305,7 +305,7 @@ def relief(columns: Columns, share: Floats, now: int, free: Ints, given: Ints) -
     return total
 
 
-@jitted
+@compile_lazily
 def best_relief(
     columns: Columns, share: Floats, job: int, now: int, must: bool, free: Ints, given: Ints
 ) -> tuple[float, int]:
@@ -348,7 +348,7 @@ def best_relief(
     return best, found
 
 
-@jitted
+@compile_lazily
 def relieve(
     columns: Columns, share: Floats, must: Bools, choice: Ints, free: Ints, among: Ints
 ) -> bool:
@@ -397,7 +397,7 @@ def relieve(
     return not is_short(free)
 
 
-@jitted
+@compile_lazily
 def is_short(free: Ints) -> bool:
     """Return whether any row is overfull."""
     for r in range(len(free)):  # noqa: SIM110
@@ -406,7 +406,7 @@ def is_short(free: Ints) -> bool:
     return False
 
 
-@jitted
+@compile_lazily
 def start_missing(columns: Columns, must: Bools, choice: Ints) -> None:
     """Give each waiting job of ``must`` its column of most value less size, ties to the lowest."""
     job_start, value, _, _, _, size = columns

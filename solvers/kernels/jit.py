@@ -73,7 +73,7 @@ if not (os.environ.get("NUMBA_CACHE_DIR") or getattr(config, "CACHE_LOCATOR_CLAS
     config.CACHE_LOCATOR_CLASSES = _PLACES  # type: ignore[attr-defined] # made when it is imported
 
 
-def jitted(function: Function) -> Function:
+def compile_lazily(function: Function) -> Function:
     """Return ``function``, which is compiled at its first call and can run in parallel threads.
 
     The machine code is kept in the user's cache (``LoopCache``), or in ``NUMBA_CACHE_DIR``. It is
@@ -87,7 +87,7 @@ def jitted(function: Function) -> Function:
     return cast(Function, compiled)
 
 
-def fixed(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+def as_fixed_array(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     """Return a read-only, contiguous view (a copy if necessary) of ``array``.
 
     Numba compiles a function again for each combination of array layouts and writability. All

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.tables import Floats
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 MOST_PIVOTS = 2000
 _TINY = 1e-11
 
 
-@jitted
+@compile_lazily
 def lowest_point(height: Floats, slopes: Floats, low: Floats, high: Floats, point: Floats) -> float:
     """Fill ``point`` with the z in [low, high] that minimises max_k height[k] + slopes[k] . z.
 
@@ -94,7 +94,7 @@ def lowest_point(height: Floats, slopes: Floats, low: Floats, high: Floats, poin
     return np.nan
 
 
-@jitted
+@compile_lazily
 def _profit(k: int, height: Floats, low: Floats, high: Floats, planes: int, unknowns: int) -> float:
     if k < planes:
         return float(height[k])
@@ -103,7 +103,7 @@ def _profit(k: int, height: Floats, low: Floats, high: Floats, planes: int, unkn
     return -float(high[k - planes - unknowns])
 
 
-@jitted
+@compile_lazily
 def _solve(
     inverse: Floats, k: int, slopes: Floats, planes: int, unknowns: int, column: Floats
 ) -> None:
@@ -121,7 +121,7 @@ def _solve(
             column[i] = inverse[i, k - planes - unknowns]
 
 
-@jitted
+@compile_lazily
 def _pivot(inverse: Floats, level: Floats, column: Floats, leaving: int) -> None:
     """Update the basis inverse and the values of the basic columns after a pivot."""
     size = level.size

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 ROUNDING = 1e-12
 """An upper bound on the rounding of one column's sums, as a share of its |value| plus its cost."""
 
 
-@jitted
+@compile_lazily
 def demand(
     job_start: Ints,
     value: Ints,
@@ -47,7 +47,7 @@ def demand(
     return total
 
 
-@jitted
+@compile_lazily
 def margins(
     job_start: Ints,
     value: Ints,
@@ -130,8 +130,8 @@ def margins(
     return total, size, opened
 
 
-@jitted
-def inserted(
+@compile_lazily
+def insert_jobs(
     job_start: Ints,
     usage_start: Ints,
     row: Ints,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 ROUNDING = 1e-12
 """An upper bound on the rounding of a time, as a share of it."""
@@ -48,8 +48,8 @@ class Log(NamedTuple):
     span_s: Floats  # float64[legs, 2]
 
 
-@jitted
-def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int:
+@compile_lazily
+def follow_jobs(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int:
     """Follow the jobs from moment to moment, and return the number of legs.
 
     At each moment the jobs are served in ``order``. A job continues as it is if it then ends in
@@ -106,7 +106,7 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
             # Switch the job, and log the leg that ends here.
             if pick != on[j]:
                 if on[j] >= 0 and at_s > began_s[j]:
-                    legs = logged(log, legs, j, on[j], began_s[j], at_s)
+                    legs = log_leg(log, legs, j, on[j], began_s[j], at_s)
                 on[j], began_s[j], ready_s[j] = pick, at_s, at_s + restart_s[j]
             if pick >= 0:
                 room -= use[pick]
@@ -127,7 +127,7 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
             end_s = max(at_s, ready_s[j]) + left[j] / rate[on[j]]
             if last or end_s <= next_s * (1 + ROUNDING):
                 fate[j] = MET
-                legs = logged(log, legs, j, on[j], began_s[j], end_s)
+                legs = log_leg(log, legs, j, on[j], began_s[j], end_s)
                 on[j] = -1
             else:
                 left[j] -= rate[on[j]] * max(0.0, next_s - max(at_s, ready_s[j]))
@@ -135,8 +135,8 @@ def rolled(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int
     return legs
 
 
-@jitted
-def logged(log: Log, legs: int, job: int, option: int, began_s: float, end_s: float) -> int:
+@compile_lazily
+def log_leg(log: Log, legs: int, job: int, option: int, began_s: float, end_s: float) -> int:
     """Record a leg, if there is room for it, and return the number of legs."""
     if legs == len(log.job):
         return legs
@@ -145,8 +145,8 @@ def logged(log: Log, legs: int, job: int, option: int, began_s: float, end_s: fl
     return legs + 1
 
 
-@jitted
-def changed(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int) -> None:
+@compile_lazily
+def change_list(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int) -> None:
     """Change a list in place as ``draws`` (float64[DRAWS], in 0 to 1) determine.
 
     A lost job moves forward, any job moves back, or a job gets another of ``kinds`` tastes.
@@ -173,8 +173,8 @@ def changed(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int) ->
         tastes[int(draws[4] * jobs)] = int(draws[5] * kinds)
 
 
-@jitted
-def improved(
+@compile_lazily
+def improve_list(
     world: World, order: Ints, tastes: Ints, draws: Floats, none: Log
 ) -> tuple[float, Ints, Ints]:
     """Return the greatest weight of met jobs that was found, and its list.
@@ -185,7 +185,7 @@ def improved(
     """
     jobs, kinds = len(order), len(world.lists)
     fate, tried = np.zeros(jobs, np.int64), np.zeros(jobs, np.int64)
-    rolled(world, order, tastes, fate, none)
+    follow_jobs(world, order, tastes, fate, none)
     value = best = world.weight[fate == MET].sum()
     most, least = world.weight.sum() * (1 - ROUNDING), world.weight.sum() * ROUNDING
     best_order, best_tastes = order.copy(), tastes.copy()
@@ -195,8 +195,8 @@ def improved(
             break
         new_order, new_tastes = last_order.copy(), last_tastes.copy()
         for c in range(1 if draws[k, 0] < 0.5 else 2):
-            changed(new_order, new_tastes, fate, draws[k, 1 + c * DRAWS :], kinds)
-        rolled(world, new_order, new_tastes, tried, none)
+            change_list(new_order, new_tastes, fate, draws[k, 1 + c * DRAWS :], kinds)
+        follow_jobs(world, new_order, new_tastes, tried, none)
         found = world.weight[tried == MET].sum()
         if found < value - least:
             continue

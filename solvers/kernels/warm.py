@@ -19,16 +19,16 @@ from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.network.contention import Contention, Demand
 from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy, repaired
-from tessera.solvers.kernels.jit import fixed
-from tessera.solvers.kernels.rollout import DRAWS, Log, World, improved, rolled
+from tessera.solvers.greedy import Greedy, repair_choice
+from tessera.solvers.kernels.jit import as_fixed_array
+from tessera.solvers.kernels.rollout import DRAWS, Log, World, follow_jobs, improve_list
 from tessera.solvers.network.compression import compression_of
 from tessera.solvers.network.fluid import simulate, works
 from tessera.solvers.network.replan import Options, replan
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price
 from tessera.solvers.pricing import Pricing
-from tessera.solvers.pricing.core import closed
+from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.solver import inserted_by_lead
 
 _LOCK = threading.Lock()
@@ -54,14 +54,14 @@ def _run_all(tell: Callable[[str], None]) -> None:
     tell("greedy")
     problem = _crowded()
     Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
-    repaired(problem, np.array([1, 2]), np.ones(1))
+    repair_choice(problem, np.array([1, 2]), np.ones(1))
     tell("prices")
     budget = Budget(remaining_s=lambda: math.inf)
     found = Pricing().solve(problem, budget)
     Portfolio().solve(problem, budget, replace(found, prices=np.ones(1)))
     priced = price(problem, np.ones(1))
     inserted_by_lead(problem, priced)
-    closed(problem, priced, 0.0, 0.0)
+    close_gap(problem, priced, 0.0, 0.0)
     for name, step in (
         ("published policies", _roll),
         ("network", _meet),
@@ -118,28 +118,28 @@ def _crowded() -> Problem:
 
 def _roll() -> None:
     """Follow two jobs with deadlines on one GPU that can serve only one, and change a list, too."""
-    zero, many = fixed(np.zeros(2)), fixed(np.ones(2))
+    zero, many = as_fixed_array(np.zeros(2)), as_fixed_array(np.ones(2))
     world = World(
-        option_start=fixed(np.arange(3)),
-        lists=fixed(np.arange(2)[None]),
-        use=fixed(np.ones((2, 1), np.int64)),
+        option_start=as_fixed_array(np.arange(3)),
+        lists=as_fixed_array(np.arange(2)[None]),
+        use=as_fixed_array(np.ones((2, 1), np.int64)),
         rate=many,
-        stays=fixed(np.zeros(2, np.bool_)),
-        now=fixed(np.ones(2, np.bool_)),
+        stays=as_fixed_array(np.zeros(2, np.bool_)),
+        now=as_fixed_array(np.ones(2, np.bool_)),
         lag_s=zero,
         work=many,
         deadline_s=many,
         restart_s=zero,
         weight=many,
-        step_s=fixed(np.zeros(1)),
-        free=fixed(np.ones((1, 1), np.int64)),
+        step_s=as_fixed_array(np.zeros(1)),
+        free=as_fixed_array(np.ones((1, 1), np.int64)),
         round_s=1.0,
         most=2,
     )
     log = Log(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
     order, same = np.arange(2), np.zeros(2, np.int64)
-    rolled(world, order, same, np.zeros(2, np.int64), log)
-    improved(world, order, same, np.zeros((1, 1 + 2 * DRAWS)), log)
+    follow_jobs(world, order, same, np.zeros(2, np.int64), log)
+    improve_list(world, order, same, np.zeros((1, 1 + 2 * DRAWS)), log)
 
 
 def _compress() -> None:

@@ -16,7 +16,7 @@ from tessera.formulation.lookahead import (
     MILLIONTH,
     Lookahead,
     Picks,
-    joined,
+    join_legs,
     legs_of,
     look_ahead,
     picks_of,
@@ -32,7 +32,7 @@ from tessera.formulation.snapshot import NO_LEGS, Snapshot
 from tessera.formulation.tables import Bools, Floats
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import exact
-from tessera.solvers.lookahead.firstfit import Room, arranged, fit_in, kept_promises
+from tessera.solvers.lookahead.firstfit import Room, arrange_jobs, fit_in, kept_promises
 from tessera.solvers.lookahead.integers import Whole, integers
 from tessera.solvers.lookahead.rollout import roll_out
 
@@ -104,7 +104,7 @@ def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -
     return replace(
         known,
         admitted=admitted,
-        legs=joined(known.legs, legs),
+        legs=join_legs(known.legs, legs),
         least_work=least,
         proven=bool(met[ahead.weight > 0].all()),
     )
@@ -140,7 +140,7 @@ def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
         if room.placed[new].all() or len(new) > MANY_JOBS:
             break
     if not any(room.placed[new].all() for room in found):
-        moved = arranged(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12))
+        moved = arrange_jobs(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12))
         if moved is not None:
             left = np.flatnonzero(~moved.placed)
             fit_in(moved, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())

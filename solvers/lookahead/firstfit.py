@@ -212,7 +212,7 @@ def _in_place(room: Room, pick: Ints) -> bool:
     return bool(room.ok[pick[slots], slots].all())
 
 
-def arranged(ahead: Lookahead, size: Floats) -> Room | None:
+def arrange_jobs(ahead: Lookahead, size: Floats) -> Room | None:
     """Return the room in which all jobs, including promised ones, are scheduled again by deadline.
 
     If a promise finds no room, new jobs placed before it give way, the largest ``size``

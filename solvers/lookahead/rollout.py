@@ -16,8 +16,8 @@ import numpy as np
 from tessera.formulation.lookahead import Lookahead
 from tessera.formulation.snapshot import Jobs, Legs
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.kernels.jit import fixed
-from tessera.solvers.kernels.rollout import DRAWS, MET, Log, World, improved, rolled
+from tessera.solvers.kernels.jit import as_fixed_array
+from tessera.solvers.kernels.rollout import DRAWS, MET, Log, World, follow_jobs, improve_list
 
 TRIES: Final = 200
 """Changes of the list that are tried."""
@@ -72,14 +72,14 @@ def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: fl
     for order in _orders(ahead, among):
         for taste in range(len(world.lists)):
             tastes = np.full(len(fate), taste)
-            rolled(world, order, tastes, fate, no_log)
+            follow_jobs(world, order, tastes, fate, no_log)
             met = float(ahead.weight[(fate == MET) & among].sum())
             if met > best * (1 + 1e-9):
                 best, chosen = met, (order, tastes)
     visits = len(fate) * world.most
     tries = min(TRIES, MOST_VISITS // visits)
     draws = np.random.default_rng(SEED).random((tries, 1 + 2 * DRAWS))
-    _, order, tastes = improved(world, *chosen, draws, no_log)
+    _, order, tastes = improve_list(world, *chosen, draws, no_log)
     return _followed(world, order, tastes)
 
 
@@ -90,19 +90,19 @@ def _world(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: floa
     # jobs that do not take part count as lost
     deadline_s = np.where(among, ahead.deadline_s - now_s, -1.0)
     return World(
-        option_start=fixed(ahead.option_start),
-        lists=fixed(_lists(ahead, jobs)),
-        use=fixed(ahead.use),
-        rate=fixed(np.where(trains, ahead.rate, 1e-300)),
-        stays=fixed(ahead.stays & among[owner]),
-        now=fixed(ahead.now),
-        lag_s=fixed(ahead.lag_s),
-        work=fixed(ahead.work),
-        deadline_s=fixed(deadline_s),
-        restart_s=fixed(ahead.restart_s),
-        weight=fixed(np.where(among, ahead.weight, 0.0)),
-        step_s=fixed(ahead.boundary_s[changes] - now_s),
-        free=fixed(free[:, changes].T),
+        option_start=as_fixed_array(ahead.option_start),
+        lists=as_fixed_array(_lists(ahead, jobs)),
+        use=as_fixed_array(ahead.use),
+        rate=as_fixed_array(np.where(trains, ahead.rate, 1e-300)),
+        stays=as_fixed_array(ahead.stays & among[owner]),
+        now=as_fixed_array(ahead.now),
+        lag_s=as_fixed_array(ahead.lag_s),
+        work=as_fixed_array(ahead.work),
+        deadline_s=as_fixed_array(deadline_s),
+        restart_s=as_fixed_array(ahead.restart_s),
+        weight=as_fixed_array(np.where(among, ahead.weight, 0.0)),
+        step_s=as_fixed_array(ahead.boundary_s[changes] - now_s),
+        free=as_fixed_array(free[:, changes].T),
         round_s=float(round_s),
         most=max(1, min(2 * len(among) + len(changes), MOST_VISITS // (10 * len(among)))),
     )
@@ -145,7 +145,7 @@ def _followed(world: World, order: Ints, tastes: Ints) -> Rollout:
     fate, room = np.zeros(len(order), np.int64), 4 * len(order) + 16
     while True:
         log = Log(np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros((room, 2)))
-        count = rolled(world, order, tastes, fate, log)
+        count = follow_jobs(world, order, tastes, fate, log)
         if count < room:
             break
         room *= 4

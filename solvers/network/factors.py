@@ -30,7 +30,7 @@ from scipy.sparse.linalg import lsqr
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.factors import busiest_neighbours, low_periods, meetings
 
 TICKS_A_SECOND: Final = 9_009e6
@@ -84,7 +84,7 @@ def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -
 
     If ``references`` is 1, each job is compared with one reference job, as in the paper. If it is
     larger, each job is compared with that many of the jobs that it shares a link with, those with
-    most traffic. k is then the best fit to all these pairs (``fitted``), which is an open problem
+    most traffic. k is then the best fit to all these pairs (``fit_factors``), which is an open problem
     of the paper.
 
     Raises:
@@ -97,7 +97,7 @@ def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -
     if len(sending) < 2:
         return found
     if references > 1:
-        found = fitted(demand, references)
+        found = fit_factors(demand, references)
     else:
         found[sending] = against(demand, sending, np.full(len(sending), reference_of(demand)))
     low, high = _bounds(demand, clip)
@@ -178,7 +178,7 @@ def low_periods_s(
     return found * size, slack * size
 
 
-def fitted(demand: Demand, references: int) -> Floats:
+def fit_factors(demand: Demand, references: int) -> Floats:
     """Return the best fit of k, (J,), to pairs of jobs that share links.
 
     Each job is paired with up to ``references`` others. It is a least-squares fit of log k_j - log
@@ -233,12 +233,12 @@ def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats
     send_s = d.send_s
     speed, weight = np.ones((len(first), 2)), np.zeros(len(first))
     meetings(
-        fixed(first),
-        fixed(second),
-        fixed(d.link_start),
-        fixed(d.link),
-        fixed(d.busy_s / send_s[d.job]),
-        fixed(d.busy_s / d.alone_s[d.job]),
+        as_fixed_array(first),
+        as_fixed_array(second),
+        as_fixed_array(d.link_start),
+        as_fixed_array(d.link),
+        as_fixed_array(d.busy_s / send_s[d.job]),
+        as_fixed_array(d.busy_s / d.alone_s[d.job]),
         speed,
         weight,
     )
@@ -256,11 +256,11 @@ def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
     user_start = np.searchsorted(d.link[by_link], np.arange(d.links + 1))
     found = np.empty((d.jobs, most), dtype=np.int64)
     busiest_neighbours(
-        fixed(d.link_start),
-        fixed(d.link),
-        fixed(user_start),
-        fixed(d.job[by_link]),
-        fixed(traffic),
+        as_fixed_array(d.link_start),
+        as_fixed_array(d.link),
+        as_fixed_array(user_start),
+        as_fixed_array(d.job[by_link]),
+        as_fixed_array(traffic),
         found,
     )
     job, place = np.nonzero(found >= 0)
@@ -315,15 +315,15 @@ def _low(
     count = len(speed)
     found, slack = np.empty(count), np.empty(count)
     begin = np.zeros(count) if phase is None else phase
-    compute, start, send = (fixed(each) for each in low)
+    compute, start, send = (as_fixed_array(each) for each in low)
     low_periods(
-        fixed(_alone(high)),
-        fixed(high[2]),
+        as_fixed_array(_alone(high)),
+        as_fixed_array(high[2]),
         compute,
         start,
         send,
-        fixed(speed),
-        fixed(begin),
+        as_fixed_array(speed),
+        as_fixed_array(begin),
         steps,
         found,
         slack,

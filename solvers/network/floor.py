@@ -61,7 +61,7 @@ class Floored:
     price: float  # the share of the work that the floor costs; below 0: it costs none
 
 
-def floored(
+def apply_floor(
     demand: Demand,
     level: Ints,
     order: Ints,

@@ -16,7 +16,7 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels import fluid as kernel
 from tessera.solvers.network.kernels import groups
 
@@ -75,8 +75,8 @@ def simulate(
         ready.times,
         ready.uses,
         ready.groups,
-        fixed(np.asarray(level, np.int64)),
-        fixed(begin_s),
+        as_fixed_array(np.asarray(level, np.int64)),
+        as_fixed_array(begin_s),
         window,
         (float(noise), int(seed)),
         iterations,
@@ -102,14 +102,21 @@ def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0
     if len(levels) == 0:
         return total
     rows = np.ascontiguousarray(levels, np.int64)
-    work_flop = fixed(demand.work_flop)
+    work_flop = as_fixed_array(demand.work_flop)
     group_start, member, _ = ready.groups
     for g in range(len(group_start) - 1):
         jobs = member[group_start[g] : group_start[g + 1]]
         distinct, which = _distinct(rows[:, jobs], *_pairs(ready.uses, jobs))
         work = np.empty(len(distinct))
         kernel.patterns(
-            ready.times, ready.uses, ready.groups, g, fixed(rows[distinct]), work_flop, window, work
+            ready.times,
+            ready.uses,
+            ready.groups,
+            g,
+            as_fixed_array(rows[distinct]),
+            work_flop,
+            window,
+            work,
         )
         total += work[which]
     return total / horizon_s
@@ -138,18 +145,23 @@ class _Prepared:
 def _prepared(demand: Demand) -> _Prepared:
     d = demand
     send_s = d.send_s
-    link, use_start = fixed(d.link), fixed(d.link_start)
+    link, use_start = as_fixed_array(d.link), as_fixed_array(d.link_start)
     share = d.busy_s / send_s[d.job]
-    keep = groups.tight((use_start, link, fixed(share)), d.links)
+    keep = groups.tight((use_start, link, as_fixed_array(share)), d.links)
     kept_start = np.concatenate([[0], np.cumsum(keep)])[d.link_start]
-    group_start, member, first_link, renamed = groups.grouped(
-        fixed(kept_start), fixed(d.link[keep]), d.links
+    group_start, member, first_link, renamed = groups.group_by_links(
+        as_fixed_array(kept_start), as_fixed_array(d.link[keep]), d.links
     )
-    times = fixed(d.compute_s), fixed(d.start_s), fixed(d.delay_s), fixed(send_s)
+    times = (
+        as_fixed_array(d.compute_s),
+        as_fixed_array(d.start_s),
+        as_fixed_array(d.delay_s),
+        as_fixed_array(send_s),
+    )
     return _Prepared(
         times,
-        (fixed(kept_start), fixed(renamed), fixed(share[keep])),
-        (fixed(group_start), fixed(member), fixed(first_link)),
+        (as_fixed_array(kept_start), as_fixed_array(renamed), as_fixed_array(share[keep])),
+        (as_fixed_array(group_start), as_fixed_array(member), as_fixed_array(first_link)),
     )
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
 from tessera.formulation.tables import Floats, Ints, ranges
-from tessera.solvers.kernels.jit import fixed
-from tessera.solvers.network.kernels.paths import placed
+from tessera.solvers.kernels.jit import as_fixed_array
+from tessera.solvers.network.kernels.paths import place_bundles
 
 
 def select(contention: Contention, order: Ints) -> Ints:
@@ -31,17 +31,17 @@ def select(contention: Contention, order: Ints) -> Ints:
         raise InvalidInput("order", f"must name each of the {jobs} jobs once")
     period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))
     turn = _turns(c, order)
-    rate = fixed(c.bundle_bytes / period_s[c.bundle_job])
+    rate = as_fixed_array(c.bundle_bytes / period_s[c.bundle_job])
     paths = (
-        fixed(c.candidate_start),
-        fixed(c.candidate),
-        fixed(c.path_start),
-        fixed(c.path_link),
-        fixed(1 / c.link_bytes_per_s),
+        as_fixed_array(c.candidate_start),
+        as_fixed_array(c.candidate),
+        as_fixed_array(c.path_start),
+        as_fixed_array(c.path_link),
+        as_fixed_array(1 / c.link_bytes_per_s),
     )
     load = _fixed_load(c, period_s)
     chosen = np.zeros(len(rate), dtype=np.int64)
-    placed(fixed(turn), rate, paths, load, chosen)
+    place_bundles(as_fixed_array(turn), rate, paths, load, chosen)
     return chosen
 
 
@@ -71,7 +71,7 @@ def least_comm_s(contention: Contention) -> Floats:
     return total
 
 
-def offered(contention: Contention, chosen: Ints) -> Floats:
+def offered_duty(contention: Contention, chosen: Ints) -> Floats:
     """Return the duty that these paths offer to each link, (E,), with T as in ``select``."""
     c = contention
     period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))

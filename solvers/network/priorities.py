@@ -16,7 +16,7 @@ MARGIN = 0.1
 """The amount by which P must differ for two jobs to change places, as a share of the lower P."""
 
 
-def assigned(demand: Demand, factors: Floats) -> Floats:
+def assign_priorities(demand: Demand, factors: Floats) -> Floats:
     """Return P = k I, flop/s, (J,); it is infinite for jobs without traffic.
 
     Raises:
@@ -39,7 +39,7 @@ def order_of(priority: Floats) -> Ints:
     return np.argsort(-priority, kind="stable")
 
 
-def held(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> Ints:
+def stable_order(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> Ints:
     """Return an order, (J,), that keeps ``earlier`` where priorities have hardly changed.
 
     Jobs whose P differs by more than ``margin`` are in the order of P. All others keep their

@@ -26,15 +26,15 @@ from tessera.formulation.network.contention import Contention, Demand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.base import require_wanted
-from tessera.solvers.network.baselines.ecmp import hashed
-from tessera.solvers.network.compression import compressed
+from tessera.solvers.network.baselines.ecmp import hash_bundles
+from tessera.solvers.network.compression import compress_levels
 from tessera.solvers.network.factors import Clip, factors
-from tessera.solvers.network.floor import Floored, floored
+from tessera.solvers.network.floor import Floored, apply_floor
 from tessera.solvers.network.fluid import works
 from tessera.solvers.network.paths import least_comm_s, select
-from tessera.solvers.network.priorities import MARGIN, assigned, held, order_of
-from tessera.solvers.network.swaps import Moves, Window, by_level, releveled, swapped
-from tessera.solvers.network.trials import TRIALS, tried
+from tessera.solvers.network.priorities import MARGIN, assign_priorities, order_of, stable_order
+from tessera.solvers.network.swaps import Moves, Window, by_level, change_levels, swap_orders
+from tessera.solvers.network.trials import TRIALS, try_paths
 
 FABRIC_LEVELS = 8
 """The number of priority levels that NICs and switches have at most (Crux 4.3)."""
@@ -85,8 +85,8 @@ def replan(
     earlier: Sequence[str] = (),
     unmeasured: Sequence[str] = (),
 ) -> NetworkPlan:
-    """Return the network plan of ``replanned``."""
-    return replanned(
+    """Return the network plan of ``replan_network``."""
+    return replan_network(
         contention,
         levels=levels,
         fabric_levels=fabric_levels,
@@ -96,7 +96,7 @@ def replan(
     ).plan
 
 
-def replanned(
+def replan_network(
     contention: Contention,
     *,
     levels: int = FABRIC_LEVELS,
@@ -139,7 +139,7 @@ def replanned(
     level[holding] = below if full else np.arange(count - 1, below - 1, -1)
     order, fair = np.concatenate([holding, rest[order]]), None
     if options.floor != 0:
-        fair = floored(
+        fair = apply_floor(
             demand,
             level,
             order,
@@ -167,12 +167,12 @@ def joint(
     searches placement together with paths and priorities, which is an open problem of the paper.
 
     Raises:
-        InvalidInput: there is no candidate, or as in ``replanned``.
+        InvalidInput: there is no candidate, or as in ``replan_network``.
     """
     if not candidates:
         raise InvalidInput("candidates", "is empty; it must have at least one placement")
     found = [
-        replanned(c, levels=levels, fabric_levels=fabric_levels, options=options)
+        replan_network(c, levels=levels, fabric_levels=fabric_levels, options=options)
         for c in candidates
     ]
     window = (options or Options()).window
@@ -190,7 +190,7 @@ def joint(
 
 def _paths(c: Contention, options: Options) -> Ints:
     if options.variant is Variant.PA:
-        return hashed(c, options.seed)
+        return hash_bundles(c, options.seed)
     comm_s = least_comm_s(c)
     intensity = np.full(len(c.jobs), np.inf)
     np.divide(c.work_flop, comm_s, out=intensity, where=comm_s > 0)
@@ -206,11 +206,15 @@ def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Deman
     chosen = _paths(c, options)
     demand = demand_of(c, chosen)
     priority = _priority(demand, options)
-    order = held(priority, earlier, margin=options.margin) if len(earlier) else order_of(priority)
+    order = (
+        stable_order(priority, earlier, margin=options.margin)
+        if len(earlier)
+        else order_of(priority)
+    )
     if options.swap_jobs < 2:
         return chosen, demand, priority, order
     if options.trials and options.variant is not Variant.PA:
-        other, order = tried(
+        other, order = try_paths(
             c,
             chosen,
             order,
@@ -223,7 +227,7 @@ def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Deman
         if (other != chosen).any():
             chosen, demand = other, demand_of(c, other)
             priority = _priority(demand, options)
-    order = swapped(
+    order = swap_orders(
         demand,
         order,
         most_jobs=options.swap_jobs,
@@ -235,7 +239,9 @@ def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Deman
 
 
 def _priority(demand: Demand, options: Options) -> Floats:
-    return assigned(demand, factors(demand, references=options.references, clip=options.clip))
+    return assign_priorities(
+        demand, factors(demand, references=options.references, clip=options.clip)
+    )
 
 
 def _levels(
@@ -249,10 +255,12 @@ def _levels(
         level = np.empty(demand.jobs, dtype=np.int64)
         level[order] = np.arange(demand.jobs - 1, -1, -1)
         return level, order
-    level = compressed(demand, priority, order, levels, samples=options.samples, seed=options.seed)
+    level = compress_levels(
+        demand, priority, order, levels, samples=options.samples, seed=options.seed
+    )
     if options.swap_jobs <= levels:
         return level, order
-    better = releveled(
+    better = change_levels(
         demand,
         level,
         levels,

@@ -120,7 +120,7 @@ def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
     return sorted(groups, key=cost)
 
 
-def swapped(
+def swap_orders(
     demand: Demand,
     order: Ints,
     *,
@@ -151,7 +151,7 @@ def swapped(
     return found
 
 
-def releveled(
+def change_levels(
     demand: Demand,
     level: Ints,
     levels: int,

@@ -44,7 +44,7 @@ KICK: Final = 3
 """Bundles that are drawn again when no single one should move."""
 
 
-def tried(
+def try_paths(
     contention: Contention,
     chosen: Ints,
     order: Ints,

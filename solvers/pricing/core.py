@@ -23,7 +23,7 @@ import numpy as np
 from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.fixing import losses
-from tessera.solvers.kernels.core import changes, joined, keys
+from tessera.solvers.kernels.core import changes, join_halves, keys
 from tessera.solvers.prices import Priced
 
 MOST_WAYS: Final = 50_000
@@ -36,7 +36,9 @@ _FACTOR: Final = 0x9E3779B97F4A7C15
 """An odd number whose multiples spread over 64 bits; the factors of rows are its powers."""
 
 
-def closed(problem: Problem, priced: Priced, worth: float, gap: float) -> tuple[Ints | None, float]:
+def close_gap(
+    problem: Problem, priced: Priced, worth: float, gap: float
+) -> tuple[Ints | None, float]:
     """Return a choice worth more than ``worth``, int64[jobs], or None, and a bound.
 
     If there is a choice, it is optimal, and the bound is its value.
@@ -114,7 +116,7 @@ def _least(
     rank = np.lexsort((other.loss, rest))
     with np.errstate(over="ignore"):
         wanted = int((free * tight).sum())
-    least, first, second = joined(
+    least, first, second = join_halves(
         (key, one.loss, one.used),
         (rest[rank], other.loss[rank], other.used[rank]),
         free,

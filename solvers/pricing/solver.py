@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.problem import Problem, restricted
+from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import (
@@ -24,10 +24,10 @@ from tessera.solvers.answers import (
     without_answer,
 )
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import improve, repaired
-from tessera.solvers.kernels.pricing import inserted
+from tessera.solvers.greedy import improve, repair_choice
+from tessera.solvers.kernels.pricing import insert_jobs
 from tessera.solvers.prices import Priced, Shown, price
-from tessera.solvers.pricing.core import closed
+from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.dual import descend, descend_near
 from tessera.solvers.waiting import spells_out_waiting
 
@@ -79,7 +79,7 @@ class _Found:
     def take(self, problem: Problem, priced: Priced, gap: float) -> None:
         """Record what ``priced`` proves, and the choices near it, until one is within ``gap``."""
         self.prove(priced.shown())
-        for way in (mended, inserted_by_lead):
+        for way in (mend_choice, inserted_by_lead):
             if not self.close(gap):
                 self.offer(problem, way(problem, priced))
 
@@ -122,7 +122,7 @@ class Pricing:
             if not enough:
                 self._search(problem, budget, known, found)
             if found.shown is not None and not found.infeasible and not found.close(budget.gap):
-                choice, bound = closed(
+                choice, bound = close_gap(
                     problem, price(problem, found.shown.prices), found.worth, budget.gap
                 )
                 found.offer(problem, choice)
@@ -144,9 +144,11 @@ class Pricing:
         if len(problem.jobs) > SAMPLE:
             if len(among) > few:
                 among = among[near.lead <= np.partition(near.lead, few)[few]]
-            found.offer(problem, repaired(problem, near.shown.choice, near.shown.prices, among))
+            found.offer(
+                problem, repair_choice(problem, near.shown.choice, near.shown.prices, among)
+            )
         if not found.close(budget.gap):
-            found.offer(problem, repaired(problem, near.shown.choice, near.shown.prices))
+            found.offer(problem, repair_choice(problem, near.shown.choice, near.shown.prices))
         if not found.close(budget.gap) and near.inside:
             found.take(problem, price(problem, near.shown.prices), budget.gap)
         return near.shown.prices, found.close(budget.gap) or (
@@ -203,9 +205,9 @@ def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
     return prices if LEAST_SOLD < prices @ problem.capacity < math.inf else None
 
 
-def mended(problem: Problem, priced: Priced) -> Ints | None:
+def mend_choice(problem: Problem, priced: Priced) -> Ints | None:
     """Return the jobs' best choices at the prices, repaired where rows are overfull, or None."""
-    return repaired(problem, priced.choice, priced.prices)
+    return repair_choice(problem, priced.choice, priced.prices)
 
 
 def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
@@ -219,7 +221,7 @@ def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
     lead = np.where(problem.must_run, np.inf, priced.lead)
     order = np.argsort(-lead, kind="stable")
     free = problem.capacity.copy()
-    complete = inserted(
+    complete = insert_jobs(
         problem.job_start,
         problem.usage_start,
         problem.row,
@@ -244,4 +246,4 @@ def _sample(problem: Problem) -> Problem:
     columns = np.flatnonzero(picked[problem.column_job])
     share = len(jobs) / len(problem.jobs)
     capacity = np.ceil(problem.capacity * share).astype(np.int64)
-    return restricted(problem, jobs, columns, capacity=capacity)
+    return restrict_problem(problem, jobs, columns, capacity=capacity)

@@ -22,8 +22,8 @@ from tessera.formulation.network.flows import NetworkJob, Note, contention
 from tessera.formulation.network.measured import Seen, with_bytes, with_times
 from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
 from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.network.running import Running, observed, traffics
-from tessera.formulation.network.tags import Settings, assigned
+from tessera.formulation.network.running import Running, observe_traffic, traffics
+from tessera.formulation.network.tags import Settings, assign_tags
 from tessera.formulation.network.telling import met_by, routes_of
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -32,7 +32,7 @@ from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.paths import least_comm_s
-from tessera.solvers.network.replan import Options, replanned
+from tessera.solvers.network.replan import Options, replan_network
 
 _UNKNOWN: Final = (
     "what its Cell sends is not known: let the service estimate its Cells (`tessera models add`), or say it"
@@ -69,13 +69,13 @@ def plan_network(
         for r in running
         if r.job in known
     ]
-    seen = observed(snapshot, running, policy)
+    seen = observe_traffic(snapshot, running, policy)
     by_name = {names[job]: one for job, one in seen.seen.items()}
     with known_routes.lock:
         c, notes = _measured(topology, jobs, by_name, known_routes.routes)
     require_wanted(cancelled)
     standing = snapshot.standing.job[np.argsort(snapshot.standing.rank, kind="stable")].tolist()
-    found = replanned(
+    found = replan_network(
         c,
         levels=policy.network_levels,
         options=Options(floor=policy.network_floor, cancelled=cancelled),
@@ -143,7 +143,7 @@ def _tags(
             kept[names[job] if runs else f"row {row}"] = tag
     sends = demand.comm_s > 0
     levels = {name: int(plan.level[k]) for k, name in enumerate(c.jobs) if sends[k]}
-    return assigned(levels, plan.levels, kept)
+    return assign_tags(levels, plan.levels, kept)
 
 
 def _decisions(

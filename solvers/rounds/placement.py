@@ -32,7 +32,7 @@ def place_answers(work: RoundWork, solved: Solved) -> tuple[RoundWork, Placed]:
     best: tuple[int, RoundWork, Placed] | None = None
     for stated in map(work.restated, _with_rising_cap(work.statement)):
         work.budget.check()
-        placed = defragmented(stated, stated.surrogate, _better(stated, solved))
+        placed = defragment_placement(stated, stated.surrogate, _better(stated, solved))
         broken = _promises_broken(work.snapshot, stated.surrogate, placed)
         if best is None or broken < best[0]:
             best = broken, stated, placed
@@ -43,7 +43,7 @@ def place_answers(work: RoundWork, solved: Solved) -> tuple[RoundWork, Placed]:
     return best[1], best[2]
 
 
-def defragmented(
+def defragment_placement(
     work: RoundWork, problem: Problem, placed: Placed, *, chosen_only: bool = False
 ) -> Placed:
     """Return ``placed``, which solves ``problem``; in rounds that defragment, after that pass."""

@@ -21,7 +21,7 @@ from tessera.formulation.policy import KEEP, LOOKS_AHEAD, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement, offered, state, stated
+from tessera.formulation.statement import Statement, draft_columns, state, state_draft
 from tessera.solvers.answers import objective_of
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import solve_goals
@@ -30,8 +30,8 @@ from tessera.solvers.placement import Placed, place
 from tessera.solvers.prices import known_prices
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.placement import defragmented, next_defragmented, place_answers
-from tessera.solvers.rounds.promises import keep_promises, promised_before, released
+from tessera.solvers.rounds.placement import defragment_placement, next_defragmented, place_answers
+from tessera.solvers.rounds.promises import keep_promises, promised_before, release_lost_promises
 from tessera.solvers.rounds.work import RoundWork
 from tessera.solvers.schedulers.base import Known, Scheduler, not_chosen
 
@@ -215,7 +215,7 @@ def _solved(
         bound=max(solved.solution.bound, objective),
         work=(*solved.solution.work, *(((ADMISSION, admission.work),) if admission else ())),
     )
-    kept, lost = released(problem, solution)
+    kept, lost = release_lost_promises(problem, solution)
     unkept, had = work.waived | lost | work.statement.lapsed, promised_before(snapshot)
     if admission is not None:  # a new promise that cannot be kept now has not been made
         old = snapshot.jobs.admitted
@@ -243,8 +243,8 @@ def _scheduled(
 
     Its bound is the trivial one, since nothing was proven.
     """
-    draft = offered(snapshot, policy, every_cell=True, check=budget.check)
-    work = RoundWork.begin(snapshot, policy, budget, stated(draft, promises=()))
+    draft = draft_columns(snapshot, policy, every_cell=True, check=budget.check)
+    work = RoundWork.begin(snapshot, policy, budget, state_draft(draft, promises=()))
     problem = work.statement.problem
     mark("build")
     decided = scheduler.decide(draft, problem, budget.seed, budget.cancelled)
@@ -260,7 +260,7 @@ def _scheduled(
         now=work.gangs,
         chosen_only=True,
     )
-    placed = defragmented(work, problem, placed, chosen_only=True)
+    placed = defragment_placement(work, problem, placed, chosen_only=True)
     # Placement must not hide what the scheduler broke. If it changed nothing, the round's check
     # finds it.
     broken = () if placed.solution is solution else violations(problem, solution)

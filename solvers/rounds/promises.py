@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.problem import Problem
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import Statement, state
@@ -50,7 +50,7 @@ def keep_promises(work: RoundWork) -> RoundWork:
     return replace(work, hint=solver.solve(relaxed, budget, hint))
 
 
-def released(problem: Problem, solution: Solution) -> tuple[Problem, frozenset[int]]:
+def release_lost_promises(problem: Problem, solution: Solution) -> tuple[Problem, frozenset[int]]:
     """Return the problem in which jobs that found no blocks need not run, and these jobs.
 
     Placement displaces all jobs that it may before it leaves such a job without GPUs.
@@ -69,7 +69,7 @@ def promised_before(snapshot: Snapshot) -> Bools:
     They are launched or admitted. A job that would only start, by its queue, its quota or an
     admission of this round, has nothing to lose.
     """
-    return launched(snapshot) | snapshot.jobs.admitted
+    return is_launched(snapshot) | snapshot.jobs.admitted
 
 
 def _witness(statement: Statement, problem: Problem) -> Solution | None:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from tessera.formulation.objectives.throughput import throughput
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import Seen
@@ -85,7 +85,7 @@ class Arena:
         queue, order = effective_queue(seen.draft), in_order(seen)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        past = launched(draft.snapshot) & jobs.opportunistic & self.opportunism
+        past = is_launched(draft.snapshot) & jobs.opportunistic & self.opportunism
         blocked_queue = np.inf
         for job in order.tolist():
             seen.check()
@@ -118,7 +118,7 @@ class Arena:
         order, waits = in_order(seen), (choice < 0) & seen.draft.has_columns
         past = np.zeros(len(order), dtype=np.bool_)
         past[order] = np.cumsum(waits[order]) > 0
-        return past & (choice >= 0) & ~launched(seen.draft.snapshot) & self.opportunism
+        return past & (choice >= 0) & ~is_launched(seen.draft.snapshot) & self.opportunism
 
     def _launch_slots(
         self, slots: Slots, job: int, count: int, gpu_type: int

@@ -16,7 +16,7 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
-from tessera.formulation.statement import offered
+from tessera.formulation.statement import draft_columns
 from tessera.formulation.tables import Bools, Ints, ranges
 from tessera.solvers.answers import answer, trivial_bound
 from tessera.solvers.base import Budget, require_wanted
@@ -41,9 +41,9 @@ class Seen:
         require_wanted(self.cancelled)
 
 
-def seen(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
+def make_view(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
     """Return what a scheduler sees of ``snapshot``, which has the estimates that it may see."""
-    return _seen(offered(snapshot, policy, every_cell=True), seed)
+    return _seen(draft_columns(snapshot, policy, every_cell=True), seed)
 
 
 def _seen(draft: Draft, seed: int, cancelled: Callable[[], bool] = never) -> Seen:
@@ -92,7 +92,7 @@ class Timeless(Protocol):
         ...
 
 
-def carried(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
+def translate_choice(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
     """Return ``choice`` translated from ``draft`` to ``problem``, int64[jobs]; -1: it waits.
 
     ``choice`` has columns of ``draft``, which may be another statement of the same snapshot. The
@@ -161,10 +161,10 @@ class Scheduler:
         """
         known = self.information(draft.snapshot)
         sees_all = known is draft.snapshot
-        of = draft if sees_all else offered(known, draft.policy, every_cell=True)
+        of = draft if sees_all else draft_columns(known, draft.policy, every_cell=True)
         view = _seen(of, seed, cancelled)
         chosen = self.published.choose(view)
-        choice = carried(view.draft, problem, chosen)
+        choice = translate_choice(view.draft, problem, chosen)
         return Decided(
             solution=answer(
                 problem, choice, bound=trivial_bound(problem), solver=self.published.name, seed=seed

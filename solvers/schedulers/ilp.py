@@ -8,7 +8,14 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.capacity import gpu_rows
-from tessera.formulation.problem import VALUE_SCALE, Problem, Row, RowKind, bounded_worth, scaled
+from tessera.formulation.problem import (
+    VALUE_SCALE,
+    Problem,
+    Row,
+    RowKind,
+    bounded_worth,
+    scale_values,
+)
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
@@ -78,7 +85,7 @@ def _problem(
         cells=draft.cells,
         plans=draft.snapshot.plans,
         cell=draft.cell[options.column[kept]],
-        value=scaled(worth, VALUE_SCALE),
+        value=scale_values(worth, VALUE_SCALE),
         restart_price=np.zeros(len(kept), np.int64),
         scale=float(VALUE_SCALE),
         unit="value to the policy",

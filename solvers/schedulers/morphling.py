@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tessera.formulation.draft import Draft
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.schedulers.allowance import Allowance
 from tessera.solvers.schedulers.base import Seen
@@ -71,7 +71,7 @@ class Morphling:
         """Return the columns that the variant leaves, bool[columns]."""
         jobs, keep = draft.snapshot.jobs, np.ones(len(draft.cell), dtype=np.bool_)
         if not self.resources:
-            holds = launched(draft.snapshot) & (jobs.current_gpus > 0)
+            holds = is_launched(draft.snapshot) & (jobs.current_gpus > 0)
             count = np.where(holds, jobs.current_gpus, jobs.requested_gpus)
             keep &= draft.gpus == count[draft.job]
         if not self.plans:

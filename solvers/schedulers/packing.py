@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.promises.launched import launched
+from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import Seen
 
@@ -121,7 +121,7 @@ def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
     is_current = np.flatnonzero(columns == draft.current[job])
     best[group[is_current]] = is_current
     job, gpu_type, gpus, columns = job[best], gpu_type[best], gpus[best], columns[best]
-    runs = launched(draft.snapshot) & (jobs.current_gpus > 0)
+    runs = is_launched(draft.snapshot) & (jobs.current_gpus > 0)
     holds = runs[job] & (gpu_type == jobs.current_type[job]) & (gpus == jobs.current_gpus[job])
     held = np.flatnonzero(holds)
     current = np.full(count, -1, dtype=np.int64)

@@ -75,7 +75,7 @@ def is_interruptible(name: str) -> bool:
     return name not in _UNINTERRUPTIBLE
 
 
-def published(name: str) -> Published:
+def make_scheduler(name: str) -> Published:
     """Return the published scheduler of that name.
 
     Raises:
@@ -93,4 +93,4 @@ def scheduler_of(name: str) -> Scheduler | None:
     Raises:
         InvalidInput: no scheduler has that name.
     """
-    return Scheduler(published=published(name)) if name else None
+    return Scheduler(published=make_scheduler(name)) if name else None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import NotAllowed, Unavailable
-from tessera.formulation.network.tags import assigned
+from tessera.formulation.network.tags import assign_tags
 from tessera.service.agent.main import main
 from tessera.service.agent.network.backend import Change
 from tessera.service.agent.network.commands import inside
@@ -126,13 +126,13 @@ def test_new_levels_of_running_jobs_are_carried_out_without_new_tags() -> None:
         table = Tc(interface, link_bit_per_s=LINK_BIT_PER_S, run=inside(left), dry_run=False)
         now_s = [0.0]
         node = NodeNetwork([table], clock=lambda: now_s[0], drain_s=0.1)
-        before = assigned({"a": 1, "b": 0}, 2)
+        before = assign_tags({"a": 1, "b": 0}, 2)
         node.desired(before)
         tags = before.tags["a"], before.tags["b"]
         with Race(left, right, "10.91.2.2", tags) as race:
             assert race.shares(WINDOW)[tags[0]] > 0.9
             now_s[0] = 1.0
-            after = assigned({"a": 0, "b": 1}, 2, before.tags)
+            after = assign_tags({"a": 0, "b": 1}, 2, before.tags)
             assert after.tags == before.tags
             node.desired(after)
             assert (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.copy import AT_ONCE, NULL, escaped, write_rows
+from tessera.db.copy import AT_ONCE, NULL, escape_text, write_rows
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
@@ -48,12 +48,12 @@ def write(notes: Database, rows: Iterator[tuple[str, str]]) -> None:
 
 
 def test_any_text_comes_back_as_it_went_in(notes: Database) -> None:
-    write(notes, ((str(i), escaped(text)) for i, text in enumerate(AWKWARD)))
+    write(notes, ((str(i), escape_text(text)) for i, text in enumerate(AWKWARD)))
     assert read(notes) == list(AWKWARD)
 
 
 def test_null_is_no_text_and_nul_is_left_out(notes: Database) -> None:
-    write(notes, iter([("0", NULL), ("1", escaped("a\0b"))]))
+    write(notes, iter([("0", NULL), ("1", escape_text("a\0b"))]))
     assert read(notes) == [None, "ab"]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, assigned
+from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, assign_tags
 
 LEVELS = 4
 JOBS = st.dictionaries(
@@ -17,7 +17,7 @@ def test_through_any_history_tags_stay_and_no_job_is_served_later_than_its_level
 ) -> None:
     tags: dict[str, int] = {}
     for jobs in history:
-        found = assigned(jobs, LEVELS, tags)
+        found = assign_tags(jobs, LEVELS, tags)
         assert found.tags.keys() == jobs.keys()
         assert all(found.tags[job] == tag for job, tag in tags.items() if job in jobs)
         assert not set(found.tags.values()) & {*RESERVED, CONTROL_TAG}
@@ -31,5 +31,5 @@ def test_through_any_history_tags_stay_and_no_job_is_served_later_than_its_level
 
 @given(JOBS)
 def test_the_same_again_changes_nothing(jobs: dict[str, int]) -> None:
-    once = assigned(jobs, LEVELS)
-    assert assigned(jobs, LEVELS, once.tags) == once
+    once = assign_tags(jobs, LEVELS)
+    assert assign_tags(jobs, LEVELS, once.tags) == once

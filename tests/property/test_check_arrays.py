@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tessera.benchmarks.rounds.instances import instance
 from tessera.formulation.check import placement_violations, violations
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang, Placement, changed, current_gangs
+from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.policy import Policy
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
@@ -106,8 +106,8 @@ def test_the_gangs_of_now_are_the_allocations_that_are_not_given_back(seed: int)
     for j, its in given.items():
         assert [(n, g) for n, gpus in found[j].members for g in gpus] == sorted(map(tuple, its))
         assert [n for n, _ in found[j].members] == sorted({n for n, _ in its})
-    assert changed(found, current_gangs(snapshot)) == set()
-    assert changed({0: found[1], 1: found[1], 5: found[0]}, found) == {0, 5}
+    assert changed_gangs(found, current_gangs(snapshot)) == set()
+    assert changed_gangs({0: found[1], 1: found[1], 5: found[0]}, found) == {0, 5}
     leaving = a_snapshot(
         nodes=nodes, jobs=jobs, estimates=[an_estimate(gpus=4)], gangs=gangs, hold=Hold.RELEASING
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Ints
-from tessera.solvers.network.compression import compressed, compression_of
+from tessera.solvers.network.compression import compress_levels, compression_of
 from tessera.solvers.network.compression.cuts import cut_of
 from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels
@@ -86,7 +86,7 @@ def test_levels_exist_and_never_invert_two_jobs_that_meet(
     demand: Demand, levels: int, seed: int
 ) -> None:
     order = np.random.default_rng(seed).permutation(demand.jobs)
-    level = compressed(demand, demand.intensity, order, levels, seed=seed)
+    level = compress_levels(demand, demand.intensity, order, levels, seed=seed)
     dag = dag_of(demand, order)
     assert ((level >= 0) & (level < levels)).all()
     assert (level[dag.job[sources(dag)]] >= level[dag.job[dag.target]]).all()

@@ -22,8 +22,8 @@ from tessera.simulator.store import EPOCH_S
 from tessera.solvers.registry import solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.base import Scheduler, Seen, seen
-from tessera.solvers.schedulers.registry import names, published
+from tessera.solvers.schedulers.base import Scheduler, Seen, make_view
+from tessera.solvers.schedulers.registry import make_scheduler, names
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.conditions import conditions
 from tests.support.driver import FOREVER
@@ -39,14 +39,14 @@ from tests.support.worlds import (
     simulated,
 )
 
-LASTING = [name for name in names() if Scheduler(published=published(name)).lasts(Policy())]
+LASTING = [name for name in names() if Scheduler(published=make_scheduler(name)).lasts(Policy())]
 
 
 class Wakeful:
     """A policy that is asked in every round."""
 
     def __init__(self, name: str) -> None:
-        self._published = published(name)
+        self._published = make_scheduler(name)
         self.name = self._published.name
 
     def choose(self, seen: Seen) -> Ints:
@@ -82,9 +82,9 @@ def test_first_come_first_served_looks_at_no_clock() -> None:
 def test_a_choice_that_lasts_is_the_same_later_on(
     name: str, snapshot: Snapshot, seconds: float, share_left: float
 ) -> None:
-    policy = published(name)
-    first = policy.choose(seen(snapshot, Policy()))
-    then = policy.choose(seen(later(snapshot, seconds, share_left), Policy()))
+    policy = make_scheduler(name)
+    first = policy.choose(make_view(snapshot, Policy()))
+    then = policy.choose(make_view(later(snapshot, seconds, share_left), Policy()))
     np.testing.assert_array_equal(first, then)
 
 
@@ -128,7 +128,7 @@ class Curfew:
     name: str = "curfew"
 
     def choose(self, seen: Seen) -> Ints:
-        choice = published("fcfs").choose(seen)
+        choice = make_scheduler("fcfs").choose(seen)
         late = seen.draft.snapshot.now_s >= EPOCH_S + 1800.0
         return np.full_like(choice, -1) if late else choice
 
@@ -213,5 +213,5 @@ def all_run(number: int) -> Snapshot:
 
 
 def of_fcfs(snapshot: Snapshot, policy: Policy) -> Outcome:
-    scheduler = Scheduler(published=published("fcfs"))
+    scheduler = Scheduler(published=make_scheduler("fcfs"))
     return plan_round(snapshot, policy, solver("greedy"), FOREVER, scheduler=scheduler)

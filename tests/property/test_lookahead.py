@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tessera.benchmarks.deadlines.bench_deadlines import Load, drive, overloaded
+from tessera.benchmarks.deadlines.bench_deadlines import Load, draw_overload, drive
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import (
     Lookahead,
@@ -270,7 +270,7 @@ def with_others(load: Load, seed: int) -> Load:
 @given(st.integers(0, 10_000), st.sampled_from([300.0, 100.0]))
 @examples(4)
 def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s: float) -> None:
-    load = overloaded(seed, 7, 1.5)
+    load = draw_overload(seed, 7, 1.5)
     for mode in DEADLINE_MODES[1:]:
         found = drive(load, mode, every_s=every_s)
         assert (found.missed, found.violations) == (0, 0)
@@ -279,5 +279,5 @@ def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s:
 @given(st.integers(0, 10_000))
 @examples(4)
 def test_nor_beside_guaranteed_and_best_effort_jobs(seed: int) -> None:
-    found = drive(with_others(overloaded(seed, 9, 1.5), seed), "look-ahead")
+    found = drive(with_others(draw_overload(seed, 9, 1.5), seed), "look-ahead")
     assert (found.missed, found.violations) == (0, 0)

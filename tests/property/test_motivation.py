@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.papers.bench_motivation import NORMALISED, POLICIES, RAW, ROUNDING
-from tessera.benchmarks.papers.openings import Job, Opening, Scene, decided
+from tessera.benchmarks.papers.openings import Job, Opening, Scene, decide_openings
 from tessera.formulation.values import Workload
 from tests.support.laws import examples
 from tests.support.worlds import a_profile
@@ -37,8 +37,8 @@ def scenes(draw: st.DrawFn) -> Scene:
 @examples(25)
 @given(scenes())
 def test_ours_reaches_the_best_of_all_plans(scene: Scene) -> None:
-    raw = decided(scene, RAW, "estimates", None, 0)
-    normalised = decided(scene, NORMALISED, "estimates", None, 0)
+    raw = decide_openings(scene, RAW, "estimates", None, 0)
+    normalised = decide_openings(scene, NORMALISED, "estimates", None, 0)
     assert scene.total(raw) >= max(map(scene.total, scene.plans())) * (1 - ROUNDING)
     assert scene.normalised(normalised) >= max(map(scene.normalised, scene.plans())) * (
         1 - ROUNDING
@@ -50,4 +50,4 @@ def test_ours_reaches_the_best_of_all_plans(scene: Scene) -> None:
 def test_what_any_policy_starts_is_one_of_the_plans(scene: Scene) -> None:
     plans = set(scene.plans())
     for policy in POLICIES:
-        assert decided(scene, policy, "estimates", None, 0) in plans
+        assert decide_openings(scene, policy, "estimates", None, 0) in plans

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tessera.solvers.network.factors import MOST_STEPS, Timing, against, factors, low_periods_s
 from tessera.solvers.network.fluid import works
-from tessera.solvers.network.priorities import assigned, held
+from tessera.solvers.network.priorities import assign_priorities, stable_order
 from tests.support.laws import examples
 from tests.support.networks import FluidJob, a_demand
 
@@ -155,11 +155,11 @@ def test_a_held_order_puts_jobs_far_apart_by_priority_and_changes_nothing_needle
 ) -> None:
     p = np.array(priority)
     earlier = np.array(data.draw(st.permutations(range(len(p)))), dtype=np.int64)
-    order = held(p, earlier, margin=margin)
+    order = stable_order(p, earlier, margin=margin)
     assert sorted(order.tolist()) == list(range(len(p)))
     for at, job in enumerate(order.tolist()):
         assert not (p[order[at + 1 :]] > (1 + margin) * p[job]).any()
-    again = held(p, order, margin=margin)
+    again = stable_order(p, order, margin=margin)
     assert again.tolist() == order.tolist()
     if all(p[b] <= (1 + margin) * p[a] for i, a in enumerate(earlier) for b in earlier[i + 1 :]):
         assert order.tolist() == earlier.tolist()
@@ -186,4 +186,4 @@ def test_factors_are_numbers_above_0_that_jobs_without_traffic_do_not_change(
     assert k.max() <= 4
     more = a_demand(*given_jobs, FluidJob())
     assert factors(more, references=references)[:-1].tolist() == k.tolist()
-    assert np.isfinite(assigned(demand, k)).all()
+    assert np.isfinite(assign_priorities(demand, k)).all()

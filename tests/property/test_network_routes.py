@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.flows import NetworkJob, contention
 from tessera.formulation.network.traffic import Pattern
-from tessera.formulation.topologies.document import read, write
+from tessera.formulation.topologies.document import build_topology, write
 from tessera.formulation.topologies.measures import bisection_bytes_per_s
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import NOWHERE, Topology
@@ -45,7 +45,7 @@ def fabrics(draw: st.DrawFn) -> Topology:
     for a, b, one_way in draw(st.lists(st.tuples(number, number, st.booleans()), max_size=18)):
         if a != b:
             links.append({"from": f"s{a}", "to": f"s{b}", "one_way": one_way} | speed)
-    return read(
+    return build_topology(
         {
             "hosts": hosts,
             "host": {
@@ -91,7 +91,7 @@ def test_what_halves_can_send_each_other_is_the_narrowest_cut_between_them(
 ) -> None:
     count = tors + others
     kept = [(a % count, b % count, size) for a, b, size in links if a % count != b % count]
-    topology = read(
+    topology = build_topology(
         {
             "hosts": 1,
             "host": "pcie",
@@ -212,7 +212,7 @@ def test_bytes_are_neither_lost_nor_made_on_their_way(
 @examples(20)
 @given(fabrics())
 def test_a_topology_is_the_same_after_it_was_written_and_read(topology: Topology) -> None:
-    again = read(write(topology))
+    again = build_topology(write(topology))
     assert again.hosts == topology.hosts
     assert again.vertices.equals(topology.vertices)
     assert again.links.equals(topology.links)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tessera.estimator.memory import in_flight, limit_bytes, memory_bytes
 from tessera.estimator.pipeline import Overlap, Sync, Transfers, iteration_s, pipelines_of
 from tessera.estimator.planning import labels, search
-from tessera.estimator.planning.assembly import Profiled, assembled
+from tessera.estimator.planning.assembly import Profiled, assemble_plan
 from tessera.estimator.planning.options import NoPlan, depths, options_of
-from tessera.estimator.planning.pareto import comm_load, frontier, undominated
+from tessera.estimator.planning.pareto import comm_load, find_undominated_plans, frontier
 from tessera.estimator.planning.search import best_plan, latency_of
 from tessera.estimator.planning.stages import (
     NEAR,
@@ -91,7 +91,7 @@ def test_the_frontier_is_that_of_all_plans(
     share = stage_shares(load, gpus, option.start, option.end)
     bias = bias_of(share[plans], option.gpus[plans])
     total = comm_load(comm[option.source][plans], micro_batches)
-    best = undominated(bias, total)
+    best = find_undominated_plans(bias, total)
     found = frontier(option, load, comm, gpus, stages, micro_batches, limit=10_000)
     expected = sorted(zip(bias[best], total[best], strict=True))
     assert found.exact
@@ -184,9 +184,9 @@ def test_the_assembled_plan_is_the_fastest_mixture(
     latency += profiled.once_s[at, every].max(axis=1)
     if not len(every):
         with pytest.raises(NoPlan, match="stage"):
-            assembled(profiled, micro_batches)
+            assemble_plan(profiled, micro_batches)
         return
-    found = assembled(profiled, micro_batches)
+    found = assemble_plan(profiled, micro_batches)
     assert found.latency_s == pytest.approx(latency.min())
     assert latency[(every == found.ways).all(axis=1)] == pytest.approx(latency.min())
 

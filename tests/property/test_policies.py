@@ -17,8 +17,8 @@ from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.base import Published, Scheduler, seen
-from tessera.solvers.schedulers.registry import names, published
+from tessera.solvers.schedulers.base import Published, Scheduler, make_view
+from tessera.solvers.schedulers.registry import make_scheduler, names
 from tests.support.builders import a_random_snapshot
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
@@ -30,7 +30,7 @@ FOREVER = Budget(remaining_s=lambda: math.inf)
 
 @cache
 def policy_of(name: str) -> Published:
-    return published(name)
+    return make_scheduler(name)
 
 
 def outcome(snapshot: Snapshot, name: str, information: Information = estimates) -> Outcome:
@@ -49,7 +49,7 @@ def outcome(snapshot: Snapshot, name: str, information: Information = estimates)
 def test_a_choice_fits_the_capacity_in_columns_of_the_jobs_own(
     name: str, snapshot: Snapshot
 ) -> None:
-    view = seen(snapshot, Policy())
+    view = make_view(snapshot, Policy())
     choice = policy_of(name).choose(view)
     runs = np.flatnonzero(choice >= 0)
     assert choice.shape == (len(snapshot.jobs),)
@@ -82,7 +82,7 @@ def test_a_policy_keeps_no_memory_between_rounds(name: str, snapshot: Snapshot) 
     outcome(a_random_snapshot(5, jobs=6), name)
     assert first == outcome(snapshot, name).decisions
     other = plan_round(
-        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=published(name))
+        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=make_scheduler(name))
     )
     assert first == other.decisions
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.benchmarks.rounds.bench_fuzz import faults
 from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
-from tessera.benchmarks.rounds.instances import FAMILIES, churned, instance
+from tessera.benchmarks.rounds.instances import FAMILIES, churn_round, instance
 from tessera.formulation.check import violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
@@ -120,7 +120,7 @@ def test_after_churn_the_last_answer_and_prices_help_to_the_gap_again(
     snapshot = instance(60, 64, 4, seed)
     problem = build_problem(snapshot, Policy())
     first = solver().solve(problem, USUAL)
-    later = build_problem(churned(snapshot, problem, first.choice, share, seed), Policy())
+    later = build_problem(churn_round(snapshot, problem, first.choice, share, seed), Policy())
     hint = Solution(
         status=SolveStatus.FEASIBLE,
         choice=later.current,

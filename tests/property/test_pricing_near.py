@@ -22,7 +22,7 @@ from tessera.solvers.kernels.pricing import demand
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price, price_near
 from tessera.solvers.pricing import core
-from tessera.solvers.pricing.core import closed
+from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.dual import descend_near
 from tessera.solvers.pricing.surface import near
 from tessera.solvers.relaxation import Relaxation
@@ -193,7 +193,7 @@ def test_a_core_that_is_closed_holds_the_optimum_and_any_bound_is_true(
     if best is None or not known.has_answer:
         return
     priced = price(problem, np.array(prices[: len(problem.rows)]))
-    choice, bound = closed(problem, priced, float(known.objective), gap)
+    choice, bound = close_gap(problem, priced, float(known.objective), gap)
     assert best <= bound <= priced.bound
     if choice is not None:
         assert is_answer(problem, choice)
@@ -206,7 +206,7 @@ def test_a_core_is_closed_where_rows_must_be_filled_exactly() -> None:
         exact = CpSat().solve(problem, EXACT)
         priced = price(problem, Relaxation().solve(problem, EXACT).prices)
         known = Greedy().solve(problem, EXACT)
-        choice, bound = closed(problem, priced, float(known.objective), 0.0)
+        choice, bound = close_gap(problem, priced, float(known.objective), 0.0)
         assert bound >= exact.objective
         assert choice is None or objective_of(problem, choice) == exact.objective == bound
 
@@ -218,6 +218,6 @@ def test_too_many_ways_are_given_up_with_a_true_bound(monkeypatch: pytest.Monkey
     for name in ("MOST_WAYS", "MOST_PAIRS", "MOST_CHANGES"):
         with monkeypatch.context() as patch:
             patch.setattr(core, name, 1)
-            choice, bound = closed(problem, priced, 0.0, 0.0)
+            choice, bound = close_gap(problem, priced, 0.0, 0.0)
             assert choice is None
             assert bound >= best

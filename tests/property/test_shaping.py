@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.traces.redraw import asked, redraw
+from tessera.simulator.traces.redraw import job_requests, redraw
 from tessera.simulator.traces.screening import screen
-from tessera.simulator.traces.shaping import busiest, sampled, split_tenants
+from tessera.simulator.traces.shaping import busiest, sample_jobs, split_tenants
 from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival, parse_trace
 from tessera.simulator.traces.writing import trace_csv
@@ -79,8 +79,8 @@ def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
     good = screen(jobs, profiles(profile), [a_type("a100"), a_type("v100")], NODES, "drop").arrivals
     if not speeds.workloads():
         return
-    found = redraw(asked(good, speeds), speeds, seed)
-    assert found == redraw(asked(good, speeds), speeds, seed)
+    found = redraw(job_requests(good, speeds), speeds, seed)
+    assert found == redraw(job_requests(good, speeds), speeds, seed)
     before, after = gpu_seconds(good, speeds), gpu_seconds(found, speeds)
     for a, b, one in zip(before.tolist(), after.tolist(), found, strict=True):
         step = one.spec.requested_gpus * speeds.iter_time_s(one.spec)
@@ -105,7 +105,7 @@ def test_no_window_of_those_hours_has_more_jobs_than_the_busiest(
 def test_samples_and_tenants_change_nothing_else_of_a_job(
     jobs: list[Arrival], seed: int, share: float
 ) -> None:
-    found = sampled(jobs, share, seed)
+    found = sample_jobs(jobs, share, seed)
     assert len(found) == round(share * len(jobs))
     position = iter(jobs)
     assert all(any(a is b for b in position) for a in found)  # a subsequence

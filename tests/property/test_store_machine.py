@@ -21,7 +21,7 @@ from tessera.db.writer import PostgresWriter
 from tessera.formulation.check import held_twice
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
-from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, advance, allowed
+from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, advance, is_allowed
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.records.agents import Desired, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
@@ -185,7 +185,7 @@ class World:
 
     def user_event(self, pick: int, event: JobEvent) -> None:
         name = self.jobs[pick % len(self.jobs)]
-        if allowed(job(self.store, name).state, event):
+        if is_allowed(job(self.store, name).state, event):
             happen(self.store, name, event)
             self.wanted[name] = event
         else:

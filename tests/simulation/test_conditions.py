@@ -16,7 +16,7 @@ from tessera.formulation.values import Workload
 from tessera.simulator.hazards import DAY_S, Hazards, failures, stragglers
 from tessera.simulator.overheads import PRESETS, Overheads, overheads
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.truth import perturbed
+from tessera.simulator.truth import perturb_estimates
 from tessera.simulator.world import Failure, Straggler
 from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, give, some_specs
 
@@ -62,14 +62,14 @@ def test_what_rounds_are_told_of_workloads_that_no_job_has_does_not_mix_up_the_o
 @pytest.mark.parametrize("error", [0.05, 0.1, 0.2])
 def test_estimates_are_off_by_the_stated_error_on_average(error: float) -> None:
     cells = [a_profile(n, 2.0) for n in range(1, 20_001)]
-    off = np.array([e.iter_time_s / 2.0 - 1.0 for e in perturbed(cells, error, 1)])
+    off = np.array([e.iter_time_s / 2.0 - 1.0 for e in perturb_estimates(cells, error, 1)])
     assert np.abs(off).mean() == pytest.approx(error, rel=0.04)
     assert (off > 0).mean() == pytest.approx(0.5, abs=0.02)
 
 
 def test_all_shapes_of_a_cell_are_off_alike_and_what_does_not_run_is_known_not_to() -> None:
     cells = [a_profile(4, 1.0), a_profile(4, 3.0, nodes=2), a_profile(4, math.inf, nodes=4)]
-    one, two, four = (e.iter_time_s for e in perturbed(cells, 0.3, 5))
+    one, two, four = (e.iter_time_s for e in perturb_estimates(cells, 0.3, 5))
     assert two / one == pytest.approx(3.0)
     assert one != 1.0
     assert math.isinf(four)
@@ -77,12 +77,12 @@ def test_all_shapes_of_a_cell_are_off_alike_and_what_does_not_run_is_known_not_t
 
 def test_errors_are_drawn_by_seed_and_none_changes_nothing() -> None:
     cells = [a_profile(n, 2.0) for n in (1, 2, 4)]
-    assert perturbed(cells, 0.2, 1) == perturbed(cells, 0.2, 1)
-    assert perturbed(cells, 0.2, 1) != perturbed(cells, 0.2, 2)
-    assert perturbed(cells, 0.0, 1) == cells
+    assert perturb_estimates(cells, 0.2, 1) == perturb_estimates(cells, 0.2, 1)
+    assert perturb_estimates(cells, 0.2, 1) != perturb_estimates(cells, 0.2, 2)
+    assert perturb_estimates(cells, 0.0, 1) == cells
     for error in (-0.1, 1.0, math.nan):
         with pytest.raises(InvalidInput):
-            perturbed(cells, error, 1)
+            perturb_estimates(cells, error, 1)
 
 
 # hazards

@@ -15,7 +15,7 @@ from tessera.simulator.executor import replay
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result
-from tessera.simulator.truth import perturbed
+from tessera.simulator.truth import perturb_estimates
 from tests.support.conditions import conditions
 from tests.support.laws import examples
 from tests.support.worlds import COSTLY, POLICIES, a_random_scenario, simulated
@@ -125,7 +125,7 @@ def test_another_seed_of_the_hazards_makes_another_run() -> None:
 def test_wrong_estimates_change_decisions_and_not_what_is_true() -> None:
     """Each segment trains at the true rate of its Cell, whatever the rounds were told."""
     scenario = a_random_scenario(5, jobs=12)
-    told = perturbed(scenario.profiles, 0.5, 1)
+    told = perturb_estimates(scenario.profiles, 0.5, 1)
     blind, seeing = (
         simulated(scenario, POLICIES["ilp"], visible=visible) for visible in (told, None)
     )

@@ -9,7 +9,7 @@ from typing import Any
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.hazards import Hazards, failures, stragglers
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.truth import perturbed
+from tessera.simulator.truth import perturb_estimates
 
 OFTEN = Hazards(
     between_failures_s=4000.0, repair_s=900.0, between_lags_s=1500.0, lag_s=500.0, slowest=3.0
@@ -21,7 +21,7 @@ def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
     return {
         "failures": failures(scenario.nodes, 6000.0, seed, OFTEN),
         "stragglers": stragglers(scenario.nodes, 6000.0, seed, OFTEN),
-        "visible": perturbed(hopeful(scenario), error, seed) if error else None,
+        "visible": perturb_estimates(hopeful(scenario), error, seed) if error else None,
         "patience_s": 3600.0,
     }
 

@@ -13,7 +13,7 @@ from tessera.formulation.draft import RowUse
 from tessera.formulation.goals import Goal, Levels, Linear
 from tessera.formulation.problem import Problem, Row, RowKind
 from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement, revalued
+from tessera.formulation.statement import Statement, with_goal_values
 from tessera.solvers.base import Budget
 from tessera.solvers.goals import surrogate
 from tessera.solvers.goals.rows import with_rows
@@ -59,7 +59,7 @@ def a_statement(problem: Problem, *goals: Goal) -> Statement:
     last = goals[-1]
     assert isinstance(last, Linear)
     return Statement(
-        problem=revalued(problem, last),
+        problem=with_goal_values(problem, last),
         goals=goals,
         absent={},
         rejected=frozenset(),

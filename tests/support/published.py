@@ -14,7 +14,7 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Quotas, Snapshot, Tenants
 from tessera.solvers.base import Budget
-from tessera.solvers.schedulers.base import Published, seen
+from tessera.solvers.schedulers.base import Published, make_view
 from tests.support.builders import a_snapshot, an_estimate, some_nodes
 
 RUNNING = JobState.RUNNING
@@ -49,7 +49,7 @@ def decided(
     scheduler: Published, snapshot: Snapshot, policy: Policy | None = None
 ) -> dict[str, tuple[int, int] | None]:
     """Return (GPU type, GPUs) that each job is to run on, None: it waits."""
-    view = seen(snapshot, policy or Policy())
+    view = make_view(snapshot, policy or Policy())
     choice = scheduler.choose(view)
     return {
         name: None if c < 0 else (int(view.draft.gpu_type[c]), int(view.draft.gpus[c]))

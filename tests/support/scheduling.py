@@ -13,7 +13,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.base import Published, Scheduler, seen
+from tessera.solvers.schedulers.base import Published, Scheduler, make_view
 from tests.support.builders import (
     a_job,
     a_node,
@@ -71,7 +71,7 @@ def running(
 
 def chosen(policy: Published, snapshot: Snapshot, **options: Any) -> list[tuple[int, int] | None]:
     """Return (type, GPUs) of each job; None: it waits."""
-    view = seen(snapshot, Policy(**options))
+    view = make_view(snapshot, Policy(**options))
     return [
         (int(view.draft.gpu_type[c]), int(view.draft.gpus[c])) if c >= 0 else None
         for c in policy.choose(view).tolist()

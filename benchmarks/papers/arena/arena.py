@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.benchmarks.papers.arena.oddities import ROUND_S, LaunchCost, Oddities
 from tessera.benchmarks.papers.arena.pricing import sizes_inferred, slow_left_out
-from tessera.benchmarks.papers.arena.scatter import scattered, starts_of
+from tessera.benchmarks.papers.arena.scatter import scatter_starts, starts_of
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
@@ -221,7 +221,7 @@ def run(
 
     With ``inferred_sizes`` or ``slow_is_infeasible`` switched on, its profiles are changed first.
     """
-    world = ArenaWorld(priced(scenario, oddities), launch, oddities)
+    world = ArenaWorld(price_profiles(scenario, oddities), launch, oddities)
     recorded: list[float] = []
     decided = refused = 0
     ended = 0
@@ -241,7 +241,7 @@ def run(
     return world.result(recorded, decided, refused)
 
 
-def priced(scenario: Scenario, oddities: Oddities) -> Scenario:
+def price_profiles(scenario: Scenario, oddities: Oddities) -> Scenario:
     """Return the scenario with its profiles changed by the pricing rules that are switched on."""
     profiles = list(scenario.profiles)
     if oddities.slow_is_infeasible:
@@ -276,7 +276,7 @@ def _round(
     if outcome.violations:
         world.store.pass_round()
         return False
-    placed = scattered(snapshot, outcome) if oddities.scattered_starts else outcome.decisions
+    placed = scatter_starts(snapshot, outcome) if oddities.scattered_starts else outcome.decisions
     world.carry_out(placed, outcome.legs_after(snapshot))
     return True
 

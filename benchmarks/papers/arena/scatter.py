@@ -58,7 +58,7 @@ class Free:
         return tuple(taken.tolist())
 
 
-def scattered(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
+def scatter_starts(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
     """Return the decisions with every start placed again.
 
     Jobs are placed in order of arrival. The first that does not fit on its type blocks the type for

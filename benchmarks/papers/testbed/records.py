@@ -185,7 +185,7 @@ def _round_from(at_s: float) -> float:
     return math.ceil(at_s / ROUND_S - 1e-9) * ROUND_S
 
 
-def fitted(jobs: Sequence[Recorded], pruned: bool) -> Overheads:
+def fit_overheads(jobs: Sequence[Recorded], pruned: bool) -> Overheads:
     """Return the overheads of the runs of ``jobs``: medians, which are by GPU count for searches.
 
     ``load_s`` is that of first runs. ``save_s`` is the additional time of later runs, at least 0.

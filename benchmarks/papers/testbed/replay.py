@@ -126,7 +126,7 @@ def speeds(campaign: Campaign) -> list[list[float]]:
     return of_run
 
 
-def priced(campaign: Campaign) -> list[Recorded]:
+def jobs_with_speeds(campaign: Campaign) -> list[Recorded]:
     """Return the jobs whose runs all have a speed."""
     return [j for j, s in zip(campaign.jobs, speeds(campaign), strict=True) if min(s) > 0]
 
@@ -146,7 +146,9 @@ def _key(job: Recorded, run: Run) -> Key:
     return job.workload, _cell(run)
 
 
-def refined(profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]) -> list[EstimateRecord]:
+def refine_profiles(
+    profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]
+) -> list[EstimateRecord]:
     """Return the profiles, replaced by the medians of the jobs in ``seen`` if these have any."""
     times_s: dict[Key, list[float]] = {}
     for job in seen:

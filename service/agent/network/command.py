@@ -13,11 +13,11 @@ from typing import Any
 
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.network.tags import Fabric, Settings, assigned
+from tessera.formulation.network.tags import Fabric, Settings, assign_tags
 from tessera.service.agent.network.backend import Advice, Backend, differences
 from tessera.service.agent.network.commands import inside
 from tessera.service.agent.network.dcb import Dcb
-from tessera.service.agent.network.devices import forced
+from tessera.service.agent.network.devices import forced_traffic_classes
 from tessera.service.agent.network.launch import Launch, environment
 from tessera.service.agent.network.mlnx import MlnxQos
 from tessera.service.agent.network.node import NodeNetwork
@@ -83,7 +83,7 @@ def read_settings(path: Path, fabric: Fabric) -> Settings:
             "--settings",
             f'{path} must hold {{"levels": K, "jobs": {{job: level}}, "tags": {{job: DSCP}}}}: {error!r}',
         ) from error
-    return assigned(jobs, levels, tags, fabric=fabric)
+    return assign_tags(jobs, levels, tags, fabric=fabric)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -138,7 +138,7 @@ def _answer(options: argparse.Namespace) -> dict[str, Any]:
 def _shown(backend: Backend) -> dict[str, Any]:
     return {
         "priorities": {str(tag): p for tag, p in sorted(backend.read().items())},
-        "forced_traffic_class": forced(backend.interface),
+        "forced_traffic_class": forced_traffic_classes(backend.interface),
         "findings": list(backend.findings()),
     }
 

@@ -55,7 +55,7 @@ def forced_traffic_class(device: str, sys: Path = SYS) -> int | None:
     return None
 
 
-def forced(interface: str, sys: Path = SYS) -> dict[str, int]:
+def forced_traffic_classes(interface: str, sys: Path = SYS) -> dict[str, int]:
     """Return the forced traffic class of each RDMA device of ``interface`` that has one."""
     classes = (
         (device, forced_traffic_class(device, sys)) for device in rdma_devices(interface, sys)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.tags import Settings
 from tessera.service.agent.network.backend import Backend, Change, differences, stages
-from tessera.service.agent.network.devices import SYS, forced
+from tessera.service.agent.network.devices import SYS, forced_traffic_classes
 from tessera.service.agent.network.launch import Launch, environment, overridden
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class NodeNetwork:
     def _on_interfaces(self) -> Iterable[str]:
         for backend in self._backends:
             yield from backend.findings()
-            classes = forced(backend.interface, self._sys)
+            classes = forced_traffic_classes(backend.interface, self._sys)
             for job in self._settings.tags:
                 yield from overridden(job, self._settings, classes)
 

@@ -204,7 +204,7 @@ async def analysed_apart(samples: Samples) -> Found | None:
     return None if found is None else Found(**found)
 
 
-def sent(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
+def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
     """Return a function that reads the bytes sent by interfaces and their RDMA ports.
 
     Without names, all hardware interfaces are read. Traffic over InfiniBand ports is counted at

@@ -21,8 +21,15 @@ from tessera.service.cli.options import label, seconds, with_options
 from tessera.service.cli.render import complain, line, note
 from tessera.service.cli.simulate import view
 from tessera.service.cli.simulate.network import DEFAULT, NOBODY, network_of, wiring_of
-from tessera.service.cli.simulate.runs import Replayed, Run, Told, conditions_of, replayed, run_all
-from tessera.service.cli.simulate.world import SMALL, Source, chosen
+from tessera.service.cli.simulate.runs import (
+    Replayed,
+    Run,
+    Told,
+    conditions_of,
+    replay_log,
+    run_all,
+)
+from tessera.service.cli.simulate.world import SMALL, Source, choose_scenario
 from tessera.simulator.clusters import PRESETS as CLUSTERS
 from tessera.simulator.comparison.contestants import options_of
 from tessera.simulator.hazards import Hazards
@@ -84,11 +91,11 @@ def _shaping() -> Any:
             _option("Of all that is drawn: jobs, errors, failures; 0.", min=0, max=limits.MAX_SEED),
         ],
     }
-    given = inspect.signature(traces.asked, eval_str=True).parameters.values()
+    given = inspect.signature(traces.shaping_options, eval_str=True).parameters.values()
     known = [p.replace(annotation=here.get(p.name, p.annotation)) for p in given if p.name != "to"]
 
     def asked(**options: Any) -> traces.Wanted:
-        return traces.asked(**options)
+        return traces.shaping_options(**options)
 
     asked.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
     return asked
@@ -267,13 +274,13 @@ def simulate(
         reading=TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True),
         prices=prices,
     )
-    world, seed = chosen(source), wanted.recipe.seed
+    world, seed = choose_scenario(source), wanted.recipe.seed
     under = conditions_of(world, told, seed)
     network = None if told.wiring is None else network_of(told.wiring, world.scenario)
     runs = run_all(names, world, under, seed, network)
     table, warned = view.rows(runs), view.warnings(runs, world, under)
     warned += network.warnings() if network else []
-    checks = {run.policy: replayed(run) for run in runs} if replay else {}
+    checks = {run.policy: replay_log(run) for run in runs} if replay else {}
     about = _about(trace or "synthetic", told, under, seed) | (network.told() if network else {})
     found = view.as_json(runs, table, world, about, checks, warned)
     if as_json:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import NETWORK_LEVELS
-from tessera.formulation.topologies.document import assumptions, read
+from tessera.formulation.topologies.document import assumptions, build_topology
 from tessera.formulation.topologies.topology import Topology
-from tessera.service.cli.render import counted
+from tessera.service.cli.render import count_noun
 from tessera.service.cli.topology import read_document
 from tessera.simulator.network.sending import Sending
 from tessera.simulator.network.slowdowns import Contended
@@ -72,17 +72,17 @@ class Network:
         s, found = self.sending, list(self.notes)
         if s.unknown:
             found.append(
-                f"what {counted(len(s.unknown), 'job')} send is not known, so they meet nobody on the"
+                f"what {count_noun(len(s.unknown), 'job')} send is not known, so they meet nobody on the"
                 f" network: {_reasons(s.unknown.values())}"
             )
         if s.outside:
             found.append(
-                f"{counted(len(s.outside), 'job')} met nobody while they ran where the topology does not"
+                f"{count_noun(len(s.outside), 'job')} met nobody while they ran where the topology does not"
                 f" reach: {_reasons(s.outside.values())}"
             )
         if s.misfit:
             found.append(
-                f"the traffic of {counted(len(s.misfit), 'job')} does not fit the iterations that are"
+                f"the traffic of {count_noun(len(s.misfit), 'job')} does not fit the iterations that are"
                 f" profiled, and is taken as it is: {_listed(sorted(s.misfit))}"
             )
         return found
@@ -121,7 +121,7 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
     ):
         document = document | {"nodes": list(nodes)}
     try:
-        topology = read(document)
+        topology = build_topology(document)
     except InvalidInput as wrong:
         raise InvalidInput(wiring.file, str(wrong)) from wrong
     gpus_there = {host: len(topology.gpus_of(i)) for i, host in enumerate(topology.hosts)}

@@ -30,7 +30,7 @@ from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.network.slowdowns import Met
 from tessera.simulator.overheads import overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
-from tessera.simulator.truth import perturbed
+from tessera.simulator.truth import perturb_estimates
 
 AGREE: Final = 1e-6
 """The relative difference that a completion time may have from the executor's."""
@@ -90,7 +90,7 @@ def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
         round_s=told.round_s,
         on_events=told.on_events,
         horizon_s=told.horizon_s,
-        visible=perturbed(profiles, told.error, seed) if told.error else None,
+        visible=perturb_estimates(profiles, told.error, seed) if told.error else None,
         failures=failures(nodes, until_s, seed, hazards) if hazards else (),
         stragglers=stragglers(nodes, until_s, seed, hazards) if hazards else (),
     )
@@ -150,7 +150,7 @@ def _progress(name: str, jobs: int) -> Iterator[Callable[[float, int], None]]:
         yield lambda _now_s, over: shown.update(task, completed=over)
 
 
-def replayed(run: Run) -> Replayed:
+def replay_log(run: Run) -> Replayed:
     """Return the executor's replay of the run's log, compared with the simulator's times."""
     names = [one.spec.name for one in run.result.scenario.arrivals]
     try:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tessera.formulation.lifecycle import JobState
 from tessera.service.cli.render import (
     Column,
-    counted,
+    count_noun,
     number,
     percent,
     show_facts,
@@ -63,7 +63,7 @@ def _met(run: Run) -> Row:
     return {"network": run.network, **contention_figures(run.result, run.met or Met())}
 
 
-def left(result: Result) -> list[str]:
+def unfinished_jobs(result: Result) -> list[str]:
     """Return the jobs that had arrived but had not ended when the run ended."""
     there = zip(result.scenario.arrivals, result.state, strict=True)
     return [
@@ -78,7 +78,7 @@ def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> lis
     found, horizon_s = list(chosen.notes), conditions.horizon_s
     if late := sum(one.arrival_s > horizon_s for one in chosen.scenario.arrivals):
         found.append(
-            f"{counted(late, 'job')} of {len(chosen.scenario.arrivals):,} arrive after the horizon"
+            f"{count_noun(late, 'job')} of {len(chosen.scenario.arrivals):,} arrive after the horizon"
         )
     for run in runs:
         found += [f"{run.policy}: {text}" for text in _warned(run.result)]
@@ -91,7 +91,7 @@ def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> lis
 
 
 def _warned(result: Result) -> Iterator[str]:
-    names = left(result)
+    names = unfinished_jobs(result)
     if result.stuck:
         yield f"stuck after {span(result.ended_s)}: nothing would ever start {_named(names)}"
     elif names:
@@ -109,7 +109,7 @@ def _warned(result: Result) -> Iterator[str]:
 
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(names[:NAMED])
-    return f"{counted(len(names), 'job')}: {shown}{', ...' if len(names) > NAMED else ''}"
+    return f"{count_noun(len(names), 'job')}: {shown}{', ...' if len(names) > NAMED else ''}"
 
 
 def show(
@@ -159,7 +159,7 @@ def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
     if all(float(one["completed"]) == count for one in able):
         return ""
     none = "" if len(able) == len(runs) else ", but those that finished none,"
-    return f"over the {counted(count, 'job')} that all policies{none} finished"
+    return f"over the {count_noun(count, 'job')} that all policies{none} finished"
 
 
 def _time(key: str) -> Column[Row]:
@@ -222,7 +222,7 @@ def as_json(
     """Return all results in a form that JSON can hold."""
     policies = []
     for run, one in zip(runs, table, strict=True):
-        stuck = left(run.result) if run.result.stuck else []
+        stuck = unfinished_jobs(run.result) if run.result.stuck else []
         found: dict[str, Any] = {k: json_number(v) for k, v in one.items()}
         found |= {"ended_s": run.result.ended_s, "stuck_jobs": stuck}
         if run.policy in checks:

@@ -24,7 +24,7 @@ from tessera.simulator.traces.files import profiles_of, trace_of
 from tessera.simulator.traces.screening import Dropped, bad_lines, order_lines
 from tessera.simulator.traces.speeds import gpu_seconds, load
 from tessera.simulator.traces.trace import Arrival, Asked, TraceOptions
-from tessera.simulator.workloads.published import NAMES, published
+from tessera.simulator.workloads.published import NAMES, load_published
 from tessera.simulator.workloads.synthetic import Synthetic
 
 SMALL: Final = "tiny"
@@ -84,7 +84,7 @@ class _Given:
     dropped: Sequence[Dropped] = ()
 
 
-def chosen(source: Source) -> Chosen:
+def choose_scenario(source: Source) -> Chosen:
     """Return the scenario to simulate.
 
     Raises:
@@ -94,7 +94,7 @@ def chosen(source: Source) -> Chosen:
     given = _given(source)
     gpu_types, nodes = _priced(given.cluster[0], source.prices), given.cluster[1]
     target = traces.Target(profiles=given.profiles, gpu_types=gpu_types, nodes=nodes)
-    found = traces.shaped(source.wanted, given.jobs, target)
+    found = traces.shape_trace(source.wanted, given.jobs, target)
     if found.speeds is None:
         raise AssertionError("the target is known")
     scenario = Scenario(
@@ -157,7 +157,7 @@ def _published(
     wanted = source.wanted
     on_bad: traces.Bad = wanted.on_bad or traces.Bad.REFUSE
     try:
-        found = published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
+        found = load_published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
     except FileNotFoundError as error:
         raise InvalidInput("TRACE", f"{error.filename} is absent: set TESSERA_DATA") from error
     scenario = found.scenario

@@ -8,7 +8,7 @@ from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.outcome import NetworkDecision
-from tessera.formulation.network.tags import assigned
+from tessera.formulation.network.tags import assign_tags
 from tessera.formulation.records.agents import Desired, DesiredGang, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.rpc import fields, names
@@ -81,7 +81,7 @@ def _of_network(desired: Desired) -> pb.NetworkMap | None:
         return None
     parts = {g.spec.name: g.network for g in desired.gangs if g.network is not None}
     tagged = {job: part for job, part in parts.items() if part.tag >= 0}
-    settings = assigned(
+    settings = assign_tags(
         {job: part.level for job, part in tagged.items()},
         desired.network_levels,
         {job: part.tag for job, part in tagged.items()},

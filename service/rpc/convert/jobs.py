@@ -122,7 +122,7 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
     }
 
 
-def populated(message: pb.Job) -> list[str]:
+def populated_fields(message: pb.Job) -> list[str]:
     """Return the changeable fields that ``message`` sets. An empty update mask means these."""
     return [f.name for f, _ in message.ListFields() if f.name in CHANGEABLE]
 

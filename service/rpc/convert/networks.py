@@ -42,7 +42,7 @@ def to_topology(field: str, text: str, cancelled: Callable[[], bool] = never) ->
         raise InvalidInput(field, "must not be empty")
     plain = read_document(field, text, TOPOLOGY, cancelled)
     try:
-        topology = document.read(plain, cancelled)
+        topology = document.build_topology(plain, cancelled)
     except InvalidInput as wrong:
         part = wrong.field.removeprefix("topology")  # the prefix stands for the whole document
         raise InvalidInput(f"{field}.{part}".rstrip("."), wrong.problem) from wrong

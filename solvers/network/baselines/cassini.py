@@ -17,8 +17,8 @@ import numpy as np
 from tessera.formulation.network.contention import Contention, Demand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.network.baselines.circles import fitted
-from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.circles import fit_circles
+from tessera.solvers.network.baselines.ecmp import hash_bundles
 
 DRIFT: Final = 0.05
 """Share of an iteration by which a job may be early or late before it is aligned again."""
@@ -53,7 +53,7 @@ class Alignment:
         return said
 
 
-def aligned(demand: Demand) -> Alignment:
+def align_shifts(demand: Demand) -> Alignment:
     """Return the shifts that follow from each link's best rotations along the affinity graph.
 
     The graph joins jobs and links. A link is left out if its jobs together cannot exceed it. Of
@@ -71,7 +71,7 @@ def aligned(demand: Demand) -> Alignment:
         parts = graph.parts(jobs)
         loops += len(jobs) - len(parts)
         if len(parts) > 1:
-            found = fitted(alone_s[jobs], begin_s[jobs], active_s[jobs], share[entries])
+            found = fit_circles(alone_s[jobs], begin_s[jobs], active_s[jobs], share[entries])
             graph.join(jobs[parts], found.shift_s[parts])
             link.append(at)
             score.append(found.score)
@@ -174,8 +174,8 @@ def waits_s(
 
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
-    """Return ECMP's paths, one priority level, and the time shifts of ``aligned``."""
-    chosen = hashed(contention, seed)
+    """Return ECMP's paths, one priority level, and the time shifts of ``align_shifts``."""
+    chosen = hash_bundles(contention, seed)
     jobs = len(contention.jobs)
     return NetworkPlan(
         chosen=chosen,
@@ -183,5 +183,5 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
         order=np.arange(jobs, dtype=np.int64),
         level=np.zeros(jobs, dtype=np.int64),
         levels=levels,
-        offset_s=aligned(demand_of(contention, chosen)).offset_s,
+        offset_s=align_shifts(demand_of(contention, chosen)).offset_s,
     )

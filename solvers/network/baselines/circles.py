@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.circles import turns
 
 STEPS: Final = 72
@@ -77,7 +77,7 @@ class Fitted:
     error: float  # of the grid, relative
 
 
-def fitted(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) -> Fitted:
+def fit_circles(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) -> Fitted:
     """Rotate the jobs of a link for the best score (CASSINI, 1 - mean excess / capacity).
 
     Job j needs ``share[j]`` of the link from ``begin_s[j]`` into its iteration on, for
@@ -92,10 +92,10 @@ def fitted(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) ->
     starts = STARTS if 2 < len(first) <= FEW else 1
     turned, excess = turns(
         grid.around * fine,
-        fixed(steps[first]),
-        fixed(begin[first]),
-        fixed(length[first]),
-        fixed(share[first]),
+        as_fixed_array(steps[first]),
+        as_fixed_array(begin[first]),
+        as_fixed_array(length[first]),
+        as_fixed_array(share[first]),
         starts,
         SWEEPS,
     )

@@ -11,7 +11,7 @@ from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Ints
 
 
-def hashed(contention: Contention, seed: int = 0) -> Ints:
+def hash_bundles(contention: Contention, seed: int = 0) -> Ints:
     """Return the candidate that each bundle is hashed to, (B,).
 
     It does not change when other jobs come or go. It depends on the job's name, the bundle's index
@@ -42,7 +42,7 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """Return hashed paths and a single priority level, however many ``levels`` there are."""
     jobs = len(contention.jobs)
     return NetworkPlan(
-        chosen=hashed(contention, seed),
+        chosen=hash_bundles(contention, seed),
         priority=np.zeros(jobs),
         order=np.arange(jobs, dtype=np.int64),
         level=np.zeros(jobs, dtype=np.int64),

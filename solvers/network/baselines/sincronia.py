@@ -13,7 +13,7 @@ import numpy as np
 from tessera.formulation.network.contention import Contention, Demand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first
 
 _LEAST_S: Final = float(np.finfo(np.float64).tiny)
@@ -62,7 +62,7 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
 
     The first jobs have a level each, and the rest share the last one.
     """
-    chosen = hashed(contention, seed)
+    chosen = hash_bundles(contention, seed)
     demand = demand_of(contention, chosen)
     order, ranked = contended_first(demand, bssi(demand))
     priority = np.empty(len(order))

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.formulation.network.contention import Contention, Demand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Ints
-from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import blocks, contended_first
 
 
@@ -22,7 +22,7 @@ def sebf(demand: Demand) -> Ints:
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """Return ECMP's paths, and priority levels by SEBF in equal blocks."""
-    chosen = hashed(contention, seed)
+    chosen = hash_bundles(contention, seed)
     demand = demand_of(contention, chosen)
     order, ranked = contended_first(demand, sebf(demand))
     slowest_s = demand.send_s

@@ -20,7 +20,7 @@ from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels
 from tessera.solvers.network.compression.orders import orders
 
-__all__ = ["MOST_EDGES", "Compression", "compressed", "compression_of"]
+__all__ = ["MOST_EDGES", "Compression", "compress_levels", "compression_of"]
 
 MOST_EDGES: Final = 2_000_000
 """With more edges than this, the best cut of the orders is the result.
@@ -43,7 +43,7 @@ class Compression:
     proven: bool  # no levels without inversion lose less
 
 
-def compressed(
+def compress_levels(
     demand: Demand, priority: Floats, order: Ints, levels: int, *, samples: int = 10, seed: int = 0
 ) -> Ints:
     """Return each job's priority level, 0 to ``levels`` - 1, int64[jobs].
@@ -80,7 +80,7 @@ def compression_of(
     if samples < 1:
         raise InvalidInput("samples", f"is {samples}; it must be at least 1")
     dag = dag_of(demand, order)
-    found = sampled(dag, levels, samples, seed)
+    found = sample_orders(dag, levels, samples, seed)
     if not found.proven and dag.edges <= most_edges:
         found = best_levels(dag, found.level, levels)
     level = np.zeros(demand.jobs, np.int64)
@@ -90,7 +90,7 @@ def compression_of(
     )
 
 
-def sampled(dag: Dag, levels: int, samples: int, seed: int) -> Cut:
+def sample_orders(dag: Dag, levels: int, samples: int, seed: int) -> Cut:
     """Return the best cut of ``samples`` topological orders, for each part separately.
 
     If no path has more vertices than there are levels, nothing is lost: a vertex's level is its

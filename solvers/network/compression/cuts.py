@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.tables import Ints
-from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.compression.dag import Dag
-from tessera.solvers.network.kernels.compression import cut, cut_plainly, placed
+from tessera.solvers.network.kernels.compression import cut, cut_plainly, place_edges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,8 +30,8 @@ def cut_of(dag: Dag, order: Ints, levels: int, *, plainly: bool = False) -> Cut:
     count, edges = len(order), dag.edges
     enter_start, leave_start = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
     enter, leave = np.empty(edges, np.int32), np.empty(edges, np.int32)
-    placed(dag.start, dag.target, order, enter_start, enter, leave_start, leave)
-    weight, ends = fixed(dag.weight[order]), np.empty(levels + 1, np.int64)
+    place_edges(dag.start, dag.target, order, enter_start, enter, leave_start, leave)
+    weight, ends = as_fixed_array(dag.weight[order]), np.empty(levels + 1, np.int64)
     if plainly:
         lost = cut_plainly(levels, weight, enter_start, enter, ends)
     else:

@@ -11,7 +11,7 @@ from scipy import sparse
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Floats, Ints, starts
-from tessera.solvers.kernels.jit import fixed
+from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.compression import Narrow, heights, insides, meetings
 
 TOTAL: Final = 2**53
@@ -52,8 +52,8 @@ class Dag:
             job=self.job[low:high],
             intensity=self.intensity[low:high],
             weight=self.weight[low:high],
-            start=fixed(self.start[low : high + 1] - first),
-            target=fixed(self.target[first:last] - np.int32(low)),
+            start=as_fixed_array(self.start[low : high + 1] - first),
+            target=as_fixed_array(self.target[first:last] - np.int32(low)),
             part_start=np.array([0, high - low]),
         )
 
@@ -68,7 +68,7 @@ class Dag:
 
     def inside(self, level: Ints) -> Ints:
         """Return the number of edges from each vertex that end on its own level, (V,)."""
-        return insides(self.start, self.target, fixed(level))
+        return insides(self.start, self.target, as_fixed_array(level))
 
     def lost(self, level: Ints) -> float:
         """Return the intensity of the edges inside levels, flop/s, which compression minimises."""
@@ -96,9 +96,9 @@ def dag_of(demand: Demand, order: Ints) -> Dag:
     return Dag(
         job=job,
         intensity=intensity,
-        weight=fixed(_integers(intensity, np.diff(start))),
-        start=fixed(start),
-        target=fixed(target),
+        weight=as_fixed_array(_integers(intensity, np.diff(start))),
+        start=as_fixed_array(start),
+        target=as_fixed_array(target),
         part_start=part_start,
     )
 
@@ -137,9 +137,12 @@ def _edges(vertex: Ints, link: Ints, links: int, count: int) -> tuple[Ints, Narr
     """Return the edges between vertices that share a link, as CSR."""
     by_vertex = np.argsort(vertex, kind="stable")
     vertex, link = vertex[by_vertex], link[by_vertex]
-    of_vertices = fixed(starts(np.bincount(vertex, minlength=count))), fixed(link)
+    of_vertices = as_fixed_array(starts(np.bincount(vertex, minlength=count))), as_fixed_array(link)
     by_link = np.argsort(link, kind="stable")
-    of_links = fixed(starts(np.bincount(link, minlength=links))), fixed(vertex[by_link])
+    of_links = (
+        as_fixed_array(starts(np.bincount(link, minlength=links))),
+        as_fixed_array(vertex[by_link]),
+    )
     start, none = np.zeros(count + 1, np.int64), np.empty(0, np.int32)
     target = np.empty(meetings(*of_vertices, *of_links, start, none), np.int32)
     meetings(*of_vertices, *of_links, start, target)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.formulation.tables import Ints
 from tessera.solvers.network.compression.dag import Dag
-from tessera.solvers.network.kernels.compression import picked
+from tessera.solvers.network.kernels.compression import pick_order
 
 
 def orders(dag: Dag, samples: int, seed: int) -> Iterator[Ints]:
@@ -22,5 +22,5 @@ def orders(dag: Dag, samples: int, seed: int) -> Iterator[Ints]:
     rng = np.random.default_rng(seed)
     for _ in range(samples - 1):
         order = np.empty(count, np.int64)
-        picked(dag.start, dag.target, rng.random(count), order)
+        pick_order(dag.start, dag.target, rng.random(count), order)
         yield order

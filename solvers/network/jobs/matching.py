@@ -22,7 +22,7 @@ ROUNDS: Final = 100
 _WHOLE: Final = 1e-6
 
 
-def matched(count: Ints, weight: Floats) -> Ints:
+def match_pairs(count: Ints, weight: Floats) -> Ints:
     """Return the number of pairs of each two kinds, int64[kinds, kinds], upper triangle filled.
 
     ``count`` (kinds,) is the number of vertices. ``weight`` (kinds, kinds), symmetric, is the value

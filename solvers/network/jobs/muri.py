@@ -17,7 +17,7 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.network.jobs.matching import matched
+from tessera.solvers.network.jobs.matching import match_pairs
 
 IN_TURN: Final = 0.5
 """Share of a perfect interleaving (efficiency p / R) that a group must exceed."""
@@ -75,7 +75,7 @@ def efficiency(stage_s: Floats) -> Floats:
     return found
 
 
-def grouped(
+def group_jobs(
     stage_s: Floats,
     gpus: Ints,
     urgency: Floats,
@@ -155,7 +155,7 @@ def _pairs(
     for kinds in buckets.values():
         members = list(kinds.values())
         value = _pair_values([groups[m[0]] for m in members], stage_s, threshold)
-        made = matched(np.array([len(m) for m in members], dtype=np.int64), value)
+        made = match_pairs(np.array([len(m) for m in members], dtype=np.int64), value)
         left = [iter(m) for m in members]
         for a, b in zip(*(axis.tolist() for axis in np.nonzero(made)), strict=True):
             for _ in range(int(made[a, b])):

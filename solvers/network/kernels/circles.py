@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 SLACK = 1e-12
 """An excess that is no larger than this comes from rounding."""
 
 
-@jitted
+@compile_lazily
 def turn(load: Floats, period: int, begin: int, length: int, share: float, sign: float) -> None:
     """Add (``sign`` 1) or remove (-1) a job that sends at ``share`` for ``length`` steps."""
     for lap in range(len(load) // period):
@@ -19,7 +19,7 @@ def turn(load: Floats, period: int, begin: int, length: int, share: float, sign:
             load[lap * period + (begin + step) % period] += sign * share
 
 
-@jitted
+@compile_lazily
 def excess(load: Floats) -> float:
     """Return by how much the circle is overloaded, summed over its steps."""
     found = 0.0
@@ -28,7 +28,7 @@ def excess(load: Floats) -> float:
     return found
 
 
-@jitted
+@compile_lazily
 def best_turn(
     load: Floats, period: int, begin: int, length: int, share: float, more: Floats
 ) -> int:
@@ -53,7 +53,7 @@ def best_turn(
     return best
 
 
-@jitted
+@compile_lazily
 def turns(
     around: int, period: Ints, begin: Ints, length: Ints, share: Floats, starts: int, sweeps: int
 ) -> tuple[Ints, float]:

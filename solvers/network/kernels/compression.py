@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 Narrow: TypeAlias = NDArray[np.int32]
 """The type of vertex numbers.
@@ -20,7 +20,7 @@ Narrow: TypeAlias = NDArray[np.int32]
 A dense graph has millions of edges; half the memory takes half the time."""
 
 
-@jitted
+@compile_lazily
 def meetings(
     vertex_start: Ints, link: Ints, link_start: Ints, user: Ints, start: Ints, target: Narrow
 ) -> int:
@@ -51,7 +51,7 @@ def meetings(
     return edges
 
 
-@jitted
+@compile_lazily
 def heights(start: Ints, target: Narrow) -> Ints:
     """Return the number of edges of the longest path from each vertex, int64[V]."""
     count = len(start) - 1
@@ -62,7 +62,7 @@ def heights(start: Ints, target: Narrow) -> Ints:
     return height
 
 
-@jitted
+@compile_lazily
 def insides(start: Ints, target: Narrow, level: Ints) -> Ints:
     """Return the number of edges from each vertex that end on its own level, int64[V]."""
     count = np.zeros(len(level), np.int64)
@@ -72,8 +72,8 @@ def insides(start: Ints, target: Narrow, level: Ints) -> Ints:
     return count
 
 
-@jitted
-def picked(start: Ints, target: Narrow, draw: Floats, order: Ints) -> None:
+@compile_lazily
+def pick_order(start: Ints, target: Narrow, draw: Floats, order: Ints) -> None:
     """Fill in a topological order.
 
     ``draw`` (in [0, 1)) picks the next vertex among those that are ready.
@@ -100,8 +100,8 @@ def picked(start: Ints, target: Narrow, draw: Floats, order: Ints) -> None:
                 length += 1
 
 
-@jitted
-def placed(
+@compile_lazily
+def place_edges(
     start: Ints,
     target: Narrow,
     order: Ints,
@@ -139,7 +139,7 @@ def placed(
             free[q] += 1
 
 
-@jitted
+@compile_lazily
 def before(places: Narrow, low: int, high: int, end: int) -> int:
     """Return how many of ``places[low:high]`` (rising) are below ``end``."""
     first = low
@@ -152,7 +152,7 @@ def before(places: Narrow, low: int, high: int, end: int) -> int:
     return low - first
 
 
-@jitted
+@compile_lazily
 def best_of(
     end: int, low: int, high: int, least: Ints, weight: Ints, leave_start: Ints, leave: Narrow
 ) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def best_of(
     return found, best
 
 
-@jitted
+@compile_lazily
 def cut(
     levels: int,
     weight: Ints,
@@ -241,7 +241,7 @@ def cut(
     return lost
 
 
-@jitted
+@compile_lazily
 def cut_plainly(levels: int, weight: Ints, enter_start: Ints, enter: Narrow, ends: Ints) -> int:
     """Do the same as ``cut`` by the dynamic program that Crux prints, with its errata corrected.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 CLOSE = 1e-7
 """Bounds of a period that differ by no more than this share of it are close enough."""
@@ -19,7 +19,7 @@ MOST_TURNS = 1e9
 Up to this number, floats count precisely enough."""
 
 
-@jitted
+@compile_lazily
 def meetings(
     first: Ints,
     second: Ints,
@@ -55,7 +55,7 @@ def meetings(
                 b += 1
 
 
-@jitted
+@compile_lazily
 def busiest_neighbours(
     link_start: Ints, link: Ints, user_start: Ints, user: Ints, traffic: Floats, found: Ints
 ) -> None:
@@ -83,7 +83,7 @@ def busiest_neighbours(
                     row[place] = other
 
 
-@jitted
+@compile_lazily
 def _sent_at(phase: float, need: float, period: float, busy: float, speed: float) -> float:
     """Return the first moment by which ``need`` is sent, from ``phase`` on; it is Z of the notes.
 
@@ -118,7 +118,7 @@ def _sent_at(phase: float, need: float, period: float, busy: float, speed: float
                 return start
 
 
-@jitted
+@compile_lazily
 def low_periods(
     period: Floats,
     busy: Floats,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 from tessera.solvers.network.kernels.groups import Uses
 
 WAITING, SENDING, DONE = 0, 1, 2
@@ -52,7 +52,7 @@ Noise: TypeAlias = tuple[float, int]
 """The standard deviation of the logarithm of the compute factor, and the seed."""
 
 
-@jitted
+@compile_lazily
 def rates(
     times: Times,
     uses: Uses,
@@ -76,7 +76,7 @@ def rates(
             alone(times, member[first], begin_s[member[first]], window, iterations, comm)
         else:
             who = by_level(member[first:end], level)
-            events += played(
+            events += play_events(
                 times,
                 uses,
                 who,
@@ -92,7 +92,7 @@ def rates(
     return events
 
 
-@jitted
+@compile_lazily
 def patterns(
     times: Times,
     uses: Uses,
@@ -118,7 +118,7 @@ def patterns(
             alone(times, jobs[0], 0.0, window, iterations, comm)
         else:
             who = by_level(jobs, levels[r])
-            events += played(
+            events += play_events(
                 times,
                 uses,
                 who,
@@ -137,7 +137,7 @@ def patterns(
     return events
 
 
-@jitted
+@compile_lazily
 def by_level(jobs: Ints, level: Ints) -> Ints:
     """Return the jobs, the highest level first; jobs of one level keep their order."""
     out = jobs.copy()
@@ -150,7 +150,7 @@ def by_level(jobs: Ints, level: Ints) -> Ints:
     return out
 
 
-@jitted
+@compile_lazily
 def alone(
     times: Times, job: int, begin_s: float, window: Window, iterations: Floats, comm: Floats
 ) -> None:
@@ -166,13 +166,13 @@ def alone(
         comm[job] += sign * (whole * comm_s + min(max(part_s - start_s, 0.0), comm_s))
 
 
-@jitted
+@compile_lazily
 def overlap(one_s: float, other_s: float, window: Window) -> float:
     """Return how much of the time from ``one_s`` to ``other_s`` lies in the window."""
     return max(0.0, min(other_s, window[1]) - max(one_s, window[0]))
 
 
-@jitted
+@compile_lazily
 def factor(noise: Noise, job: int, iteration: int) -> float:
     """Return the factor of compute: log-normal with mean 1.
 
@@ -181,23 +181,23 @@ def factor(noise: Noise, job: int, iteration: int) -> float:
     if noise[0] == 0.0:
         return 1.0
     state = np.uint64(noise[1]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(job)
-    state = mixed(state) + np.uint64(iteration)
-    one, other = mixed(state), mixed(state ^ np.uint64(0xD1B54A32D192ED03))
+    state = mix_bits(state) + np.uint64(iteration)
+    one, other = mix_bits(state), mix_bits(state ^ np.uint64(0xD1B54A32D192ED03))
     radius = math.sqrt(-2.0 * math.log((np.float64(one >> np.uint64(11)) + 1.0) / 2.0**53))
     angle = 2.0 * math.pi * np.float64(other >> np.uint64(11)) / 2.0**53
     return math.exp(noise[0] * radius * math.cos(angle) - noise[0] ** 2 / 2.0)
 
 
-@jitted
-def mixed(state: np.uint64) -> np.uint64:
+@compile_lazily
+def mix_bits(state: np.uint64) -> np.uint64:
     """Return the number with its bits scattered (the finaliser of splitmix64)."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
 
 
-@jitted
-def played(
+@compile_lazily
+def play_events(
     times: Times,
     uses: Uses,
     who: Ints,
@@ -271,7 +271,7 @@ def played(
         if top < n:
             at = 0
             if n <= MOST_NAMED:
-                at = senders if n <= REMEMBERED else scattered(senders) & (slots - 1)
+                at = senders if n <= REMEMBERED else scatter_bits(senders) & (slots - 1)
                 top = 0
             if n > MOST_NAMED or known[at] != senders:
                 known[at] = senders
@@ -298,13 +298,13 @@ def played(
     return events
 
 
-@jitted
-def scattered(senders: int) -> int:
+@compile_lazily
+def scatter_bits(senders: int) -> int:
     """Return the number with its bits mixed, at least 0."""
-    return int(mixed(np.uint64(senders)) >> np.uint64(1))
+    return int(mix_bits(np.uint64(senders)) >> np.uint64(1))
 
 
-@jitted
+@compile_lazily
 def met_by(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
     """Return which places use each of the group's links."""
     use_start, link, _ = uses
@@ -323,7 +323,7 @@ def met_by(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
     return user_start, user
 
 
-@jitted
+@compile_lazily
 def shared_out(
     uses: Uses,
     users: Users,
@@ -368,7 +368,7 @@ def shared_out(
         first = end
 
 
-@jitted
+@compile_lazily
 def take(uses: Uses, job: int, first_link: int, state: int, speed: float, room: Floats) -> None:
     """Take from ``room`` the load of the job at ``speed``, if it sends."""
     use_start, link, share = uses
@@ -377,7 +377,7 @@ def take(uses: Uses, job: int, first_link: int, state: int, speed: float, room: 
             room[link[u] - first_link] -= share[u] * speed
 
 
-@jitted
+@compile_lazily
 def fill(
     uses: Uses,
     users: Users,
@@ -455,7 +455,7 @@ def fill(
         weight[seen[k]] = 0.0
 
 
-@jitted
+@compile_lazily
 def stop(
     uses: Uses,
     on_link: Ints,

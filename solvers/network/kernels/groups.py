@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 ROUNDING = 1e-12
 """Shares that add up to no more than this above 1 do not fill a link."""
@@ -16,7 +16,7 @@ Uses: TypeAlias = tuple[Ints, Ints, Floats]
 """use_start (jobs + 1,), and link (uses,) and share (uses,) of each job's links."""
 
 
-@jitted
+@compile_lazily
 def tight(uses: Uses, links: int) -> Bools:
     """Return which uses matter, bool[uses].
 
@@ -58,7 +58,7 @@ def tight(uses: Uses, links: int) -> Bools:
     return out
 
 
-@jitted
+@compile_lazily
 def _covers(user_start: Ints, user: Ints, part: Floats, one: int, other: int) -> bool:
     """Return whether link ``one`` has each user of ``other``, with a share at least as large."""
     at, end = user_start[one], user_start[one + 1]
@@ -72,8 +72,8 @@ def _covers(user_start: Ints, user: Ints, part: Floats, one: int, other: int) ->
     return True
 
 
-@jitted
-def grouped(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints, Ints, Ints]:
+@compile_lazily
+def group_by_links(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Return groups of jobs that are joined by links, directly or through others.
 
     The result is group_start, member, first_link and the new number of each use's link; links are
@@ -118,7 +118,7 @@ def grouped(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints, Ints, 
     return group_start, member, first_link, renamed
 
 
-@jitted
+@compile_lazily
 def _root(above: Ints, job: int) -> int:
     while above[job] != job:
         above[job] = above[above[job]]

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
 Paths: TypeAlias = tuple[Ints, Ints, Ints, Ints, Floats]
 """candidate_start (B + 1,), candidate (C,), path_start (P + 1,), path_link, and seconds per byte of
@@ -19,7 +19,7 @@ TIE = 1e-12
 The same shares summed in another order differ in the last bits."""
 
 
-@jitted
+@compile_lazily
 def _shift(paths: Paths, bundle: int, place: int, rate: float, load: Floats) -> None:
     """Add the load of the bundle at ``rate`` bytes/s to the links of its candidate ``place``."""
     candidate_start, candidate, path_start, path_link, inverse = paths
@@ -28,7 +28,7 @@ def _shift(paths: Paths, bundle: int, place: int, rate: float, load: Floats) -> 
         load[path_link[k]] += rate * inverse[path_link[k]]
 
 
-@jitted
+@compile_lazily
 def _least_congested(paths: Paths, bundle: int, rate: float, load: Floats) -> int:
     """Return the candidate with the least congestion when the bundle is on it.
 
@@ -54,8 +54,8 @@ def _least_congested(paths: Paths, bundle: int, rate: float, load: Floats) -> in
     return place
 
 
-@jitted
-def placed(turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints) -> None:
+@compile_lazily
+def place_bundles(turn: Ints, rate: Floats, paths: Paths, load: Floats, chosen: Ints) -> None:
     """Give each bundle of ``turn``, in that order, its least congested candidate.
 
     ``load`` (E,) is updated; it is a share of each link's time. ``rate`` (B,) is the bytes/s that a

@@ -10,7 +10,7 @@ from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.network.tags import Settings
 from tessera.service.agent.main import main
 from tessera.service.agent.network.backend import Advice, Change, differences
-from tessera.service.agent.network.devices import forced, rdma_devices, steering
+from tessera.service.agent.network.devices import forced_traffic_classes, rdma_devices, steering
 from tessera.service.agent.network.launch import Launch
 from tessera.service.agent.network.node import NodeNetwork
 
@@ -158,8 +158,8 @@ def rdma(
 def test_a_forced_traffic_class_is_found(tmp_path: Path, text: str, value: int | None) -> None:
     sys = rdma(tmp_path, tclass=text)
     assert rdma_devices("eth1", sys) == ("mlx5_0",)
-    assert forced("eth1", sys) == ({} if value is None else {"mlx5_0": value})
-    assert forced("eth2", sys) == {}
+    assert forced_traffic_classes("eth1", sys) == ({} if value is None else {"mlx5_0": value})
+    assert forced_traffic_classes("eth2", sys) == {}
 
 
 def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, Fabric, Settings, assigned
+from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, Fabric, Settings, assign_tags
 from tessera.service.agent.network.launch import Launch, environment, overridden, traffic_class
 
 
@@ -12,7 +12,7 @@ def many(count: int, level: int = 0) -> dict[str, int]:
 
 
 def test_jobs_get_different_tags_none_of_them_reserved_and_priorities_by_level() -> None:
-    found = assigned({"a": 2, "b": 0, "c": 1}, 3)
+    found = assign_tags({"a": 2, "b": 0, "c": 1}, 3)
     assert len(set(found.tags.values())) == 3
     assert not set(found.tags.values()) & {*RESERVED, CONTROL_TAG}
     assert {job: found.priorities[tag] for job, tag in found.tags.items()} == {
@@ -25,23 +25,23 @@ def test_jobs_get_different_tags_none_of_them_reserved_and_priorities_by_level()
 
 
 def test_new_levels_change_the_map_and_no_tag() -> None:
-    before = assigned({"a": 1, "b": 0}, 2)
-    after = assigned({"a": 0, "b": 1}, 2, before.tags)
+    before = assign_tags({"a": 1, "b": 0}, 2)
+    after = assign_tags({"a": 0, "b": 1}, 2, before.tags)
     assert after.tags == before.tags
     assert after.priorities[after.tags["a"]] == 0
     assert after.priorities[after.tags["b"]] == 1
 
 
 def test_a_tag_that_was_just_given_up_is_the_last_to_be_given_again() -> None:
-    before = assigned({"a": 0, "b": 0}, 1)
-    after = assigned({"b": 0, "c": 0}, 1, before.tags)
+    before = assign_tags({"a": 0, "b": 0}, 1)
+    after = assign_tags({"b": 0, "c": 0}, 1, before.tags)
     assert after.tags["c"] not in before.tags.values()
 
 
 def test_more_jobs_than_tags_share_those_of_the_lowest_level_and_it_is_said() -> None:
     free = len(Fabric().free_tags)
     jobs = many(100) | {f"u{n}": 1 for n in range(8)}
-    found = assigned(jobs, 2)
+    found = assign_tags(jobs, 2)
     urgent = [found.tags[f"u{n}"] for n in range(8)]
     assert len(set(urgent)) == 8
     assert not set(urgent) & {found.tags[job] for job in many(100)}
@@ -51,42 +51,42 @@ def test_more_jobs_than_tags_share_those_of_the_lowest_level_and_it_is_said() ->
 
 
 def test_an_urgent_newcomer_gets_a_spare_tag_of_its_own() -> None:
-    before = assigned(many(100), 2)
-    after = assigned(many(100) | {"new": 1}, 2, before.tags)
+    before = assign_tags(many(100), 2)
+    after = assign_tags(many(100) | {"new": 1}, 2, before.tags)
     assert list(after.tags.values()).count(after.tags["new"]) == 1
     assert all(after.tags[job] == tag for job, tag in before.tags.items())
 
 
 def test_a_job_lifted_by_another_with_its_tag_is_named() -> None:
-    found = assigned({"a": 0, "b": 2}, 3, {"a": 5, "b": 5})
+    found = assign_tags({"a": 0, "b": 2}, 3, {"a": 5, "b": 5})
     assert found.priorities[5] == 2
     assert found.remarks == ("jobs a, b share DSCP tag 5 at level 2, which lifts a",)
 
 
 def test_a_running_job_keeps_a_reserved_tag_and_it_is_said() -> None:
-    found = assigned({"a": 0}, 1, {"a": 46})
+    found = assign_tags({"a": 0}, 1, {"a": 46})
     assert found.tags == {"a": 46}
     assert "reserved: expedited forwarding" in found.remarks[0]
 
 
 def test_fewer_levels_than_priorities_leave_the_last_to_control_messages() -> None:
-    found = assigned({"a": 1, "b": 0}, 2, fabric=Fabric(priorities=(1, 3, 6)))
+    found = assign_tags({"a": 1, "b": 0}, 2, fabric=Fabric(priorities=(1, 3, 6)))
     assert found.priorities == {found.tags["a"]: 3, found.tags["b"]: 1, CONTROL_TAG: 6}
 
 
 @pytest.mark.parametrize("levels", [0, 9, -1])
 def test_a_number_of_levels_that_the_fabric_has_not_is_refused(levels: int) -> None:
     with pytest.raises(InvalidInput, match="must be 1 to 8"):
-        assigned({"a": 0}, levels)
+        assign_tags({"a": 0}, levels)
 
 
 def test_levels_and_tags_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidInput, match="must be 0 to 2, not 3"):
-        assigned({"a": 3}, 3)
+        assign_tags({"a": 3}, 3)
     with pytest.raises(InvalidInput, match="0 to 63, not 64"):
-        assigned({"a": 0}, 1, {"a": 64})
+        assign_tags({"a": 0}, 1, {"a": 64})
     with pytest.raises(InvalidInput, match="reserve fewer"):
-        assigned({"a": 0}, 1, fabric=Fabric(reserved=dict.fromkeys(range(64), "all")))
+        assign_tags({"a": 0}, 1, fabric=Fabric(reserved=dict.fromkeys(range(64), "all")))
     with pytest.raises(InvalidInput, match="different numbers"):
         Fabric(priorities=(1, 1))
 

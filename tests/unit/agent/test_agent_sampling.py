@@ -23,7 +23,7 @@ from tessera.service.agent.network.sampling import (
     Samples,
     Sampling,
     analysed_apart,
-    sent,
+    sent_bytes_reader,
 )
 from tessera.service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
 from tessera.service.agent.state import StateDir
@@ -331,7 +331,7 @@ def a_node(tmp_path: Path, layer: str = "Ethernet") -> Path:
 
 
 def test_hardware_is_counted_and_its_rdma_ports_but_no_bridge_nor_loopback(tmp_path: Path) -> None:
-    read = sent(sys_=a_node(tmp_path))
+    read = sent_bytes_reader(sys_=a_node(tmp_path))
     assert read() == 100 + 4 * 1000
     sysfs(tmp_path, {"class/net/eth0/statistics/tx_bytes": 150})
     assert read() == 150 + 4 * 1000
@@ -339,24 +339,24 @@ def test_hardware_is_counted_and_its_rdma_ports_but_no_bridge_nor_loopback(tmp_p
 
 def test_named_interfaces_are_counted_with_their_rdma_ports(tmp_path: Path) -> None:
     node = a_node(tmp_path)
-    assert sent(["docker0"], node)() == 7
-    assert sent(["eth0", "docker0"], node)() == 107 + 4 * 1000
+    assert sent_bytes_reader(["docker0"], node)() == 7
+    assert sent_bytes_reader(["eth0", "docker0"], node)() == 107 + 4 * 1000
 
 
 def test_what_goes_over_infiniband_counts_once(tmp_path: Path) -> None:
-    assert sent(sys_=a_node(tmp_path, "InfiniBand"))() == 4 * 1000
-    assert sent(["eth0"], tmp_path)() == 4 * 1000
+    assert sent_bytes_reader(sys_=a_node(tmp_path, "InfiniBand"))() == 4 * 1000
+    assert sent_bytes_reader(["eth0"], tmp_path)() == 4 * 1000
 
 
 def test_an_interface_that_is_not_there_and_a_node_without_any_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="eth9 is not here"):
-        sent(["eth9"], a_node(tmp_path))
+        sent_bytes_reader(["eth9"], a_node(tmp_path))
     with pytest.raises(InvalidInput, match="--interface"):
-        sent(sys_=sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9}))
+        sent_bytes_reader(sys_=sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9}))
 
 
 def test_a_counter_that_goes_away_is_said_when_it_is_read(tmp_path: Path) -> None:
-    read = sent(["docker0"], a_node(tmp_path))
+    read = sent_bytes_reader(["docker0"], a_node(tmp_path))
     (tmp_path / "class/net/docker0/statistics/tx_bytes").unlink()
     with pytest.raises(Unavailable, match="docker0"):
         read()

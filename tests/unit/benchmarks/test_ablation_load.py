@@ -15,10 +15,10 @@ from tessera.benchmarks.schedulers.bench_ablation import (
     first_queue_s,
     ratios,
     reference,
-    unfinished,
+    unfinished_share,
 )
 from tessera.benchmarks.schedulers.bench_load import Found, common_jct_s, figures
-from tessera.benchmarks.schedulers.variants import Shape, Variant, checked, queue_of
+from tessera.benchmarks.schedulers.variants import Shape, Variant, check_variants, queue_of
 from tessera.simulator.comparison.runs import Asked, Ran
 from tessera.simulator.comparison.workload import SYNTHETIC, Work
 
@@ -80,7 +80,7 @@ def test_jobs_that_one_run_left_are_counted_in_place_of_a_mean() -> None:
         full: [a_run([100, 300, 50]), a_run([1, 1, NEVER])],
         blind: [a_run([10, NEVER, 50]), a_run([1, 1, NEVER])],
     }
-    assert unfinished(ran[blind], ran[full]) == pytest.approx(1 / 6)
+    assert unfinished_share(ran[blind], ran[full]) == pytest.approx(1 / 6)
     assert _figures(ran) == {
         "unfinished_arena_no_planner": pytest.approx(1 / 6),
         "throughput_loss_arena_no_planner": 0.0,
@@ -113,7 +113,7 @@ def test_every_row_has_what_it_is_set_against_and_can_run() -> None:
     assert plan.left_out(("components", "alone")) == 0
     ran = {row: [a_run([1.0])] for row in rows}
     assert all(reference(row, ran) is not None for row in rows)
-    checked([row.run for row in rows], seeds=1)
+    check_variants([row.run for row in rows], seeds=1)
 
 
 def test_one_thing_differs_from_the_full_policy() -> None:

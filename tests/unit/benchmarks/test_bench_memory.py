@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.benchmarks.estimator.memory import DEFAULT, Run, fitted, section
+from tessera.benchmarks.estimator.memory import DEFAULT, Run, fit_copies, section
 from tessera.estimator.hardware import A40
 from tessera.formulation.tables import Floats
 from tessera.simulator.data import data_dir
@@ -58,13 +58,13 @@ def test_copies_are_found_again_in_what_they_predict() -> None:
     runs = [a_run(rng.uniform(1, 9, (2, 3, 4))) for _ in range(40)]
     runs = [replace(run, measured_gib=run.predicted_gib(truth)) for run in runs]
     runs[0] = replace(runs[0], measured_gib=500.0)  # one row that is absurd moves nothing
-    assert fitted(runs, rounds=20) == pytest.approx(truth, abs=0.02)
+    assert fit_copies(runs, rounds=20) == pytest.approx(truth, abs=0.02)
 
 
 def test_copies_are_not_negative() -> None:
     runs = [a_run(np.full((2, 1, 4), x), measured_gib=x / 2) for x in (1.0, 2.0, 3.0)]
-    assert (fitted(runs) >= 0).all()
-    assert fitted(runs).sum() < DEFAULT.sum()
+    assert (fit_copies(runs) >= 0).all()
+    assert fit_copies(runs).sum() < DEFAULT.sum()
 
 
 @pytest.fixture

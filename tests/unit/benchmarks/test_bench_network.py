@@ -90,7 +90,7 @@ def test_three_jobs_on_two_links_leave_that_one_alone_that_gains_most() -> None:
 
 
 def test_what_is_played_in_parts_is_what_all_jobs_do_when_played_at_once() -> None:
-    c = small.on_clos(small.drawn(7, 1))
+    c = small.on_clos(small.draw_case(7, 1))
     space = space_of(c)
     rng = np.random.default_rng(0)
     for path in rng.choice(len(space.chosen), 6, replace=False).tolist():
@@ -100,7 +100,7 @@ def test_what_is_played_in_parts_is_what_all_jobs_do_when_played_at_once() -> No
 
 
 def test_nothing_that_is_tried_by_hand_does_more_than_the_best() -> None:
-    c = small.on_clos(small.drawn(7, 2))
+    c = small.on_clos(small.draw_case(7, 2))
     space = space_of(c)
     most = space.work[space.best(space.within(3))]
     rng = np.random.default_rng(1)
@@ -117,7 +117,7 @@ def test_nothing_that_is_tried_by_hand_does_more_than_the_best() -> None:
 
 
 def test_the_judge_gives_a_planted_optimum_1_and_all_others_less() -> None:
-    c = small.on_clos(small.drawn(7, 3))
+    c = small.on_clos(small.draw_case(7, 3))
     judge = micro.Judge(space_of(c), 3)
     space = judge.space
     best = plan_of(space.chosen[judge.path], space.level[judge.assignment])
@@ -133,7 +133,7 @@ def test_the_judge_gives_a_planted_optimum_1_and_all_others_less() -> None:
 
 
 def test_with_one_level_there_is_nothing_to_choose_but_paths() -> None:
-    judge = micro.Judge(space_of(small.on_clos(small.drawn(7, 3))), 1)
+    judge = micro.Judge(space_of(small.on_clos(small.draw_case(7, 3))), 1)
     for shares in (judge.priorities(), judge.compression(), judge.compression_on(0)):
         assert set(shares.values()) == {1.0}
 
@@ -166,7 +166,7 @@ def test_levels_may_only_invert_an_order_where_jobs_share_no_link() -> None:
 
 def test_the_best_order_can_become_the_best_levels() -> None:
     for number in range(4):
-        judge = micro.Judge(space_of(small.on_clos(small.drawn(8, number))), 3)
+        judge = micro.Judge(space_of(small.on_clos(small.draw_case(8, number))), 3)
         order = judge.best_order(judge.path)
         allowed = judge.few & without_inversion(judge.demand, order, judge.space.level)
         work = judge.space.work[judge.path]
@@ -192,7 +192,7 @@ def test_the_best_order_is_not_one_that_only_does_well_with_a_level_for_each_job
 
 
 def test_the_window_is_long_enough_that_twice_as_long_hardly_changes_what_is_found() -> None:
-    c = small.on_clos(small.drawn(7, 4))
+    c = small.on_clos(small.draw_case(7, 4))
     space = space_of(c)
     assert space.drift <= 2e-3
     for path in (0, 5, 11):
@@ -204,7 +204,7 @@ def test_the_window_is_long_enough_that_twice_as_long_hardly_changes_what_is_fou
 
 def test_cases_keep_what_is_said_of_them_and_depend_on_seed_and_number_alone() -> None:
     for number in range(20):
-        case = small.drawn(3, number)
+        case = small.draw_case(3, number)
         assert case.hosts <= 20
         assert case.tors in (2, 3, 4)
         assert len(case.jobs) == 5
@@ -215,15 +215,15 @@ def test_cases_keep_what_is_said_of_them_and_depend_on_seed_and_number_alone() -
             demand = demand_of(c, chosen)
             assert np.allclose(demand.comm_s, [job.comm_s for job in case.jobs])
         assert demand_of(c, np.zeros(5, np.int64)).offered.max() >= 1.0
-        again = small.on_clos(small.drawn(3, number))
+        again = small.on_clos(small.draw_case(3, number))
         assert np.array_equal(c.bundle_bytes, again.bundle_bytes)
-    busy = small.on_clos(small.drawn(3, 0, ranges=small.Ranges(least_load=2.2)))
+    busy = small.on_clos(small.draw_case(3, 0, ranges=small.Ranges(least_load=2.2)))
     assert demand_of(busy, np.zeros(5, np.int64)).offered.max() >= 2.2
-    assert small.drawn(3, 0).jobs[0].comm_s != small.drawn(4, 0).jobs[0].comm_s
+    assert small.draw_case(3, 0).jobs[0].comm_s != small.draw_case(4, 0).jobs[0].comm_s
 
 
 def test_each_placement_and_the_torus_have_the_same_jobs_on_whole_hosts_of_their_own() -> None:
-    case = small.drawn(3, 5)
+    case = small.draw_case(3, 5)
     for placed in (*case.placements, case.torus_placement):
         assert [len(hosts) for hosts in placed] == [job.hosts for job in case.jobs]
         used = [host for hosts in placed for host in hosts]
@@ -235,7 +235,7 @@ def test_each_placement_and_the_torus_have_the_same_jobs_on_whole_hosts_of_their
 
 
 def test_one_choice_loads_what_all_flows_by_one_switch_load() -> None:
-    case = small.drawn(3, 6)
+    case = small.draw_case(3, 6)
     c = small.on_clos(case, 1)
     demand = demand_of(c, np.ones(5, np.int64))
     sent = demand.busy_s * c.link_bytes_per_s[demand.link]

@@ -53,7 +53,7 @@ def test_layers_kernels_add_up_to_those_of_stages(cells: list[Cell]) -> None:
         assert stages == pytest.approx(cell.kernels_s[cell.data_parallel], rel=0.03)
 
 
-@pytest.mark.parametrize("load", [choice_of_plan.learned, choice_of_plan.roofline])
+@pytest.mark.parametrize("load", [choice_of_plan.learned_compute, choice_of_plan.roofline])
 def test_no_choice_depends_on_times_of_the_judged_cell(
     cells: list[Cell], load: choice_of_plan.Load
 ) -> None:

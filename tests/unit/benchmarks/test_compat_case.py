@@ -18,7 +18,7 @@ from tessera.benchmarks.papers.bench_arena_compat import (
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.simulator.data import data_dir
-from tessera.solvers.schedulers.base import seen
+from tessera.solvers.schedulers.base import make_view
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 
@@ -94,7 +94,7 @@ def chosen(policy: Rigid) -> list[tuple[int, int] | None]:
             a_job("b", requested_gpus=2, requested_type=0),
         ],
     )
-    view = seen(snapshot, Policy())
+    view = make_view(snapshot, Policy())
     found = policy.choose(view).tolist()
     return [
         None if c < 0 else (int(view.draft.gpu_type[c]), int(view.draft.gpus[c])) for c in found

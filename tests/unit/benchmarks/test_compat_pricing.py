@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.benchmarks.papers.arena.arena import priced
+from tessera.benchmarks.papers.arena.arena import price_profiles
 from tessera.benchmarks.papers.arena.oddities import ARENA
 from tessera.benchmarks.papers.arena.pricing import parameters, sizes_inferred, slow_left_out
 from tessera.benchmarks.papers.bench_arena_compat import philly
@@ -103,7 +103,9 @@ def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> No
 
 
 def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() -> None:
-    scenario = priced(philly(data("trace_philly.csv"), data("alpa_optimal.csv"), 2000), ARENA)
+    scenario = price_profiles(
+        philly(data("trace_philly.csv"), data("alpa_optimal.csv"), 2000), ARENA
+    )
     size = {n.gpu_type: n.gpus for n in scenario.nodes}
     at = {
         (e.workload, e.cell.gpu_type, e.cell.gpus): e

@@ -132,7 +132,7 @@ def test_a_little_calibration_beats_none() -> None:
     model: TimeModel = times_of(data)
     parts = split(rows_of(data), model, 0)
     ours, none = (
-        np.mean([one.error for one in iteration.predicted(model, some, parts.test)])
+        np.mean([one.error for one in iteration.predict_rows(model, some, parts.test)])
         for some in (parts.calibration, [])
     )
     assert ours < 0.12

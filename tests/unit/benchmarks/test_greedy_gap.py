@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.benchmarks.rounds.bench_greedy_gap import compared
+from tessera.benchmarks.rounds.bench_greedy_gap import compare_round
 from tessera.solvers.schedulers.arena import Arena
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nobody_reaches_more_than_the_optimum_and_no_rule_is_broken(seed: int) -> None:
-    row = compared(a_random_snapshot(seed, jobs=25), Arena())
+    row = compare_round(a_random_snapshot(seed, jobs=25), Arena())
 
     assert row["violations"] == 0
     assert float(row["gap"]) <= 1e-3
@@ -23,7 +23,7 @@ def test_nobody_reaches_more_than_the_optimum_and_no_rule_is_broken(seed: int) -
 def test_a_search_that_is_worse_is_seen_to_be() -> None:
     snapshot = a_random_snapshot(4, jobs=25)
 
-    fixed = compared(snapshot, Arena(elasticity=False, max_upgrades=0))
+    fixed = compare_round(snapshot, Arena(elasticity=False, max_upgrades=0))
 
     assert float(fixed["arena"]) < 0.7 * float(fixed["ilp"])
 
@@ -38,7 +38,7 @@ def test_a_round_is_contended_where_not_every_job_can_have_its_best_cell(
         estimates=[an_estimate(0, 0, 1)],
     )
 
-    row = compared(snapshot, Arena())
+    row = compare_round(snapshot, Arena())
 
     assert row["contended"] is contended
     assert row["load"] == 2 / gpus

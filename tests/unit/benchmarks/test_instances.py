@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tessera.benchmarks.rounds.instances import FAMILIES, MOST_WORKLOADS, churned, instance
+from tessera.benchmarks.rounds.instances import FAMILIES, MOST_WORKLOADS, churn_round, instance
 from tessera.formulation.check import held_twice
 from tessera.formulation.codec import digest
 from tessera.formulation.errors import InvalidInput
@@ -104,7 +104,7 @@ def test_after_churn_the_jobs_that_stay_have_what_they_were_given(family: str) -
     snapshot = instance(100, 100, 4, 2, family=family, running=0.5)
     problem, choice = decided(snapshot)
 
-    later = churned(snapshot, problem, choice, 0.1, 7, family)
+    later = churn_round(snapshot, problem, choice, 0.1, 7, family)
 
     before, after = snapshot.jobs.name, later.jobs.name
     kept = [j for j, name in enumerate(before) if name in set(after)]
@@ -127,7 +127,7 @@ def test_churn_can_go_on() -> None:
     snapshot = instance(50, 60, 3, 2)
     for step in range(4):
         problem, choice = decided(snapshot)
-        snapshot = churned(snapshot, problem, choice, 0.2, step)
+        snapshot = churn_round(snapshot, problem, choice, 0.2, step)
 
     assert snapshot.round_number == 5
     assert len(set(snapshot.jobs.name)) == 50

@@ -14,11 +14,18 @@ from tessera.benchmarks.papers.bench_motivation import (
     RAW,
     gain,
     inversion,
-    judged,
+    judge_openings,
     motivation,
     short,
 )
-from tessera.benchmarks.papers.openings import NONE, OPENINGS, Opening, Scene, decided, seen_rates
+from tessera.benchmarks.papers.openings import (
+    NONE,
+    OPENINGS,
+    Opening,
+    Scene,
+    decide_openings,
+    seen_rates,
+)
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Source
 from tests.support.worlds import a_profile
@@ -61,13 +68,13 @@ def test_totals_are_sums_of_rates() -> None:
 def test_first_come_runs_as_requested_and_ours_exchanges() -> None:
     scene = a_swap()
     as_requested, exchanged = SWAPPED.plans
-    assert decided(scene, "fcfs", "estimates", None, 0) == as_requested
-    assert decided(scene, RAW, "estimates", None, 0) == exchanged
-    assert decided(scene, NORMALISED, "estimates", None, 0) == exchanged
+    assert decide_openings(scene, "fcfs", "estimates", None, 0) == as_requested
+    assert decide_openings(scene, RAW, "estimates", None, 0) == exchanged
+    assert decide_openings(scene, NORMALISED, "estimates", None, 0) == exchanged
 
 
 def test_what_exchanging_gains_is_read_from_the_papers_plans() -> None:
-    rows = judged(a_swap(), SWAPPED, ["estimates"], None, 0)
+    rows = judge_openings(a_swap(), SWAPPED, ["estimates"], None, 0)
     assert gain(rows) == pytest.approx(37 / 24 - 1)
     best = [row for row in rows if row.policy.startswith("best")]
     assert [row.plan for row in best] == [SWAPPED.plans[1]] * 2
@@ -95,7 +102,7 @@ def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
         "moe,1.3B,256,2,14.4,ok\nmoe,1.3B,256,4,11,ok\nwide_resnet,2B,256,4,,infeasible\n"
     )
     scene = Scene.of(opening, records)
-    rows = judged(scene, opening, ["estimates", "data-parallel"], memory, 0)
+    rows = judge_openings(scene, opening, ["estimates", "data-parallel"], memory, 0)
     assert inversion(rows) == {
         "inverted_seen_ratio": pytest.approx((0 + 100) / (24 + 65)),  # two and MoE-2.4B run out
         "inverted_true_ratio": pytest.approx((12 + 100) / (53 + 24 + 65)),
@@ -111,7 +118,7 @@ def test_a_cell_on_which_a_job_does_not_run_adds_nothing() -> None:
         opening,
         some_profiles(opening, (0, "a100", 4, 30.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0)),
     )
-    (row,) = [r for r in judged(scene, opening, ["estimates"], None, 0) if not r.policy]
+    (row,) = [r for r in judge_openings(scene, opening, ["estimates"], None, 0) if not r.policy]
     assert (row.samples_per_s, row.running) == (0.0, 0)
 
 

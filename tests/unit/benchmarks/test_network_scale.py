@@ -24,7 +24,7 @@ def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> No
 
 def test_jobs_on_hosts_side_by_side_meet_fewer_than_on_hosts_anywhere() -> None:
     edges = []
-    for crowd in (crowds.packed, crowds.scattered):
+    for crowd in (crowds.pack_jobs, crowds.scatter_jobs):
         contention = crowd(80, 3)
         demand = demand_of(contention, np.zeros(len(contention.bundle_bytes), np.int64))
         edges.append(dag_of(demand, np.arange(80)).edges)

@@ -12,7 +12,14 @@ from tessera.benchmarks.harness.registry import execute
 from tessera.benchmarks.network.bench_network_trace import figures, rows
 from tessera.benchmarks.network.fabrics import three_layer, two_layer
 from tessera.benchmarks.network.scenarios import SCENARIOS
-from tessera.benchmarks.network.traces import Network, Played, mismeasured, played, ran, summary
+from tessera.benchmarks.network.traces import (
+    Network,
+    Played,
+    mismeasure_times,
+    play_trace,
+    ran,
+    summary,
+)
 from tessera.benchmarks.network.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
@@ -147,16 +154,16 @@ def test_a_mismeasured_job_is_seen_with_all_its_traffic_off_by_one_factor() -> N
     gang = Gang(members=((0, tuple(range(8))), (2, tuple(range(8)))))
     traffic = a_job("a", gpus=16).traffic
     part = network.part("a", traffic, gang)
-    seen = mismeasured(part, 0.2, 0)
+    seen = mismeasure_times(part, 0.2, 0)
     factor = seen.bundle_bytes / part.bundle_bytes
     assert np.ptp(factor) < 1e-12
     assert factor[0] != 1
     assert seen.fixed_bytes / part.fixed_bytes == pytest.approx(factor[0])
-    assert mismeasured(part, 0.2, 0).bundle_bytes.tolist() == seen.bundle_bytes.tolist()
-    assert mismeasured(part, 0.0, 0) is part
+    assert mismeasure_times(part, 0.2, 0).bundle_bytes.tolist() == seen.bundle_bytes.tolist()
+    assert mismeasure_times(part, 0.0, 0) is part
     inside = a_job("a").traffic
     drawn = [
-        float(mismeasured(network.part(f"{n}", inside, EIGHT), 0.2, 0).fixed_bytes[0])
+        float(mismeasure_times(network.part(f"{n}", inside, EIGHT), 0.2, 0).fixed_bytes[0])
         for n in range(200)
     ]
     exact = float(network.part("0", inside, EIGHT).fixed_bytes[0])
@@ -230,7 +237,7 @@ def test_workloads_and_schedulers_that_mean_nothing_are_refused() -> None:
 def test_a_drawn_trace_runs_and_plans_change_no_jobs() -> None:
     small = {"days": 0.05, "jobs_a_day": 300.0, "gpus": 64, "largest": 32}
     runs = [
-        played(fabric="double-sided", mechanism=name, workload=small)
+        play_trace(fabric="double-sided", mechanism=name, workload=small)
         for name in ("ecmp", "crux-paper")
     ]
     assert runs[0]["statistics"]["jobs"] == runs[1]["statistics"]["jobs"] > 5

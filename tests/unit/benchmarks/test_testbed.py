@@ -9,16 +9,27 @@ from typing import Any
 
 import pytest
 
-from tessera.benchmarks.papers.bench_fidelity import Inputs, compared, fidelity, read_requests
-from tessera.benchmarks.papers.testbed.records import Recorded, Run, fitted, read_runs, start_of
+from tessera.benchmarks.papers.bench_fidelity import (
+    Inputs,
+    compare_campaign,
+    fidelity,
+    read_requests,
+)
+from tessera.benchmarks.papers.testbed.records import (
+    Recorded,
+    Run,
+    fit_overheads,
+    read_runs,
+    start_of,
+)
 from tessera.benchmarks.papers.testbed.replay import (
     Campaign,
     as_recorded,
     campaign_of,
     compare,
     each_searched,
-    priced,
-    refined,
+    jobs_with_speeds,
+    refine_profiles,
     speeds,
 )
 from tessera.formulation.errors import InvalidInput
@@ -190,13 +201,13 @@ def test_overheads_are_medians_of_the_same_kind_of_search() -> None:
     again = a_recorded(a_run(last=False), a_run(900.0, end_s=900.0 + 200.0 + 75.0))
     pruned = a_recorded(a_run(search_s=1.0), policy="crius")
 
-    found = fitted([*jobs, again, pruned], pruned=False)
+    found = fit_overheads([*jobs, again, pruned], pruned=False)
 
     assert found.load_s == 50.0  # of 40, 50, 70 and 50
     assert found.save_s == 25.0  # the later start took 75
     assert found.search_s == {2: 100.0}
     with pytest.raises(InvalidInput, match="too few"):
-        fitted(jobs, pruned=True)
+        fit_overheads(jobs, pruned=True)
 
 
 def test_a_record_that_goes_by_the_simulators_rules_has_no_error() -> None:
@@ -239,7 +250,7 @@ def test_speeds_of_other_policies_stand_for_those_of_profiles() -> None:
     ]
     profiles = [a_time(10.0), a_time(4.0, gpus=4, nodes=2)]
 
-    found = {(e.cell.gpus, e.cell.nodes): e.iter_time_s for e in refined(profiles, seen)}
+    found = {(e.cell.gpus, e.cell.nodes): e.iter_time_s for e in refine_profiles(profiles, seen)}
 
     assert found == {(2, 1): 12.0, (4, 2): 4.0}
 
@@ -249,7 +260,7 @@ def test_jobs_that_the_profiles_cannot_price_are_left_out() -> None:
     base = a_campaign([a_recorded(), wide])
 
     assert speeds(base) == [[0.1], [0.0]]
-    assert [job.name for job in priced(base)] == ["job_001"]
+    assert [job.name for job in jobs_with_speeds(base)] == ["job_001"]
 
 
 def test_a_job_that_is_not_the_traces_is_refused() -> None:
@@ -271,7 +282,7 @@ def test_nothing_is_fitted_on_what_is_scored() -> None:
 
     inputs = Inputs(recorded=[mine, other], requests=requests, profiles=[a_time(10.0)])
 
-    found = compared(inputs, "c", "fcfs", decide=False)
+    found = compare_campaign(inputs, "c", "fcfs", decide=False)
 
     assert found.overheads.search_s == {2: 100.0}
     assert found.errors["profiles"].jct_error == pytest.approx(-190.0 / 640.0)

@@ -15,20 +15,20 @@ from tessera.benchmarks.schedulers.bench_load import one_of, points_of, shape_at
 from tessera.benchmarks.schedulers.variants import (
     Shape,
     Variant,
-    checked,
+    check_variants,
     on_fewer_types,
     only_as_requested,
+    queue_jobs,
     queue_of,
-    queued,
     run,
-    seeded,
-    shaped,
+    seed_run,
+    shape_world,
     types_by_use,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.values import Workload
 from tessera.simulator.comparison.runs import Asked, Ran
-from tessera.simulator.comparison.workload import SYNTHETIC, Made, Work, made
+from tessera.simulator.comparison.workload import SYNTHETIC, Made, Work, make_scenario
 from tessera.simulator.data import MissingData
 from tessera.simulator.metrics import alone_seconds, reference_of
 from tessera.simulator.overheads import Overheads
@@ -50,7 +50,7 @@ MOE = Workload(model="moe", params="7B", global_batch=10)
 
 
 def a_world(scenario: Scenario | None = None) -> Made:
-    found = made(SMALL)
+    found = make_scenario(SMALL)
     return found if scenario is None else replace(found, scenario=scenario)
 
 
@@ -72,14 +72,14 @@ def two_types() -> Scenario:
 
 def test_the_default_shape_changes_nothing_that_matters() -> None:
     world = a_world()
-    found, told = shaped(world, Shape(), seed=3)
+    found, told = shape_world(world, Shape(), seed=3)
     assert told is None
     assert found == world
 
 
 def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
     world = a_world()
-    found, _ = shaped(world, Shape(arrival_factor=4.0), seed=0)
+    found, _ = shape_world(world, Shape(arrival_factor=4.0), seed=0)
     assert found.load == pytest.approx(4 * world.load)
     assert world.horizon_s / 4 <= found.horizon_s < world.horizon_s / 4 + 300
     assert found.horizon_s >= found.scenario.arrivals[-1].arrival_s
@@ -88,7 +88,7 @@ def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
 def test_large_models_come_at_equal_gpu_hours() -> None:
     world = a_world()
     speeds = Speeds(world.scenario.profiles, Room.of(world.scenario.nodes))
-    found, _ = shaped(world, Shape(large_share=0.5), seed=1)
+    found, _ = shape_world(world, Shape(large_share=0.5), seed=1)
     before, after = (gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found))
     large = [parameters(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
     assert sum(large) == round(0.5 * len(large))
@@ -102,8 +102,8 @@ def test_pinned_jobs_run_on_their_type_alone() -> None:
             an_arrival("a", requested_gpus=2, requested_type="v100"),
         ],
     )
-    free, _ = shaped(a_world(scenario), Shape(), 0)
-    pinned, _ = shaped(a_world(scenario), Shape(pinned=True), 0)
+    free, _ = shape_world(a_world(scenario), Shape(), 0)
+    pinned, _ = shape_world(a_world(scenario), Shape(pinned=True), 0)
     ends = [simulated(w.scenario).end_s[0] for w in (free, pinned)]
     assert ends == [pytest.approx(250), pytest.approx(500)]  # 4 GPUs, A100 or V100
 
@@ -122,7 +122,7 @@ def test_jobs_are_told_of_the_count_that_they_request_and_of_no_other() -> None:
 
 
 def test_jobs_told_so_are_measured_as_before() -> None:
-    scenario = made(SMALL).scenario
+    scenario = make_scenario(SMALL).scenario
     found, _ = only_as_requested(scenario)
     np.testing.assert_array_equal(reference_of(scenario).rate, reference_of(found).rate)
     alone = [alone_seconds(one, Overheads()) for one in (scenario, found)]
@@ -134,7 +134,7 @@ def test_no_job_is_resized_when_only_requested_counts_are_told() -> None:
     held = {}
     for fixed in (False, True):
         ran = Ran.read(run(Variant(asked=asked, shape=Shape(at_requested=fixed))))
-        gpus = {a.spec.name: a.spec.requested_gpus for a in made(SMALL).scenario.arrivals}
+        gpus = {a.spec.name: a.spec.requested_gpus for a in make_scenario(SMALL).scenario.arrivals}
         names = list(gpus)
         held[fixed] = [
             sum(n for _, n in on) == gpus[names[int(job)]] for job, _, _, on in ran.segments
@@ -183,12 +183,12 @@ def test_queues_are_drawn_evenly_and_few_are_like_many() -> None:
     two, eight = (queue_of(4000, n, seed=5) for n in (2, 8))
     np.testing.assert_array_equal(two, 1 + (eight - 1) // 4)
     assert np.bincount(eight)[1:] == pytest.approx(500, abs=90)
-    jobs = made(SMALL).scenario.arrivals
-    found = queued(jobs, 8, seed=5)
+    jobs = make_scenario(SMALL).scenario.arrivals
+    found = queue_jobs(jobs, 8, seed=5)
     assert [a.spec.queue for a in found] == queue_of(len(jobs), 8, seed=5).tolist()
-    assert [a.spec.queue for a in queued(jobs, 1, seed=5)] == [1] * len(jobs)
+    assert [a.spec.queue for a in queue_jobs(jobs, 1, seed=5)] == [1] * len(jobs)
     with pytest.raises(InvalidInput, match="queues"):
-        queued(jobs, 0, seed=5)
+        queue_jobs(jobs, 0, seed=5)
 
 
 def test_depth_is_arenas_alone_and_tells() -> None:
@@ -197,7 +197,7 @@ def test_depth_is_arenas_alone_and_tells() -> None:
     assert deep is not None
     assert deep.depth == 5
     with pytest.raises(InvalidInput, match="depth"):
-        checked([Variant(asked=Asked(work=SMALL, policy="fcfs"), depth=2)], seeds=1)
+        check_variants([Variant(asked=Asked(work=SMALL, policy="fcfs"), depth=2)], seeds=1)
     dense = Shape(arrival_factor=20.0)
     ends = [
         Ran.read(run(Variant(asked=Asked(work=SMALL, policy="arena"), shape=dense, depth=k))).end_s
@@ -212,15 +212,15 @@ def test_seeds_that_draw_nothing_are_refused(
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
     fixed = Variant(asked=Asked(work=Work(trace="arena-philly"), policy="fcfs"))
     with pytest.raises(MissingData, match="trace_philly"):  # seeds are sound; the trace is absent
-        checked([fixed], seeds=1)
+        check_variants([fixed], seeds=1)
     with pytest.raises(InvalidInput, match="jobs-share"):
-        checked([fixed], seeds=2)
+        check_variants([fixed], seeds=2)
     with pytest.raises(InvalidInput, match="unknown"):
-        checked([Variant(asked=Asked(work=SMALL, policy="nobody"))], seeds=1)
+        check_variants([Variant(asked=Asked(work=SMALL, policy="nobody"))], seeds=1)
 
 
 def test_a_variant_is_the_same_as_a_task() -> None:
-    variant = seeded(
+    variant = seed_run(
         Variant(
             asked=Asked(work=SMALL, policy="arena"),
             shape=Shape(queues=3, arrival_factor=2.0),

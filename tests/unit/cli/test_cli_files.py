@@ -153,7 +153,7 @@ def test_a_mistake_in_a_cluster_file_is_named_with_its_place(text: str, says: st
 def test_a_file_that_is_not_there_is_an_error_that_names_it_once(tmp_path: Path) -> None:
     path = tmp_path / "absent.yaml"
     with pytest.raises(InvalidInput) as caught:
-        yamlfile.read(str(path))
+        yamlfile.read_text(str(path))
     assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
 
 
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path) -> Non
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match=r"binary\.yaml: is not UTF-8 text"):
-        yamlfile.read(str(path))
+        yamlfile.read_text(str(path))
 
 
 def test_a_key_that_is_like_none_is_not_taken_for_another() -> None:

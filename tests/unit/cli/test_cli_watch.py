@@ -14,7 +14,7 @@ from tessera.service.cli import watch
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.jobview import JobDetails, job_columns
 from tessera.service.cli.options import Output
-from tessera.service.cli.render import fitted
+from tessera.service.cli.render import fit_rows
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 START_S = 1_800_000_000
@@ -112,7 +112,7 @@ def test_the_longest_texts_are_cut_to_fit_and_numbers_never(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     jobs = [a_job("x" * 90, iterations_done=372.6), a_job("y")]
-    found = fitted(jobs, job_columns(Timestamp(seconds=START_S + 90)), 80, wide=False)
+    found = fit_rows(jobs, job_columns(Timestamp(seconds=START_S + 90)), 80, wide=False)
     Console(width=80).print(found)
     header, first, second = capsys.readouterr().out.splitlines()
     assert max(map(len, (header, first, second))) <= 80

@@ -21,7 +21,7 @@ from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.topology import Topology
 from tessera.formulation.values import BEST_FOUND, CellKey, Workload
 from tessera.service.cli.main import app
@@ -229,7 +229,7 @@ def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) ->
 
 
 def clos_of(scenario: Scenario) -> Topology:
-    return read(
+    return build_topology(
         {
             "kind": "clos",
             "nodes": [node.name for node in scenario.nodes],

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
-from tessera.estimator.architectures.published import find, published
+from tessera.estimator.architectures.published import find, published_models
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
 from tessera.estimator.architectures.transformer import Transformer, transformer
-from tessera.estimator.graph import Graph, layer_of, merged
+from tessera.estimator.graph import Graph, layer_of, merge_layers
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.data import data_dir
 from tests.support.laws import examples
@@ -176,7 +176,7 @@ def a_table(folder: str, name: str) -> Path:
     return root / folder / name
 
 
-ARENA = [key for key, model in published().items() if model.training.micro_batches == 16]
+ARENA = [key for key, model in published_models().items() if model.training.micro_batches == 16]
 
 
 @pytest.mark.parametrize(("model", "params"), ARENA)
@@ -369,7 +369,7 @@ def test_equal_blocks_are_of_one_kind_and_others_are_not() -> None:
     assert len(blocks | set(kinds)) == len(changes) + 3
 
 
-@pytest.mark.parametrize("key", published())
+@pytest.mark.parametrize("key", published_models())
 def test_layers_of_one_kind_have_the_same_amounts(key: tuple[str, str]) -> None:
     graph = find(*key).graph
     first: dict[str, int] = {}
@@ -405,12 +405,12 @@ def test_the_first_block_of_a_bottleneck_stage_computes_its_first_convolution_be
 
 
 def _graphs() -> list[Graph]:
-    return [model.graph for model in published().values()]
+    return [model.graph for model in published_models().values()]
 
 
 @pytest.mark.parametrize("graph", _graphs(), ids=lambda g: g.name)
 def test_coarse_layers_have_the_work_and_weights_of_the_fine_ones(graph: Graph) -> None:
-    coarse = merged(graph, 16)
+    coarse = merge_layers(graph, 16)
     assert len(coarse) <= 16
     for amount in ("flops", "touched", "weights", "expert_weights", "reduced", "exchanged"):
         assert getattr(coarse, amount).sum() == pytest.approx(getattr(graph, amount).sum())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.estimator.architectures.published import published
+from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cells import Setting, cells, on_sheets
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.memory import States
@@ -17,7 +17,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.traffic import CellTraffic, Pattern, StageTraffic, cell_traffic
 
 A100 = next(kind for kind in CATALOGUE if kind.name == "a100")
-BERT = published()["bert", "1.3B"]
+BERT = published_models()["bert", "1.3B"]
 
 
 BATCH = 256
@@ -160,7 +160,7 @@ def test_plans_that_are_none_are_refused(stages: tuple[StageTraffic, ...]) -> No
 
 
 def test_traffic_of_all_the_gpus_of_a_job_is_finite_for_every_model() -> None:
-    for key, model in published().items():
+    for key, model in published_models().items():
         training = model.training.at(max(64, model.training.micro_batches))
         shape = Shape(nodes=4, gpus_per_node=8)
         setting = on_sheets(model.graph, training, A100, shape, States(zero=model.zero))

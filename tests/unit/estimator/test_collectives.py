@@ -23,7 +23,13 @@ from tessera.estimator.collectives import (
     write_records,
 )
 from tessera.estimator.collectives.fitting import fit_kinds, groups_of
-from tessera.estimator.collectives.kriging import Likeness, differences, krige, similarity, tuned
+from tessera.estimator.collectives.kriging import (
+    Likeness,
+    differences,
+    krige,
+    similarity,
+    tune_weights,
+)
 from tessera.estimator.collectives.links import link_seconds
 from tessera.estimator.hardware import A10, A40, A100, H100, V100
 from tessera.estimator.plans import Groups, Primitive, Shape
@@ -332,7 +338,7 @@ def test_tuning_tells_apart_what_differs() -> None:
     ]
     by_size = np.array([[math.log2(x.size)] for x in layouts])
     start = replace(Likeness(), primitive=1.0, size=1.0)
-    found = tuned(layouts, by_size, start)
+    found = tune_weights(layouts, by_size, start)
     assert found.primitive < start.primitive
 
 

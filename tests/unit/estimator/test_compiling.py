@@ -14,7 +14,7 @@ from tessera.estimator.compiling import cache
 from tessera.estimator.compiling.collectives import collectives_of
 from tessera.estimator.compiling.compile import Request, compile_step
 from tessera.estimator.compiling.compiled import Compiled, Memory, Uncompilable
-from tessera.estimator.compiling.hlo import groups_of, read
+from tessera.estimator.compiling.hlo import groups_of, read_module
 from tessera.estimator.plans import Primitive
 from tessera.estimator.tracing.models import steps
 from tessera.estimator.tracing.trace import trace
@@ -178,7 +178,7 @@ def test_groups_are_read_in_every_form(written: str, groups: tuple[tuple[int, ..
         "  %p = f32[8]{0} parameter(0)\n"
         f"  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, replica_groups={written}, to_apply=%add"
     )
-    module = read(text.replace(", to_apply=%add", ""))
+    module = read_module(text.replace(", to_apply=%add", ""))
     (instruction,) = [
         i for i in module.computations["main"].instructions.values() if i.opcode == "all-reduce"
     ]
@@ -190,7 +190,7 @@ def test_groups_in_an_unknown_form_are_refused() -> None:
         "  %p = f32[8]{0} parameter(0)\n  ROOT %r = f32[8]{0} all-reduce(%p), replica_groups=<odd>"
     )
     with pytest.raises(Uncompilable, match="unknown form"):
-        collectives_of(read(text), 4)
+        collectives_of(read_module(text), 4)
 
 
 def test_a_true_reduce_scatter_counts_its_whole_input() -> None:
@@ -198,7 +198,7 @@ def test_a_true_reduce_scatter_counts_its_whole_input() -> None:
         "  %p = f32[8]{0} parameter(0)\n"
         "  ROOT %r = f32[4]{0} reduce-scatter(%p), replica_groups={{0,1}}, dimensions={0}"
     )
-    (found,) = collectives_of(read(text), 2)
+    (found,) = collectives_of(read_module(text), 2)
     assert (found.primitive, found.payload_bytes) == (Primitive.REDUCE_SCATTER, 32)
 
 
@@ -210,9 +210,9 @@ def test_an_all_reduce_of_which_something_else_is_read_stays_one() -> None:
         + cut
         + "  ROOT %t = f32[8]{0} add(%r, %r)"
     )
-    (found,) = collectives_of(read(text), 2)
+    (found,) = collectives_of(read_module(text), 2)
     assert found.primitive is Primitive.ALL_REDUCE
-    (found,) = collectives_of(read(text.replace("add(%r, %r)", "add(%p, %p)")), 2)
+    (found,) = collectives_of(read_module(text.replace("add(%r, %r)", "add(%p, %p)")), 2)
     assert found.primitive is Primitive.REDUCE_SCATTER
 
 
@@ -221,12 +221,12 @@ def test_a_loop_whose_turns_are_unknown_is_refused() -> None:
         "  %p = f32[8]{0} parameter(0)\n  ROOT %w = f32[8]{0} while(%p), condition=%main, body=%main"
     )
     with pytest.raises(Uncompilable, match="known number of turns"):
-        read(text)
+        read_module(text)
 
 
 def test_text_in_another_form_is_refused() -> None:
     with pytest.raises(Uncompilable, match="another form"):
-        read("module @jit_f {\n}\n")
+        read_module("module @jit_f {\n}\n")
 
 
 def test_a_torn_cache_file_is_as_none(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def counting(most: int) -> Callable[[], bool]:
 
 
 CLOS = "{kind: clos, hosts: 100, host: a100, tors: 10, aggregations: 4, tor_bytes_per_s: 25e9}"
-COLUMNS = document.write(document.read(read_document("doc", CLOS, TOPOLOGY)))
+COLUMNS = document.write(document.build_topology(read_document("doc", CLOS, TOPOLOGY)))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ COLUMNS = document.write(document.read(read_document("doc", CLOS, TOPOLOGY)))
     [
         lambda cancelled: read_values("doc", "{layers: 2}", cancelled),
         lambda cancelled: to_topology("doc", CLOS, cancelled),
-        lambda cancelled: document.read(COLUMNS, cancelled),
+        lambda cancelled: document.build_topology(COLUMNS, cancelled),
     ],
 )
 def test_reading_ends_when_nobody_waits_for_it(

@@ -13,7 +13,14 @@ from typer.testing import CliRunner, Result
 from tessera.benchmarks.estimator import planners
 from tessera.benchmarks.estimator.speed import setting_of
 from tessera.estimator.architectures.published import find
-from tessera.estimator.cells import COARSE_LAYERS, MicroBatches, Planner, Setting, cells, coarsened
+from tessera.estimator.cells import (
+    COARSE_LAYERS,
+    MicroBatches,
+    Planner,
+    Setting,
+    cells,
+    coarsen_graph,
+)
 from tessera.estimator.collectives import LinkNetwork
 from tessera.estimator.hardware import A10, A40, A100, V100, Hardware
 from tessera.estimator.memory import limit_bytes
@@ -75,7 +82,7 @@ def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one
 ) -> None:
     setting = published_on(model, params, batch, kind, gpus)
     exact, found = cells(setting, None, rule), cells(setting, None, rule, planner)
-    layers = len(coarsened(setting.graph, COARSE_LAYERS))
+    layers = len(coarsen_graph(setting.graph, COARSE_LAYERS))
     assert found
     assert found.keys() <= exact.keys()
     for degree, plan in found.items():
@@ -169,9 +176,9 @@ def test_a_share_is_the_exact_time_by_the_planners() -> None:
         return Plan(stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=())
 
     exact = {1: plan(3.0), 2: plan(2.0), 4: plan(5.0)}
-    found = planners.judged(exact, {1: plan(4.0), 4: plan(5.0)})
+    found = planners.judge_planner(exact, {1: plan(4.0), 4: plan(5.0)})
     assert (found.shares, found.missed, found.best) == ((0.75, 1.0), 1, 0.5)
-    assert planners.judged(exact, {}).best is None
+    assert planners.judge_planner(exact, {}).best is None
 
 
 def test_settings_are_drawn_by_the_seeds_and_each_once() -> None:

@@ -11,15 +11,21 @@ from tessera.estimator.planning.assembly import (
     DATA,
     TENSOR,
     Profiled,
-    assembled,
+    assemble_plan,
     assembled_plan,
     joints,
     two_ways,
 )
 from tessera.estimator.planning.options import NoPlan, depths, options_of
-from tessera.estimator.planning.pareto import frontier, proxy_of, thinned
+from tessera.estimator.planning.pareto import frontier, proxy_of, thin_plans
 from tessera.estimator.planning.search import Found, best_plan, best_plans, latency_of, plan_of
-from tessera.estimator.planning.stages import Stages, balanced, least_cut, nearest_powers, shares
+from tessera.estimator.planning.stages import (
+    Stages,
+    balance_stages,
+    least_cut,
+    nearest_powers,
+    shares,
+)
 from tessera.estimator.planning.tuning import (
     Mismatch,
     SearchSpace,
@@ -92,7 +98,7 @@ def test_gpus_of_stages_are_the_nearest_powers_of_two() -> None:
 
 
 def test_the_balanced_partition_puts_equal_load_on_each_gpu() -> None:
-    found = balanced(np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0]), gpus=4, stages=2)
+    found = balance_stages(np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0]), gpus=4, stages=2)
     assert (found.ends, found.gpus, found.bias) == ((4, 6), (2, 2), 0.0)
     assert found.starts == (0, 4)
 
@@ -100,13 +106,13 @@ def test_the_balanced_partition_puts_equal_load_on_each_gpu() -> None:
 @pytest.mark.parametrize(("gpus", "stages"), [(2, 3), (8, 5)])
 def test_more_stages_than_gpus_or_layers_are_refused(gpus: int, stages: int) -> None:
     with pytest.raises(NoPlan, match="no plan of"):
-        balanced(np.ones(4), gpus, stages)
+        balance_stages(np.ones(4), gpus, stages)
 
 
 @pytest.mark.parametrize("load", [np.zeros(3), np.array([1.0, np.nan])])
 def test_a_load_of_nothing_is_refused(load: Floats) -> None:
     with pytest.raises(NoPlan, match="load"):
-        balanced(load, 2, 1)
+        balance_stages(load, 2, 1)
 
 
 def test_the_proxy_has_the_least_bias_and_then_the_least_load() -> None:
@@ -115,13 +121,13 @@ def test_the_proxy_has_the_least_bias_and_then_the_least_load() -> None:
 
 def test_of_the_two_most_similar_partitions_the_one_with_the_higher_load_goes() -> None:
     ends = np.array([[2, 8], [3, 8], [7, 8]])
-    assert thinned(ends, np.array([5.0, 6.0, 9.0]), limit=2, kept=2).tolist() == [0, 2]
-    assert thinned(ends, np.array([6.0, 5.0, 9.0]), limit=2, kept=2).tolist() == [1, 2]
+    assert thin_plans(ends, np.array([5.0, 6.0, 9.0]), limit=2, kept=2).tolist() == [0, 2]
+    assert thin_plans(ends, np.array([6.0, 5.0, 9.0]), limit=2, kept=2).tolist() == [1, 2]
 
 
 def test_the_proxy_stays_though_its_load_is_the_highest() -> None:
     ends = np.array([[2, 8], [3, 8], [7, 8]])
-    assert thinned(ends, np.array([9.0, 6.0, 5.0]), limit=2, kept=0).tolist() == [0, 2]
+    assert thin_plans(ends, np.array([9.0, 6.0, 5.0]), limit=2, kept=0).tolist() == [0, 2]
 
 
 def test_a_long_frontier_is_cut_to_the_limit_and_keeps_its_proxy() -> None:
@@ -198,11 +204,11 @@ def test_assembly_gives_up_a_faster_stage_where_joining_it_costs_more() -> None:
     join[0, DATA, TENSOR] = join[0, TENSOR, DATA] = 10.0
     busy = np.array([[1.0, 5.0], [2.0, 1.9]])
     profiled = Profiled(busy_s=busy, join_s=join, once_s=np.zeros((2, 2)))
-    found = assembled(profiled, micro_batches=4)
+    found = assemble_plan(profiled, micro_batches=4)
     assert found.ways == (DATA, DATA)
     assert found.latency_s == pytest.approx(3.0 + 3 * 2.0)
     free = Profiled(busy_s=busy, join_s=np.zeros((1, 2, 2)), once_s=np.zeros((2, 2)))
-    assert assembled(free, micro_batches=4).ways == (DATA, TENSOR)
+    assert assemble_plan(free, micro_batches=4).ways == (DATA, TENSOR)
 
 
 def test_crius_estimate_mixes_data_and_tensor_parallel_stages_that_fit() -> None:

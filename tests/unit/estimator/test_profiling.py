@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.profiler import ProfileData
 
-from tessera.estimator.graph import Graph, Layer, Untraceable, graph_of, merged
+from tessera.estimator.graph import Graph, Layer, Untraceable, graph_of, merge_layers
 from tessera.estimator.plans import Training
 from tessera.estimator.profiling.compute import ProfiledCompute
 from tessera.estimator.profiling.pieces import examples, piece_of
@@ -28,7 +28,7 @@ from tessera.estimator.profiling.stages import (
 )
 from tessera.estimator.profiling.timing import Effort, kernel_seconds
 from tessera.estimator.tracing.models import steps
-from tessera.estimator.tracing.trace import traced
+from tessera.estimator.tracing.trace import trace_program
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
@@ -178,7 +178,7 @@ def test_a_graph_of_unknown_kinds_is_the_fallbacks_and_says_so() -> None:
 def test_joined_layers_take_the_sum_of_their_parts() -> None:
     records = [a_record(), a_record(kind="dot-b", forward_s=3.0)]
     compute = ProfiledCompute(records=records, fallback=Linear())
-    joined = merged(a_graph("dot-a", "dot-b", "dot-a", "dot-b"), 2)
+    joined = merge_layers(a_graph("dot-a", "dot-b", "dot-a", "dot-b"), 2)
     assert joined.kind == ("dot-a+dot-b",) * 2
     assert seconds(compute, joined, 4)[0] == [4.0, 4.0]
 
@@ -217,7 +217,7 @@ def test_kernels_are_summed_from_the_streams_of_devices_alone() -> None:
 
 
 def test_a_layer_alone_computes_what_it_computes_in_the_step() -> None:
-    step = traced(steps.perceptron(samples=4))
+    step = trace_program(steps.perceptron(samples=4))
     piece = piece_of(step, 0)
     (into, out), (x,) = examples(piece.floats, 2), examples(piece.others, 2, seed=3)
     (result,) = piece.run([into, out], [x])
@@ -228,7 +228,7 @@ def test_a_layer_alone_computes_what_it_computes_in_the_step() -> None:
 
 def test_every_layer_of_every_model_runs_alone_with_its_masks() -> None:
     sizes: dict[str, Any] = {"hidden": 16, "layers": 2, "heads": 4, "vocabulary": 32, "sequence": 8}
-    step = traced(steps.decoder(samples=2, experts=2, dtype="f32", **sizes))
+    step = trace_program(steps.decoder(samples=2, experts=2, dtype="f32", **sizes))
     for layer in range(len(step.graph)):
         piece = piece_of(step, layer)
         floats = examples(piece.floats, piece.largest_index)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.architectures.published import find, jax_step, published
+from tessera.estimator.architectures.published import find, jax_step, published_models
 from tessera.estimator.calibration import Residual
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.plans import Training
@@ -45,7 +45,7 @@ from tessera.formulation.records.estimates import (
     Wanted,
 )
 from tessera.formulation.values import PROFILING, Cell, GpuType, Source, Workload
-from tessera.service.cli.jobview import profiled
+from tessera.service.cli.jobview import profiling_facts
 from tessera.service.config import Config
 from tessera.service.rpc.convert.models import to_model
 from tessera.service.rpc.convert.profiles import of_status, to_profiles
@@ -188,7 +188,7 @@ def test_the_status_tells_each_type_apart() -> None:
     ]
     assert found.tasks[2].problem == "JAX is not there"
     assert (found.tasks[0].device_s, found.tasks[0].service_gpu_s) == (3.0, 40.0)
-    (head, *rest) = profiled(jobs_pb2.Job(profile=True), of_status(found))
+    (head, *rest) = profiling_facts(jobs_pb2.Job(profile=True), of_status(found))
     assert head == (
         "profiling",
         "done on 1 of 4 GPU types; its other estimates are analytic; 120 GPU-seconds used",
@@ -198,9 +198,9 @@ def test_the_status_tells_each_type_apart() -> None:
 
 
 def test_a_job_with_a_users_estimates_is_told_that_nothing_is_measured() -> None:
-    ((_, said),) = profiled(jobs_pb2.Job(profile=True), pb.Profiling())
+    ((_, said),) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling())
     assert "a user's own" in said
-    assert profiled(jobs_pb2.Job(), pb.Profiling()) == []
+    assert profiling_facts(jobs_pb2.Job(), pb.Profiling()) == []
 
 
 def test_of_several_tasks_on_a_type_the_latest_counts_alone() -> None:
@@ -225,7 +225,7 @@ def test_arguments_are_numbers_where_they_can_be() -> None:
             arguments_of("f", wrong)
 
 
-@pytest.mark.parametrize("key", [k for k in published() if jax_step(*k) is not None])
+@pytest.mark.parametrize("key", [k for k in published_models() if jax_step(*k) is not None])
 def test_steps_of_published_models_take_the_arguments_they_are_given(key: tuple[str, str]) -> None:
     found = jax_step(*key)
     assert found is not None

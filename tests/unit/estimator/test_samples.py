@@ -15,14 +15,14 @@ from scipy.stats import spearmanr
 from tessera.estimator.architectures.published import find
 from tessera.estimator.cells import Runtime, Setting, cells
 from tessera.estimator.collectives import LinkNetwork, LinkRates
-from tessera.estimator.graph import merged
+from tessera.estimator.graph import merge_layers
 from tessera.estimator.hardware import A10, A40, A100, ALL, V100, Hardware
 from tessera.estimator.memory import States
 from tessera.estimator.planning.even import even_cuts, even_plans, least_times_s
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled, shapes
+from tessera.estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled_models, shapes
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Source
 from tessera.simulator.data import data_dir
@@ -47,7 +47,7 @@ def best_rates(estimates: list[EstimateRecord]) -> dict[tuple[str, str, int], fl
 def a_setting(model: str, params: str, hardware: Hardware, shape: Shape) -> Setting:
     known = find(model, params)
     return Setting(
-        graph=merged(known.graph, 16),
+        graph=merge_layers(known.graph, 16),
         training=known.training,
         hardware=hardware,
         shape=shape,
@@ -67,7 +67,7 @@ def test_the_best_shape_has_the_fewest_nodes_and_the_next_twice_as_many() -> Non
 def test_samples_are_of_the_papers_sizes_and_batches(estimates: list[EstimateRecord]) -> None:
     works = {e.workload for e in estimates}
     assert len(works) == 45
-    assert {(w.model, w.params) for w in works} == {(m.model, m.params) for m in sampled()}
+    assert {(w.model, w.params) for w in works} == {(m.model, m.params) for m in sampled_models()}
     assert {w.global_batch for w in works if w.model == "bert"} == {128, 256, 512}
 
 

@@ -19,7 +19,7 @@ from tessera.estimator.graph import Graph, Untraceable, layer_of
 from tessera.estimator.tracing.models import steps
 from tessera.estimator.tracing.models.parts import softmax
 from tessera.estimator.tracing.step import Step, load_step
-from tessera.estimator.tracing.trace import parameter_axes, trace, traced
+from tessera.estimator.tracing.trace import parameter_axes, trace, trace_program
 from tessera.formulation.errors import Unavailable
 
 F32 = jnp.float32
@@ -140,7 +140,7 @@ def test_repeated_blocks_are_of_one_kind_and_hand_on_one_tensor() -> None:
 
 def test_tensor_parallelism_reduces_after_attention_and_after_the_feed_forward_net() -> None:
     step = a_decoder()
-    graph, axes = trace(step), parameter_axes(traced(step))
+    graph, axes = trace(step), parameter_axes(trace_program(step))
     assert (graph.reduced[1:-1] == 32 * 64).all()
     assert graph.tensor_limit[1] == 4  # heads
     names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(step.params)]

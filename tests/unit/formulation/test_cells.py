@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tessera.formulation.cells import build_cells, undominated
+from tessera.formulation.cells import build_cells, find_undominated
 from tests.support.builders import a_snapshot, an_estimate, some_nodes
 
 
@@ -81,7 +81,7 @@ def test_dominance_agrees_with_its_definition(seed: int) -> None:
     ]
     nodes = some_nodes((0, 2, 4), (1, 2, 4))
     cells = build_cells(a_snapshot(nodes=nodes, jobs=[], estimates=estimates))
-    keep = undominated(cells)
+    keep = find_undominated(cells)
     for c in range(len(cells)):
         baselines = [
             r

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.capacity import pools_have_enough
-from tessera.formulation.cells import Cells, build_cells, undominated, undominated_from
+from tessera.formulation.cells import Cells, build_cells, find_undominated, undominated_from
 from tessera.formulation.check import placement_violations, violations
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.demand import Capacity, Demand
@@ -17,7 +17,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Nodes, Snapshot
-from tessera.formulation.statement import build_problem, offered, stated
+from tessera.formulation.statement import build_problem, draft_columns, state_draft
 from tessera.solvers.base import Budget
 from tessera.solvers.placement import place
 from tessera.solvers.portfolio import Portfolio
@@ -65,9 +65,9 @@ def test_a_round_in_which_nothing_but_gpus_is_needed_has_gpu_rows_alone() -> Non
 
 def the_problem(snapshot: Snapshot, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -> Problem:
     """Return the problem of the round whose Cells need so much beside GPUs."""
-    draft = offered(snapshot, Policy())
+    draft = draft_columns(snapshot, Policy())
     draft = replace(draft, cells=needing(draft.cells, cpus, host_bytes))
-    return stated(pools_have_enough(draft)).problem
+    return state_draft(pools_have_enough(draft)).problem
 
 
 def test_a_pool_has_a_row_for_what_its_columns_need() -> None:
@@ -122,10 +122,10 @@ def test_a_cell_is_beaten_only_by_one_that_needs_no_more_of_anything() -> None:
     ]
     snapshot = a_snapshot(nodes=[a_node("n0")], jobs=[], estimates=estimates)
     cells = build_cells(snapshot)
-    assert undominated(cells).tolist() == [True, False, True]
-    assert undominated(needing(cells, [4, 2, 8])).tolist() == [True, True, True]
-    assert undominated(needing(cells, [4, 4, 8])).tolist() == [True, False, True]
-    assert undominated(needing(cells, [0, 0, 0], [4, 2, 8])).tolist() == [True, True, True]
+    assert find_undominated(cells).tolist() == [True, False, True]
+    assert find_undominated(needing(cells, [4, 2, 8])).tolist() == [True, True, True]
+    assert find_undominated(needing(cells, [4, 4, 8])).tolist() == [True, False, True]
+    assert find_undominated(needing(cells, [0, 0, 0], [4, 2, 8])).tolist() == [True, True, True]
     assert undominated_from(needing(cells, [4, 2, 1]), 0, 2).tolist() == [1, 2]
 
 
@@ -148,7 +148,7 @@ def test_dominance_in_all_is_what_comparing_each_pair_says(seed: int) -> None:
         )
         for i in range(len(rows))
     ]
-    assert undominated(cells).tolist() == [not one for one in beaten]
+    assert find_undominated(cells).tolist() == [not one for one in beaten]
 
 
 def test_what_nobody_stated_is_not_written() -> None:

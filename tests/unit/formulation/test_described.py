@@ -82,7 +82,7 @@ def test_a_document_of_late_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
     first = decode_topology(text)
     sent = intern_traffic(SENT.to_json())
     assert sent.traffic.exchanges
-    monkeypatch.setattr(described, "read", None)
+    monkeypatch.setattr(described, "build_topology", None)
     monkeypatch.setattr(traffic, "cell_traffic", None)
     assert decode_topology(json.dumps(CLOS | {"hosts": 6})) is first
     assert intern_traffic(SENT.to_json()).traffic is sent.traffic

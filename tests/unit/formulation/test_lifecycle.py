@@ -12,7 +12,7 @@ from tessera.formulation.lifecycle import (
     JobEvent,
     JobState,
     advance,
-    allowed,
+    is_allowed,
     successors,
 )
 
@@ -35,7 +35,7 @@ def test_every_state_can_be_reached_from_queued() -> None:
 def test_every_state_that_is_not_terminal_can_be_cancelled_or_is_ending() -> None:
     ending = {JobState.CANCELLING, JobState.FAILING}
     for state in set(JobState) - TERMINAL - ending:
-        assert allowed(state, JobEvent.CANCEL), state
+        assert is_allowed(state, JobEvent.CANCEL), state
 
 
 def test_a_leaving_job_ends_its_leaving_when_its_agents_report_it_gone() -> None:

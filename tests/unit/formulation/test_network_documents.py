@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.builders import testbed as crux_testbed
-from tessera.formulation.topologies.document import assumptions, read, write
+from tessera.formulation.topologies.builders import build_testbed as crux_testbed
+from tessera.formulation.topologies.document import assumptions, build_topology, write
 from tessera.formulation.topologies.measures import tiers
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST
@@ -70,7 +70,7 @@ def changed(document: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def test_a_document_is_the_builders_topology() -> None:
-    built, found = crux_testbed(), read(TESTBED)
+    built, found = crux_testbed(), build_topology(TESTBED)
     assert found.hosts == built.hosts
     assert found.links.equals(built.links)
     assert found.vertices.equals(built.vertices)
@@ -78,18 +78,18 @@ def test_a_document_is_the_builders_topology() -> None:
 
 @pytest.mark.parametrize("document", [TESTBED, SIDES, TORUS, LINGJUN, OWN])
 def test_every_kind_survives_json_and_is_read_as_it_was_written(document: dict[str, Any]) -> None:
-    topology = read(json.loads(json.dumps(document)))
-    again = read(json.loads(json.dumps(write(topology))))
+    topology = build_topology(json.loads(json.dumps(document)))
+    again = build_topology(json.loads(json.dumps(write(topology))))
     assert again.hosts == topology.hosts
     assert again.links.equals(topology.links)
     assert again.vertices.equals(topology.vertices)
 
 
 def test_hosts_are_named_as_the_clusters_nodes() -> None:
-    assert read(changed(TESTBED, hosts=["b", "a", 7])).hosts == ("b", "a", "7")
-    assert read(changed(TESTBED, hosts=None, nodes=["b", "a"])).hosts == ("b", "a")
+    assert build_topology(changed(TESTBED, hosts=["b", "a", 7])).hosts == ("b", "a", "7")
+    assert build_topology(changed(TESTBED, hosts=None, nodes=["b", "a"])).hosts == ("b", "a")
     many = [{"name": "a100-{}", "count": 3}, "fat"]
-    assert read(changed(TESTBED, hosts=None, nodes=many)).hosts == (
+    assert build_topology(changed(TESTBED, hosts=None, nodes=many)).hosts == (
         "a100-0",
         "a100-1",
         "a100-2",
@@ -98,19 +98,19 @@ def test_hosts_are_named_as_the_clusters_nodes() -> None:
 
 
 def test_tors_may_be_said_by_the_hosts_on_each() -> None:
-    topology = read(changed(TESTBED, tors=None, hosts_per_tor=5))
+    topology = build_topology(changed(TESTBED, tors=None, hosts_per_tor=5))
     assert tiers(topology)[Tier.TOR] == 3
 
 
 def test_adaptive_networks_say_so() -> None:
-    assert read(changed(TESTBED, adaptive=True)).adaptive
-    assert not read(TESTBED).adaptive
-    assert read(write(read(changed(TESTBED, adaptive=True)))).adaptive
+    assert build_topology(changed(TESTBED, adaptive=True)).adaptive
+    assert not build_topology(TESTBED).adaptive
+    assert build_topology(write(build_topology(changed(TESTBED, adaptive=True)))).adaptive
 
 
 def test_a_host_is_like_a_named_one_but_for_some_numbers() -> None:
     shape = {"like": "a100", "nics": 8, "pcie_switches": 8, "nvlink_bytes_per_s": 0}
-    found = tiers(read(changed(TESTBED, host=shape)))
+    found = tiers(build_topology(changed(TESTBED, host=shape)))
     assert (found[Tier.NIC], found[Tier.GPU]) == (12 * 8, 12 * 8)
     assert Tier.NVSWITCH not in found
 
@@ -126,14 +126,14 @@ def test_a_host_may_be_described_in_full() -> None:
         "pcie_bytes_per_s": 2e9,
         "pcie_delay_s": 1e-6,
     }
-    topology = read(changed(TESTBED, host=shape))
+    topology = build_topology(changed(TESTBED, host=shape))
     assert tiers(topology)[Tier.GPU] == 24
     ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
     assert [topology.vertices.name[p] for p in ports] == ["host-0/nic-1", "host-0/nic-0"]
 
 
 def test_links_may_be_listed_and_a_host_stands_for_all_its_nics() -> None:
-    topology = read(OWN)
+    topology = build_topology(OWN)
     loads = {topology.link_name(i): topology.links.row(i) for i in range(len(topology.links))}
     assert {"a/nic-0 > left", "a/nic-1 > left", "left > a/nic-0"} <= set(loads)
     assert "b/nic-0 > right" not in loads
@@ -264,7 +264,7 @@ def test_what_is_assumed_is_said() -> None:
 )
 def test_a_mistake_is_told_with_its_place_and_what_is_allowed(document: object, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        read(document)
+        build_topology(document)
     assert says in str(caught.value)
 
 
@@ -286,7 +286,7 @@ def test_a_wrong_number_of_a_written_topology_is_told(column: str, value: Any, s
     document = write(a_clos(2))
     document["links"][column][0] = value
     with pytest.raises(InvalidInput) as caught:
-        read(document)
+        build_topology(document)
     assert says in str(caught.value)
 
 
@@ -294,13 +294,13 @@ def test_columns_of_unequal_length_are_refused() -> None:
     document = write(a_clos(2))
     document["links"]["delay_s"].pop()
     with pytest.raises(InvalidInput, match=r"delay_s: has \d+ links, expected"):
-        read(document)
+        build_topology(document)
 
 
 def test_counts_that_would_fill_the_memory_are_refused() -> None:
     wide = changed(TESTBED, hosts=2, tors=10_000, aggregations=10_000)
     with pytest.raises(InvalidInput, match="has more than 4,000,000 links; lower the counts"):
-        read(wide)
+        build_topology(wide)
 
 
 def test_named_shapes_are_those_of_the_paper() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST
 from tests.support.topologies import (
@@ -140,7 +140,7 @@ def test_less_than_one_path_is_refused() -> None:
 
 
 def test_gpus_of_a_host_that_nothing_joins_inside_meet_at_the_switch() -> None:
-    topology = read(
+    topology = build_topology(
         {
             "hosts": ["a"],
             "host": {

@@ -18,9 +18,9 @@ from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.placement.free import FreeGpus
 from tessera.solvers.rounds.plan import plan_round
-from tessera.solvers.schedulers.base import Scheduler, Seen, seen
+from tessera.solvers.schedulers.base import Scheduler, Seen, make_view
 from tessera.solvers.schedulers.packing import options_of
-from tessera.solvers.schedulers.registry import published
+from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
@@ -41,7 +41,7 @@ def columns_of(looked_at: Seen, *, requested_only: bool) -> tuple[list[int], lis
 @examples(40)
 @given(snapshots())
 def test_options_of_requested_counts_are_those_of_all_options(snapshot: Snapshot) -> None:
-    looked_at = seen(snapshot, Policy())
+    looked_at = make_view(snapshot, Policy())
     some = columns_of(looked_at, requested_only=True)
     assert some == columns_of(looked_at, requested_only=False)
     assert len(some[0]) == len(options_of(looked_at, requested_only=True))
@@ -63,7 +63,7 @@ def a_torn_cluster(round_number: int) -> Snapshot:
 @pytest.mark.parametrize("round_number", [1, 12])
 def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_number: int) -> None:
     snapshot, policy = a_torn_cluster(round_number), Policy(defragment_every_rounds=12)
-    scheduler = Scheduler(published=published("fcfs"))
+    scheduler = Scheduler(published=make_scheduler("fcfs"))
     found = plan_round(snapshot, policy, Greedy(), FOREVER, scheduler=scheduler)
     assert found.violations == ()
     assert [d.kind for d in found.decisions] == [

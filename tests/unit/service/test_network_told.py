@@ -7,7 +7,7 @@ import pytest
 
 from tessera.formulation.network.outcome import NetworkDecision, Route
 from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.network.tags import SHOWN, Fabric, assigned
+from tessera.formulation.network.tags import SHOWN, Fabric, assign_tags
 from tessera.formulation.network.telling import MEETS, met_by
 from tessera.formulation.records.agents import Desired, DesiredGang
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec
@@ -62,7 +62,7 @@ def test_an_agent_is_told_the_ways_of_what_its_own_nodes_send(
 
 
 def test_a_remark_on_thousands_of_jobs_with_one_tag_names_a_few_of_them() -> None:
-    found = assigned({f"j{n:04d}": n % 8 for n in range(3000)}, 8)
+    found = assign_tags({f"j{n:04d}": n % 8 for n in range(3000)}, 8)
     assert set(found.tags.values()) <= set(Fabric().free_tags)
     assert found.remarks
     for remark in found.remarks:
@@ -73,8 +73,8 @@ def test_a_remark_on_thousands_of_jobs_with_one_tag_names_a_few_of_them() -> Non
 def test_each_job_is_carried_at_its_own_level_or_above_when_tags_are_short() -> None:
     levels = np.random.default_rng(0).integers(0, 8, 400).tolist()
     jobs = {f"j{n}": level for n, level in enumerate(levels)}
-    found = assigned(jobs, 8)
-    again = assigned({**jobs, "new": 3}, 8, found.tags)
+    found = assign_tags(jobs, 8)
+    again = assign_tags({**jobs, "new": 3}, 8, found.tags)
     for settings in (found, again):
         assert all(settings.priorities[settings.tags[job]] >= level for job, level in jobs.items())
     assert all(again.tags[job] == tag for job, tag in found.tags.items())

@@ -17,7 +17,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.registry import solver
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.base import Scheduler
-from tessera.solvers.schedulers.registry import published
+from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
@@ -108,7 +108,7 @@ def test_a_task_does_not_keep_a_job_from_growing() -> None:
 @pytest.mark.parametrize("name", ["fcfs", "arena"])
 def test_published_policies_run_no_tasks_and_say_so(name: str) -> None:
     snapshot = a_cluster(3, a_task(), a_job("real"))
-    scheduler = Scheduler(published=published(name))
+    scheduler = Scheduler(published=make_scheduler(name))
     assert running(snapshot, Policy(), scheduler) == {"real"}
     outcome = plan_round(snapshot, Policy(), solver(), FOREVER, scheduler=scheduler)
     (waits,) = (d for d in outcome.decisions if d.gang is None)

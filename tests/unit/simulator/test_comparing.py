@@ -12,7 +12,7 @@ import pytest
 from tessera.benchmarks.harness.cases import find_cases
 from tessera.benchmarks.harness.registry import execute
 from tessera.benchmarks.schedulers.bench_estimate_error import error_sizes, loss, plots
-from tessera.benchmarks.schedulers.bench_policies import Group, asked, shares
+from tessera.benchmarks.schedulers.bench_policies import Group, policy_run, shares
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparing import (
     MEANS,
@@ -27,7 +27,7 @@ from tessera.simulator.comparison.comparing import (
     throughput_ratio,
 )
 from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.plots import DRAWN, drawn, pictures
+from tessera.simulator.comparison.plots import DRAWN, pictures, policies_to_draw
 from tessera.simulator.comparison.runs import Asked, Ran
 from tessera.simulator.comparison.workload import SYNTHETIC, Work
 from tessera.simulator.data import MissingData
@@ -157,7 +157,7 @@ def test_lines_are_drawn_of_our_best_of_arena_and_of_the_best_others() -> None:
     many: dict[str, Any] = BY_POLICY | {
         f"other-{k}": [a_run([k, k, k], 1.0)] for k in range(20, 30)
     }
-    shown = drawn(many, "ilp:jct")
+    shown = policies_to_draw(many, "ilp:jct")
     assert shown[:3] == ["ilp:jct", "arena", "other-20"]
     assert len(shown) == DRAWN
     plots = pictures(many, "ilp:jct")
@@ -179,7 +179,7 @@ def test_a_group_says_what_its_runs_share() -> None:
     group = Group(trace="/somewhere/my.csv", information="optimum", gpus_share=0.5)
     assert group.name == "my.csv, optimum, 0.5 of the GPUs"
     costs = Asked(work=Work(), policy="", judge_every=7)
-    ours, theirs = (asked(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs"))
+    ours, theirs = (policy_run(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs"))
     assert (ours.work.gpus_share, ours.work.seed, ours.information) == (0.5, 3, "optimum")
     assert (ours.mapped, theirs.mapped) == (True, False)
     assert (ours.policy, ours.judge_every) == ("ilp:jct", 7)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.builders import testbed as crux_testbed
-from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.builders import build_testbed as crux_testbed
+from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.lingjun import rows_of
 from tessera.formulation.topologies.measures import bisection_bytes_per_s, link_kinds, tiers
 from tessera.formulation.topologies.routes import Routes
@@ -160,7 +160,7 @@ def test_a_bisection_is_limited_where_the_way_is_narrowest() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_bisection_takes_back_what_stands_in_the_way(order: int) -> None:
     ends = ["s0 c", "s0 a", "a x", "a b", "c b", "b s1", "x s1"][::order]
-    topology = read(
+    topology = build_topology(
         {
             "hosts": 1,
             "host": "pcie",

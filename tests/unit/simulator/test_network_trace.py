@@ -12,7 +12,7 @@ import pytest
 
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, demand_of, joined
+from tessera.formulation.network.contention import Contention, demand_of, join_parts
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang
@@ -118,7 +118,7 @@ def ran(
 
 
 def test_joined_contentions_are_those_of_all_jobs_at_once() -> None:
-    whole = joined([a_part("a", 0, 1.0), a_part("b", 1, 2.0, gpus=3)])
+    whole = join_parts([a_part("a", 0, 1.0), a_part("b", 1, 2.0, gpus=3)])
     assert whole.jobs == ("a", "b")
     assert whole.gpus.tolist() == [1, 3]
     for chosen, links in (([1, 0], [1, 1]), ([0, 1], [0, 2])):
@@ -127,7 +127,7 @@ def test_joined_contentions_are_those_of_all_jobs_at_once() -> None:
         assert demand.busy_s.tolist() == [1.0, 2.0]
     other = a_part("c", 0, 1.0).with_background(0.5)
     with pytest.raises(InvalidInput, match="the same for all"):
-        joined([a_part("a", 0, 1.0), other])
+        join_parts([a_part("a", 0, 1.0), other])
 
 
 def test_jobs_that_share_nothing_end_when_they_would_alone() -> None:

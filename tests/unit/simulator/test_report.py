@@ -25,9 +25,9 @@ from tessera.simulator.report.model import (
     ReportFolder,
     RunReport,
     Table,
+    format_value,
     report_of,
     versions,
-    written,
 )
 from tessera.simulator.report.style import DARK, LIGHT, styles
 from tessera.simulator.report.write import write_report
@@ -114,7 +114,7 @@ def a_report(**more: Any) -> RunReport:
     ],
 )
 def test_values_are_written_as_people_read_them(value: object, expected: str) -> None:
-    assert written(value) == expected
+    assert format_value(value) == expected
 
 
 def test_the_page_needs_nothing_but_itself() -> None:

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.report.comparisons import Curve, bars, curves
-from tessera.simulator.report.gpu_map import Segment, colours, gpu_map, placed
+from tessera.simulator.report.gpu_map import Segment, colours, gpu_map, place_segments
 from tessera.simulator.report.lines import (
     distribution,
     gap_over_rounds,
     over_time,
-    thinned,
+    thin_steps,
     time_unit,
     worst,
 )
@@ -50,7 +50,7 @@ def legend_below(drawing: Figure, least_in: float = 2.4) -> bool:
 def test_thinned_steps_keep_the_area(lengths: list[float], points: int, seed: int) -> None:
     edges = np.append(3.0, 3.0 + np.cumsum(lengths))
     values = np.random.default_rng(seed).uniform(0, 9, len(lengths))
-    at_s, shown, coarse = thinned(edges[:-1], values, edges[-1], points)
+    at_s, shown, coarse = thin_steps(edges[:-1], values, edges[-1], points)
     assert coarse == (len(lengths) > points)
     assert len(shown) <= points
     assert (at_s[0], at_s[-1]) == pytest.approx((edges[0], edges[-1]))
@@ -60,7 +60,7 @@ def test_thinned_steps_keep_the_area(lengths: list[float], points: int, seed: in
 
 
 def test_steps_after_the_end_are_not_drawn() -> None:
-    at_s, shown, _ = thinned(np.array([0.0, 5.0, 10.0]), np.array([1.0, 2.0, 3.0]), 10.0)
+    at_s, shown, _ = thin_steps(np.array([0.0, 5.0, 10.0]), np.array([1.0, 2.0, 3.0]), 10.0)
     assert (at_s.tolist(), shown.tolist()) == ([0, 5, 10], [1, 2])
 
 
@@ -215,7 +215,7 @@ def test_a_job_that_goes_on_keeps_its_gpus() -> None:
         ("b", 10.0, 20.0, [(0, 1)]),
         ("c", 10.0, 20.0, [(0, 2)]),
     ]
-    found = {(h.job, h.start_s): h.gpus.tolist() for h in placed(segments, [3])}
+    found = {(h.job, h.start_s): h.gpus.tolist() for h in place_segments(segments, [3])}
     assert found["b", 0.0] == found["b", 10.0] == [1]
     assert found["c", 10.0] == [0, 2]
 
@@ -223,7 +223,7 @@ def test_a_job_that_goes_on_keeps_its_gpus() -> None:
 def test_more_gpus_than_a_node_has_are_refused() -> None:
     segments: list[Segment] = [("a", 0.0, 5.0, [(1, 2)]), ("b", 4.0, 9.0, [(1, 1)])]
     with pytest.raises(InvalidInput, match="more than the 2 GPUs of node 1 at 4 s, with b"):
-        placed(segments, [8, 2])
+        place_segments(segments, [8, 2])
 
 
 @examples(40)
@@ -241,7 +241,7 @@ def test_no_gpu_is_drawn_for_two_jobs(counts: list[int], lengths: list[float]) -
             end = start + lengths[k]
             segments.append((f"{node}-{k}", start, end, [(node, min(want, gpus))]))
             until = sorted([*([end] * min(want, gpus)), *sorted(until)[min(want, gpus) :]])
-    found = placed(segments, nodes)
+    found = place_segments(segments, nodes)
     first = np.cumsum([0, *nodes])
     for one in found:
         node = int(one.job.split("-")[0])

@@ -8,7 +8,13 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.traces.recipe import Recipe, follow
-from tessera.simulator.traces.redraw import asked, parameters, redraw, sizes, with_large_share
+from tessera.simulator.traces.redraw import (
+    job_requests,
+    parameters,
+    redraw,
+    sizes,
+    with_large_share,
+)
 from tessera.simulator.traces.shaping import (
     busiest,
     faster_arrivals,
@@ -16,7 +22,7 @@ from tessera.simulator.traces.shaping import (
     longer_lives,
     looser_deadlines,
     on_type,
-    sampled,
+    sample_jobs,
     sampled_to_load,
     split_tenants,
     with_deadlines,
@@ -62,13 +68,13 @@ def test_the_busiest_hours_are_those_in_which_most_jobs_arrive_and_begin_at_0() 
 
 def test_a_sample_keeps_the_share_the_order_and_each_job_as_it_was() -> None:
     jobs = some_arrivals(100)
-    found = sampled(jobs, 0.25, seed=3)
+    found = sample_jobs(jobs, 0.25, seed=3)
     assert len(found) == 25
     assert found == sorted(found, key=lambda a: a.arrival_s)
     assert all(a in jobs for a in found)
-    assert sampled(jobs, 0.25, seed=3) == found != sampled(jobs, 0.25, seed=4)
+    assert sample_jobs(jobs, 0.25, seed=3) == found != sample_jobs(jobs, 0.25, seed=4)
     with pytest.raises(InvalidInput, match="cannot be up-sampled"):
-        sampled(jobs, 1.5, seed=3)
+        sample_jobs(jobs, 1.5, seed=3)
 
 
 def test_a_sample_to_a_load_has_it_and_a_load_out_of_reach_is_refused() -> None:
@@ -193,7 +199,7 @@ def test_nothing_to_draw_and_jobs_of_no_duration_are_refused() -> None:
     with pytest.raises(InvalidInput, match="positive time; j do not"):
         redraw([an_asked(duration_s=0.0)], Speeds([a_record(1)]), 1)
     with pytest.raises(InvalidInput, match="do not run as requested"):
-        asked([an_arrival(gpus=3)], Speeds([a_record(1)]))
+        job_requests([an_arrival(gpus=3)], Speeds([a_record(1)]))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -19,8 +19,8 @@ from tessera.simulator.comparison.contestants import (
     information_of,
     is_ilp,
     is_ours,
-    listed,
     options_of,
+    split_list,
 )
 from tessera.simulator.comparison.judging import Judged, Watch, placed_worth
 from tessera.simulator.comparison.runs import Asked, Ran, check, run
@@ -29,7 +29,7 @@ from tessera.simulator.comparison.workload import (
     Work,
     check_trace,
     default_trace,
-    made,
+    make_scenario,
     shrunk,
 )
 from tessera.simulator.data import MissingData
@@ -120,17 +120,17 @@ def test_information_goes_by_name() -> None:
 
 
 def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
-    assert listed(" a, b ,a,") == ["a", "b"]
+    assert split_list(" a, b ,a,") == ["a", "b"]
     with pytest.raises(InvalidInput, match="c are not known"):
-        listed("a,c", ("a", "b"))
+        split_list("a,c", ("a", "b"))
     with pytest.raises(InvalidInput, match="at least one"):
-        listed(" ,")
+        split_list(" ,")
 
 
 def test_a_trace_of_files_is_cut_at_the_horizon_and_bad_jobs_are_dropped_and_named(
     files: Work,
 ) -> None:
-    found = made(files)
+    found = make_scenario(files)
     assert [one.spec.name for one in found.scenario.arrivals] == ["a", "b"]
     assert found.dropped == 1
     assert "c (m 1B on 2 v100)" in found.said
@@ -142,20 +142,20 @@ def test_a_trace_of_files_is_cut_at_the_horizon_and_bad_jobs_are_dropped_and_nam
 def test_bad_jobs_can_be_refused_or_kept(files: Work) -> None:
     refusing, keeping = (Work(**asdict(files) | {"on_bad": bad}) for bad in ("refuse", "keep"))
     with pytest.raises(InvalidInput, match="v100"):
-        made(refusing)
-    assert [a.spec.name for a in made(keeping).scenario.arrivals] == ["a", "b", "c"]
+        make_scenario(refusing)
+    assert [a.spec.name for a in make_scenario(keeping).scenario.arrivals] == ["a", "b", "c"]
 
 
 def test_deadlines_are_taken_away_unless_they_are_asked_for(files: Work) -> None:
-    assert math.isinf(made(files).scenario.arrivals[0].spec.deadline_s)
+    assert math.isinf(make_scenario(files).scenario.arrivals[0].spec.deadline_s)
     asked = Work(**asdict(files) | {"deadlines": True})
-    assert made(asked).scenario.arrivals[0].spec.deadline_s == 500
+    assert make_scenario(asked).scenario.arrivals[0].spec.deadline_s == 500
 
 
 def test_a_share_of_the_jobs_is_drawn_by_seed(files: Work) -> None:
     whole = asdict(files) | {"rounds": 100, "jobs_share": 2 / 3}
     drawn = {
-        tuple(a.spec.name for a in made(Work(**whole | {"seed": seed})).scenario.arrivals)
+        tuple(a.spec.name for a in make_scenario(Work(**whole | {"seed": seed})).scenario.arrivals)
         for seed in range(9)
     }
     assert drawn == {("a", "b"), ("a", "d"), ("b", "d")}
@@ -170,7 +170,7 @@ def test_data_that_is_absent_is_said_to_be(
     assert default_trace(None) == SYNTHETIC
     for trace in ("arena-philly", "morphling-mt", str(tmp_path / "absent.csv")):
         with pytest.raises(MissingData, match="absent"):
-            made(Work(trace=trace))
+            make_scenario(Work(trace=trace))
         with pytest.raises(MissingData, match="absent"):
             check([Asked(work=Work(trace=trace), policy="fcfs")], seeds=1)
 
@@ -178,7 +178,7 @@ def test_data_that_is_absent_is_said_to_be(
 def test_a_trace_of_durations_is_refused_with_the_way_to_draw_its_models(tmp_path: Path) -> None:
     trace = tmp_path / "durations.csv"
     trace.write_text("job_id,submit_time_s,duration_s,num_gpus\na,0,600,2\nb,60,60,1\n")
-    for reads in (check_trace, lambda name: made(Work(trace=name))):
+    for reads in (check_trace, lambda name: make_scenario(Work(trace=name))):
         with pytest.raises(InvalidInput, match="--redraw"):
             reads(str(trace))
 

@@ -20,7 +20,7 @@ from tessera.simulator.traces.screening import screen
 from tessera.simulator.traces.speeds import Room, Speeds, load
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import DAY_S
-from tessera.simulator.workloads.published import NAMES, Published, published
+from tessera.simulator.workloads.published import NAMES, Published, load_published
 from tessera.simulator.workloads.synthetic import GAVEL_GPUS, Synthetic
 
 TYPES, NODES = preset("testbed-a")
@@ -135,7 +135,7 @@ def a_published(name: str, **rest: Any) -> Published:
     needed = "morphling/measured.csv" if "morphling" in name else "arena/trace_philly.csv"
     if folder is None or not (folder / needed).is_file():
         pytest.skip(f"{needed} is not there; set TESSERA_DATA to the folder that has it")
-    return published(name, folder, **rest)
+    return load_published(name, folder, **rest)
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,4 @@ def test_the_multi_tenant_trace_has_194_guaranteed_jobs_and_a_quota_of_64() -> N
 
 def test_an_unknown_workload_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=", ".join(NAMES)):
-        published("lab", tmp_path)
+        load_published("lab", tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from tessera.benchmarks.rounds import contest
 from tessera.benchmarks.rounds.bench_fuzz import faults
-from tessera.benchmarks.rounds.bench_solve import reached
+from tessera.benchmarks.rounds.bench_solve import seconds_to_reach
 from tessera.benchmarks.rounds.contest import Entry, Outcome, Round
 from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum
 from tessera.benchmarks.rounds.instances import instance
@@ -204,23 +204,27 @@ def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> Round:
 def test_a_baseline_has_reached_ours_when_it_first_told_of_an_answer_as_good() -> None:
     told = replace(a_round(11.0), answers=((0.25, 9.0), (1.0, 10.0 - 1e-9), (1.5, 11.0)))
 
-    assert reached(a_round(10.0), Outcome(rounds=(told,), ended="done")) == 1.5
+    assert seconds_to_reach(a_round(10.0), Outcome(rounds=(told,), ended="done")) == 1.5
 
 
 def test_a_baseline_that_tells_nothing_has_reached_ours_at_its_end() -> None:
-    assert reached(a_round(10.0), Outcome(rounds=(a_round(10.0),), ended="done")) == 2.5
-    assert math.isnan(reached(a_round(10.0), Outcome(rounds=(a_round(9.9),), ended="done")))
+    assert seconds_to_reach(a_round(10.0), Outcome(rounds=(a_round(10.0),), ended="done")) == 2.5
+    assert math.isnan(
+        seconds_to_reach(a_round(10.0), Outcome(rounds=(a_round(9.9),), ended="done"))
+    )
     wrong = replace(a_round(10.0), verified=False)
-    assert math.isnan(reached(a_round(10.0), Outcome(rounds=(wrong,), ended="done")))
+    assert math.isnan(seconds_to_reach(a_round(10.0), Outcome(rounds=(wrong,), ended="done")))
 
 
 def test_where_less_is_better_less_reaches_ours() -> None:
     ours = a_round(1.2, sign=-1)
 
-    assert reached(ours, Outcome(rounds=(a_round(1.1, sign=-1),), ended="done")) == 2.5
-    assert math.isnan(reached(ours, Outcome(rounds=(a_round(1.3, sign=-1),), ended="done")))
+    assert seconds_to_reach(ours, Outcome(rounds=(a_round(1.1, sign=-1),), ended="done")) == 2.5
+    assert math.isnan(
+        seconds_to_reach(ours, Outcome(rounds=(a_round(1.3, sign=-1),), ended="done"))
+    )
     told = replace(a_round(1.0, sign=-1), answers=((0.2, 1.3), (0.4, 1.1)))
-    assert reached(ours, Outcome(rounds=(told,), ended="done")) == 0.9
+    assert seconds_to_reach(ours, Outcome(rounds=(told,), ended="done")) == 0.9
 
 
 def test_a_baseline_that_was_killed_keeps_what_it_had_told() -> None:
@@ -232,7 +236,7 @@ def test_a_baseline_that_was_killed_keeps_what_it_had_told() -> None:
     found = contest._follow(late, lines)
 
     assert found.ended == "killed"
-    assert reached(a_round(10.0), found) == 1.0
+    assert seconds_to_reach(a_round(10.0), found) == 1.0
 
 
 def test_a_process_that_ends_without_a_word_has_failed() -> None:

@@ -13,7 +13,7 @@ from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.solution import SolveStatus
 from tessera.formulation.tables import Ints
 from tessera.solvers.base import Budget
-from tessera.solvers.network.compression import compressed, compression_of, sampled
+from tessera.solvers.network.compression import compress_levels, compression_of, sample_orders
 from tessera.solvers.network.compression.cuts import cut_of
 from tessera.solvers.network.compression.dag import TOTAL, Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels
@@ -65,7 +65,7 @@ FIGURE_13 = a_demand([[0], [0], [1], [1]], [4.0, 3.0, 2.0, 1.0])
 
 
 def test_two_pairs_of_jobs_on_two_links_get_two_levels_each_as_in_figure_13() -> None:
-    found = compressed(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2)
+    found = compress_levels(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2)
     assert found.tolist() == [1, 0, 1, 0]
 
 
@@ -134,7 +134,7 @@ def test_ten_orders_come_near_the_best_and_minimum_cuts_reach_it(
         if not total:
             continue
         best = least_loss(dag, levels)
-        found = sampled(dag, levels, 10, 0)
+        found = sample_orders(dag, levels, 10, 0)
         assert best <= found.lost
         assert best_levels(dag, found.level, levels).lost == best
         assert compression_of(demand, urgency(demand), levels).proven
@@ -211,32 +211,32 @@ def test_with_more_edges_than_allowed_the_best_cut_stands_and_nothing_is_claimed
 
 def test_jobs_that_meet_nobody_are_on_level_0() -> None:
     demand = a_demand([[0], [1], [], [2], [2]], [5.0, 4.0, 3.0, 2.0, 1.0])
-    found = compressed(demand, demand.intensity, urgency(demand), 8)
+    found = compress_levels(demand, demand.intensity, urgency(demand), 8)
     assert found.tolist() == [0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("demand", [a_demand([], []), a_demand([[], []], [1.0, 2.0], links=3)])
 def test_nothing_to_compress_is_no_error(demand: Demand) -> None:
-    found = compressed(demand, demand.intensity, np.arange(demand.jobs), 8)
+    found = compress_levels(demand, demand.intensity, np.arange(demand.jobs), 8)
     assert found.tolist() == [0] * demand.jobs
 
 
 def test_equal_priorities_follow_the_order() -> None:
     demand = a_demand([[0]] * 4, [1.0] * 4)
-    found = compressed(demand, np.ones(4), np.array([2, 0, 3, 1]), 2)
+    found = compress_levels(demand, np.ones(4), np.array([2, 0, 3, 1]), 2)
     assert found.tolist() == [1, 0, 1, 0]
 
 
 def test_jobs_without_work_are_compressed_too() -> None:
     demand = a_demand([[0]] * 4, [0.0] * 4)
-    found = compressed(demand, np.zeros(4), np.arange(4), 2)
+    found = compress_levels(demand, np.zeros(4), np.arange(4), 2)
     assert not inverted(demand, np.arange(4), found)
 
 
 def test_a_plan_with_these_levels_passes_the_checker_and_an_inverted_one_does_not() -> None:
     demand = a_crowd(4, jobs=80, links=40, each=3)
     order = np.random.default_rng(0).permutation(80)  # not by intensity, as after swaps
-    level = compressed(demand, demand.intensity, order, 4)
+    level = compress_levels(demand, demand.intensity, order, 4)
     plan = NetworkPlan(
         chosen=np.zeros(0, np.int64), priority=demand.intensity, order=order, level=level, levels=4
     )
@@ -250,7 +250,7 @@ def test_a_plan_with_these_levels_passes_the_checker_and_an_inverted_one_does_no
 def test_the_same_seed_gives_the_same_levels() -> None:
     demand = a_crowd(6, jobs=100, links=40, each=2)
     order = urgency(demand)
-    first, second = (compressed(demand, demand.intensity, order, 5, seed=3) for _ in range(2))
+    first, second = (compress_levels(demand, demand.intensity, order, 5, seed=3) for _ in range(2))
     assert first.tolist() == second.tolist()
 
 
@@ -272,27 +272,27 @@ def test_more_levels_never_lose_more() -> None:
 @pytest.mark.parametrize("levels", [0, -1])
 def test_fewer_than_one_level_is_refused(levels: int) -> None:
     with pytest.raises(InvalidInput, match="levels: is"):
-        compressed(FIGURE_13, FIGURE_13.intensity, np.arange(4), levels)
+        compress_levels(FIGURE_13, FIGURE_13.intensity, np.arange(4), levels)
 
 
 def test_no_sample_is_refused() -> None:
     with pytest.raises(InvalidInput, match="samples"):
-        compressed(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2, samples=0)
+        compress_levels(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2, samples=0)
 
 
 @pytest.mark.parametrize("priority", [[1.0, math.nan, 2.0, 3.0], [1.0, 2.0]])
 def test_priorities_that_are_no_numbers_are_refused(priority: list[float]) -> None:
     with pytest.raises(InvalidInput, match="priority"):
-        compressed(FIGURE_13, np.array(priority), np.arange(4), 2)
+        compress_levels(FIGURE_13, np.array(priority), np.arange(4), 2)
 
 
 def test_an_intensity_that_is_no_number_is_refused() -> None:
     demand = a_demand([[0], [0]], [math.nan, 1.0])
     with pytest.raises(InvalidInput, match="intensity"):
-        compressed(demand, np.ones(2), np.arange(2), 2)
+        compress_levels(demand, np.ones(2), np.arange(2), 2)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4]])
 def test_an_order_that_does_not_name_each_job_once_is_refused(order: list[int]) -> None:
     with pytest.raises(InvalidInput, match="order"):
-        compressed(FIGURE_13, FIGURE_13.intensity, np.array(order), 2)
+        compress_levels(FIGURE_13, FIGURE_13.intensity, np.array(order), 2)

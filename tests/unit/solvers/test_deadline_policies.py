@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import look_ahead, scattered
+from tessera.formulation.lookahead import look_ahead, may_be_scattered
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -17,7 +17,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit
 from tessera.solvers.lookahead.admission import drafts
 from tessera.solvers.schedulers.arena_deadline import ArenaDeadline
-from tessera.solvers.schedulers.base import Published, seen
+from tessera.solvers.schedulers.base import Published, make_view
 from tessera.solvers.schedulers.edf import Edf
 from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
@@ -54,7 +54,7 @@ def cluster(*jobs: dict[str, Any], nodes: int = 1, gpus: int = 4, **more: Any) -
 
 
 def gpus_of(policy: Published, snapshot: Snapshot) -> list[int]:
-    view = seen(snapshot, Policy())
+    view = make_view(snapshot, Policy())
     return [int(view.draft.gpus[c]) if c >= 0 else 0 for c in policy.choose(view).tolist()]
 
 
@@ -121,7 +121,7 @@ def test_the_largest_new_job_gives_way_where_not_all_fit() -> None:
 def test_a_restart_is_kept_in_reserve_where_gpus_of_a_type_lie_on_several_nodes() -> None:
     job = dated("a", 1000, 2000, restart_s=60.0)
     apart, together = cluster(job, nodes=2, gpus=2), cluster(job, nodes=1, gpus=4)
-    assert (scattered(apart.nodes), scattered(together.nodes)) == (True, False)
+    assert (may_be_scattered(apart.nodes), may_be_scattered(together.nodes)) == (True, False)
     assert look_ahead(*drafts(apart, AHEAD)).reserve_s.tolist() == [60.0]
     assert look_ahead(*drafts(together, AHEAD)).reserve_s.tolist() == [0.0]
 

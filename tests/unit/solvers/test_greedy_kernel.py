@@ -23,9 +23,9 @@ from tessera.formulation.problem import Problem, jobwise
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import is_answer, objective_of
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy, improve, pack_must_run, repaired, shares
+from tessera.solvers.greedy import Greedy, improve, pack_must_run, repair_choice, shares
 from tessera.solvers.kernels import greedy as loops
-from tessera.solvers.kernels.jit import fixed, jitted
+from tessera.solvers.kernels.jit import as_fixed_array, compile_lazily
 from tessera.solvers.kernels.warm import warm
 from tessera.solvers.prices import price
 from tessera.solvers.relaxation import Relaxation
@@ -88,7 +88,7 @@ def test_must_run_jobs_are_packed_by_balance_where_the_smallest_columns_do_not_f
     jobs = [[(1, {0: 4}), (1, {1: 5})], [(1, {0: 4})]]
     problem = a_problem(jobs, [4, 6], must_run=[0, 1])
     assert told(pack_must_run(problem, np.array([0.1, 1.0]))) == [1, 2]
-    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
+    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
 
 
 @SOME
@@ -120,33 +120,33 @@ def test_improving_does_not_touch_where_it_starts() -> None:
 
 def test_the_job_that_loses_least_per_unit_makes_room() -> None:
     problem = a_problem([[(9, {0: 4})], [(5, {0: 4})], [(8, {0: 4})]], [8])
-    assert told(repaired(problem, np.array([0, 1, 2]), np.zeros(1))) == [0, -1, 2]
+    assert told(repair_choice(problem, np.array([0, 1, 2]), np.zeros(1))) == [0, -1, 2]
 
 
 def test_a_job_moves_where_that_loses_less_than_another_loses_by_waiting() -> None:
     problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 4])
-    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
+    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
 
 
 def test_of_two_that_may_move_the_one_that_loses_less_does() -> None:
     problem = a_problem([[(9, {0: 4}), (2, {1: 4})], [(9, {0: 4}), (8, {1: 4})]], [4, 4])
-    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [0, 3]
+    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, 3]
 
 
 def test_a_job_moves_only_to_where_there_is_room() -> None:
     problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 3])
-    assert told(repaired(problem, np.array([0, 2]), np.zeros(2))) == [0, -1]
+    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, -1]
 
 
 def test_no_more_is_given_up_than_a_row_has_too_many() -> None:
     problem = a_problem([[(80, {0: 8})], [(11, {0: 1})]], [8])
-    assert told(repaired(problem, np.array([0, 1]), np.zeros(1))) == [0, -1]
+    assert told(repair_choice(problem, np.array([0, 1]), np.zeros(1))) == [0, -1]
 
 
 def test_a_job_that_must_run_moves_and_never_stops() -> None:
     jobs = [[(9, {0: 4}), (1, {1: 4})], [(50, {0: 4})], [(50, {1: 4})]]
     problem = a_problem(jobs, [4, 4], must_run=[0])
-    found = repaired(problem, np.array([0, 2, 3]), np.zeros(2))
+    found = repair_choice(problem, np.array([0, 2, 3]), np.zeros(2))
     assert found is not None
     assert is_answer(problem, found)
     assert objective_of(problem, found) == 59  # job 0 stays, job 1 makes room
@@ -154,7 +154,7 @@ def test_a_job_that_must_run_moves_and_never_stops() -> None:
 
 def test_must_run_jobs_that_fit_nowhere_together_are_said_to() -> None:
     problem = a_problem([[(1, {0: 4})], [(1, {0: 4})]], [4], must_run=[0, 1])
-    assert repaired(problem, np.array([0, 1]), np.zeros(1)) is None
+    assert repair_choice(problem, np.array([0, 1]), np.zeros(1)) is None
 
 
 @SOME
@@ -168,7 +168,7 @@ def test_whatever_is_chosen_at_whatever_prices_becomes_an_answer(
     )
     drawn = rng.integers(problem.job_start[:-1] - 1, problem.job_start[1:])
     choice = np.where(drawn < problem.job_start[:-1], -1, drawn)
-    found = repaired(problem, choice, prices)
+    found = repair_choice(problem, choice, prices)
     best = brute_force(problem)
     if found is not None:
         assert is_answer(problem, found)
@@ -187,7 +187,7 @@ def test_the_best_columns_at_dual_prices_repair_to_near_the_bound() -> None:
         prices = Relaxation().solve(problem, FOREVER).prices
         choice = best_at(problem, 0.9 * prices)  # a little too cheap: too many want to run
         assert np.any(problem.used(choice) > problem.capacity)
-        found = repaired(problem, choice, prices)
+        found = repair_choice(problem, choice, prices)
         assert found is not None
         assert is_answer(problem, found)
         assert objective_of(problem, found) >= 0.97 * price(problem, prices).bound
@@ -196,14 +196,14 @@ def test_the_best_columns_at_dual_prices_repair_to_near_the_bound() -> None:
 @pytest.mark.parametrize("choice", [[0], [0, 0], [1, 1], [-2, 1], [0, 7]])
 def test_a_choice_that_is_not_of_this_problem_is_refused(choice: list[int]) -> None:
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], [4])
-    for call in (improve, repaired):
+    for call in (improve, repair_choice):
         with pytest.raises(InvalidInput, match="choice"):
             call(problem, np.array(choice), np.ones(1))
 
 
 def test_prices_of_another_number_of_rows_are_refused() -> None:
     problem = a_problem([[(1, {0: 1})]], [4])
-    for call in (improve, repaired):
+    for call in (improve, repair_choice):
         with pytest.raises(InvalidInput, match="weight"):
             call(problem, np.array([-1]), np.ones(2))
 
@@ -231,7 +231,7 @@ def test_once_warm_no_round_compiles_anything() -> None:
         found = Greedy().solve(problem, FOREVER)
         Greedy().solve(problem, FOREVER, found)
         improve(problem, found.choice, np.ones(len(problem.rows), dtype=np.float32))
-        repaired(problem, np.repeat(found.choice, 2)[::2], np.ones(len(problem.rows)))
+        repair_choice(problem, np.repeat(found.choice, 2)[::2], np.ones(len(problem.rows)))
     assert compiled_for() == dict.fromkeys(CALLED, 1)
 
 
@@ -254,7 +254,7 @@ def test_a_function_that_cannot_be_kept_on_disk_is_compiled_all_the_same() -> No
     )  # a function without a file has no place beside it
     with pytest.raises(RuntimeError, match="cannot cache"):
         numba.njit(cache=True)(scope["twice"])
-    assert jitted(scope["twice"])(21) == 42
+    assert compile_lazily(scope["twice"])(21) == 42
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere", os.devnull, ""])
@@ -314,8 +314,8 @@ def test_a_second_checkout_finds_what_the_first_has_compiled(tmp_path: Path) -> 
 
 def test_arguments_are_read_only_and_contiguous_without_copying_those_that_are() -> None:
     array = np.arange(10)
-    view = fixed(array)
+    view = as_fixed_array(array)
     assert np.shares_memory(view, array)
     assert not view.flags.writeable
     assert array.flags.writeable
-    assert fixed(array[::2]).flags.c_contiguous
+    assert as_fixed_array(array[::2]).flags.c_contiguous

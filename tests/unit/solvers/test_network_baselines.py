@@ -13,7 +13,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.check import network_violations
 from tessera.formulation.network.contention import Demand, demand_of
 from tessera.formulation.tables import Floats
-from tessera.solvers.network.baselines.ecmp import hashed
+from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
 from tessera.solvers.network.baselines.sincronia import bssi
 from tessera.solvers.network.baselines.taccl import distances
@@ -179,12 +179,12 @@ def test_a_flow_keeps_its_path_when_other_jobs_come() -> None:
     choice = [[[0], [1], [2]]] * 3
     alone = a_contention(fixed=[{}], bundles=[choice], names=["mine"])
     later = a_contention(fixed=[{}, {}], bundles=[choice, choice], names=["other", "mine"])
-    assert hashed(later, 3)[3:].tolist() == hashed(alone, 3).tolist()
+    assert hash_bundles(later, 3)[3:].tolist() == hash_bundles(alone, 3).tolist()
 
 
 def test_hashes_spread_flows_evenly_and_change_with_the_seed() -> None:
     many = a_contention(fixed=[{}] * 200, bundles=[[[[0], [1], [2], [3]]] * 20] * 200)
-    first, second = hashed(many, 0), hashed(many, 1)
+    first, second = hash_bundles(many, 0), hash_bundles(many, 1)
     assert np.bincount(first) == pytest.approx([1000] * 4, rel=0.1)
     assert (first == second).mean() == pytest.approx(0.25, abs=0.05)
     assert np.bincount(4 * first[::2] + first[1::2]) == pytest.approx([125] * 16, rel=0.35)
@@ -247,5 +247,5 @@ def test_plans_follow_the_demand_of_the_hashed_paths() -> None:
     choice = [[[0], [1]]]
     jobs = a_contention(fixed=[{}] * 6, bundles=[choice] * 6)
     plan = mechanism("varys").plan(jobs, levels=3, seed=4)
-    demand = demand_of(jobs, hashed(jobs, 4))
+    demand = demand_of(jobs, hash_bundles(jobs, 4))
     assert plan.order.tolist() == contended_first(demand, sebf(demand))[0].tolist()

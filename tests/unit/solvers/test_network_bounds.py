@@ -28,10 +28,10 @@ from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import SHAPES
 from tessera.solvers.network import floor, swaps
 from tessera.solvers.network.factors import Clip, factors
-from tessera.solvers.network.floor import floored
+from tessera.solvers.network.floor import apply_floor
 from tessera.solvers.network.fluid import Run, meetings, simulate, works
 from tessera.solvers.network.replan import replan
-from tessera.solvers.network.swaps import Effort, Window, swapped
+from tessera.solvers.network.swaps import Effort, Window, swap_orders
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -100,16 +100,16 @@ def test_orders_of_very_uneven_jobs_are_tried_within_what_may_be_played(
     even, uneven = a_demand(*_uneven(1.0)), a_demand(*_uneven(1e6))
     order = np.arange(3)
     assert meetings(uneven)
-    assert swapped(uneven, order).tolist() == [0, 1, 2]
+    assert swap_orders(uneven, order).tolist() == [0, 1, 2]
     assert sum(played) == 0
-    swapped(even, order)
+    swap_orders(even, order)
     assert 0 < sum(played) <= 20_000
 
 
 def test_a_floor_for_very_uneven_jobs_is_looked_for_within_bounds() -> None:
     demand = a_demand(*_uneven(1e5))
     level, order = np.array([7, 6, 5]), np.arange(3)
-    found = floored(demand, level, order, 8, 0.3)
+    found = apply_floor(demand, level, order, 8, 0.3)
     assert sorted(found.order.tolist()) == [0, 1, 2]
     assert ((found.level >= 0) & (found.level < 8)).all()
 
@@ -128,7 +128,7 @@ def test_a_floor_for_many_jobs_that_meet_is_looked_for_within_bounds(
     jobs = [
         FluidJob(compute_s=0.1 + n / 40, busy_s={0: 0.05 + n / 50, n + 1: 0.1}) for n in range(40)
     ]
-    found = floored(a_demand(*jobs), np.arange(40) % 8, np.arange(40), 8, 0.9)
+    found = apply_floor(a_demand(*jobs), np.arange(40) % 8, np.arange(40), 8, 0.9)
     assert not found.met
     assert len(costs) >= 3  # before, a round at least, and after
     assert sum(costs) <= 2e6

@@ -9,8 +9,8 @@ import pytest
 
 from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Floats
-from tessera.solvers.network.baselines.cassini import aligned, waits_s
-from tessera.solvers.network.baselines.circles import circle, fitted
+from tessera.solvers.network.baselines.cassini import align_shifts, waits_s
+from tessera.solvers.network.baselines.circles import circle, fit_circles
 from tessera.solvers.network.fluid import simulate
 from tests.support.networks import FluidJob, a_demand
 
@@ -43,7 +43,7 @@ def overlap(demand: Demand, offset_s: Floats, links: Mapping[int, tuple[int, ...
 
 def test_two_jobs_that_send_half_of_the_time_are_shifted_apart_and_run_as_alone() -> None:
     demand = a_demand(a_job(2.0, 1.0), a_job(2.0, 1.0))
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.score == pytest.approx([1.0])
     assert found.offset_s == pytest.approx([0.0, 1.0])
     assert slowdown(demand, found.offset_s) == pytest.approx([1.0, 1.0])
@@ -56,7 +56,7 @@ def test_without_a_shift_equal_jobs_share_the_link_for_ever() -> None:
 
 def test_three_jobs_that_send_a_third_of_the_time_fit_one_link() -> None:
     demand = a_demand(*(a_job(3.0, 1.0) for _ in range(3)))
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.score == pytest.approx([1.0])
     assert sorted(found.offset_s) == pytest.approx([0.0, 1.0, 2.0])
     assert slowdown(demand, found.offset_s) == pytest.approx(np.ones(3))
@@ -68,7 +68,7 @@ def test_unequal_periods_meet_on_the_circle_of_their_common_multiple() -> None:
     assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
     assert grid.around == 3 * grid.parts
     assert grid.error == pytest.approx(0.0, abs=1e-12)
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.score == pytest.approx([1.0])
     assert slowdown(demand, found.offset_s) == pytest.approx([1.0, 1.0])
     assert slowdown(demand, np.zeros(2)).max() < 1.2  # what there is to gain
@@ -76,7 +76,7 @@ def test_unequal_periods_meet_on_the_circle_of_their_common_multiple() -> None:
 
 def test_a_job_twice_as_long_goes_into_the_gaps_of_the_other() -> None:
     demand = a_demand(a_job(1.0, 0.5), a_job(2.0, 0.5))
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.score == pytest.approx([1.0])
     assert overlap(demand, found.offset_s, {0: (0, 1)}) == 1.0
 
@@ -92,12 +92,12 @@ def test_where_no_grid_is_good_the_circle_stays_small_and_the_error_is_told() ->
     grid = circle(demand.alone_s)
     assert grid.around <= 128
     assert grid.error > 0.05
-    assert "no common multiple" in str(aligned(demand))
+    assert "no common multiple" in str(align_shifts(demand))
 
 
 def test_what_does_not_fit_has_the_score_of_its_excess() -> None:
     demand = a_demand(a_job(4.0, 3.0), a_job(4.0, 3.0))  # 2 of 4 s are wanted twice at best
-    assert aligned(demand).score == pytest.approx([0.5])
+    assert align_shifts(demand).score == pytest.approx([0.5])
 
 
 def test_shares_of_a_link_that_fit_beside_each_other_need_no_shift() -> None:
@@ -106,28 +106,30 @@ def test_shares_of_a_link_that_fit_beside_each_other_need_no_shift() -> None:
         FluidJob(busy_s={0: 0.5, 2: 1.0}),
         FluidJob(busy_s={1: 0.1}),
     )
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.link.tolist() == [1]  # jobs 0 and 2; half each of link 0 is no contention
     assert found.offset_s[1] == 0.0
 
 
 def test_a_delay_is_no_time_of_sending() -> None:
-    found = fitted(np.array([2.0, 2.0]), np.array([1.5, 1.0]), np.array([0.5, 0.5]), np.ones(2))
+    found = fit_circles(
+        np.array([2.0, 2.0]), np.array([1.5, 1.0]), np.array([0.5, 0.5]), np.ones(2)
+    )
     assert found.score == 1.0
     assert found.shift_s.tolist() == [0.0, 0.0]
     demand = a_demand(
         FluidJob(compute_s=1.0, delay_s=0.5, busy_s={0: 0.5}),
         FluidJob(compute_s=2.0, start_s=0.5, delay_s=0.5, busy_s={0: 0.5}),
     )
-    assert aligned(demand).score == pytest.approx([1.0])
-    assert aligned(demand).offset_s.tolist() == [0.0, 0.0]
+    assert align_shifts(demand).score == pytest.approx([1.0])
+    assert align_shifts(demand).offset_s.tolist() == [0.0, 0.0]
 
 
 def test_shifts_go_along_the_graph_from_job_to_job() -> None:
     demand = a_demand(
         a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2), a_job(2.0, 1.0, 2)
     )
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.loops == 0
     assert np.abs(np.diff(found.offset_s)) == pytest.approx(np.ones(3))
     assert slowdown(demand, found.offset_s) == pytest.approx(np.ones(4))
@@ -135,21 +137,21 @@ def test_shifts_go_along_the_graph_from_job_to_job() -> None:
 
 def test_shifts_of_unequal_periods_go_along_the_graph() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0), a_job(4.0, 1.0, 0, 1), a_job(8.0, 3.0, 1))
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.score == pytest.approx([1.0, 1.0])
     assert overlap(demand, found.offset_s, {0: (0, 1), 1: (1, 2)}) == 1.0
 
 
 def test_links_with_the_same_jobs_are_one_and_no_loop() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0, 1, 2), a_job(2.0, 1.0, 0, 1, 2))
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert (len(found.link), found.loops) == (1, 0)
     assert found.offset_s == pytest.approx([0.0, 1.0])
 
 
 def test_a_loop_is_cut_counted_and_told() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0, 2), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2))
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert found.loops == 1
     assert "1 meetings left out" in str(found)
     assert np.abs(np.diff(found.offset_s)).max() == pytest.approx(
@@ -162,12 +164,12 @@ def test_a_link_that_would_close_a_loop_still_joins_its_other_jobs() -> None:
     demand = a_demand(
         FluidJob(busy_s={0: 1.0, 1: 0.5}), FluidJob(busy_s={0: 1.0, 1: 0.5}), a_job(2.0, 0.8, 1)
     )
-    found = aligned(demand)
+    found = align_shifts(demand)
     assert (found.link.tolist(), found.loops) == ([0, 1], 1)
 
 
 def test_jobs_that_meet_nobody_are_not_held_back() -> None:
-    found = aligned(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
+    found = align_shifts(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
     assert found.offset_s.tolist() == [0.0, 0.0, 0.0]
     assert found.mean_score == 1.0
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import joined
+from tessera.formulation.network.contention import join_parts
 from tessera.formulation.network.traffic import cell_traffic
-from tessera.formulation.topologies.document import read
+from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 from tessera.solvers.network.baselines.circles import circle
 from tessera.solvers.network.baselines.sincronia import bssi
 from tessera.solvers.network.compression import compression_of
-from tessera.solvers.network.floor import floored
+from tessera.solvers.network.floor import apply_floor
 from tessera.solvers.network.fluid import simulate
 from tessera.solvers.network.swaps import Window
 from tests.support.drawn_contentions import a_contention
@@ -81,7 +81,7 @@ def test_a_group_too_large_to_be_played_keeps_its_levels_at_no_price_in_memory()
     level, order = np.zeros(jobs, np.int64), np.arange(jobs)
     simulate(demand, level, horizon_s=1.0)  # compiled before it is measured
     tracemalloc.start()
-    found = floored(demand, level, order, 8, 1.0, window=Window(horizon_s=18.0))
+    found = apply_floor(demand, level, order, 8, 1.0, window=Window(horizon_s=18.0))
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found.level.tolist() == level.tolist()
@@ -98,11 +98,11 @@ def test_joined_contentions_know_the_ends_of_all_bundles_or_of_none() -> None:
         )
         for name, at in (("a", 3), ("b", 5))
     )
-    whole = joined([one, other])
+    whole = join_parts([one, other])
     assert whole.bundle_source.tolist() == [3, 5]
     assert whole.bundle_target.tolist() == [4, 6]
     unasked = a_contention(fixed=[{}], bundles=[[[[0], [1]]]], names=["c"])
-    assert joined([one, unasked]).bundle_source.size == 0
+    assert join_parts([one, unasked]).bundle_source.size == 0
 
 
 def test_a_host_without_any_part_is_no_obstacle_to_the_ways_of_others() -> None:
@@ -124,12 +124,12 @@ def test_gpus_that_meet_only_outside_their_host_pass_its_port_twice() -> None:
 def test_a_whole_number_of_hundreds_of_digits_is_refused_where_it_stands() -> None:
     fabric = {"kind": "clos", "hosts": 2, "host": "a100", "tors": 1, "aggregations": 1}
     with pytest.raises(InvalidInput, match="tor_bytes_per_s"):
-        read(fabric | {"tor_bytes_per_s": DIGITS})
+        build_topology(fabric | {"tor_bytes_per_s": DIGITS})
     links = {"source": [0], "target": [1], "bytes_per_s": [DIGITS], "delay_s": [0]}
     vertices = {"name": ["a", "b"], "tier": [4, 4], "host": [-1, -1]}
     for name in ("bytes_per_s", "delay_s"):
         with pytest.raises(InvalidInput, match=f"links.{name}"):
-            read(
+            build_topology(
                 {
                     "kind": "columns",
                     "hosts": [],
@@ -167,10 +167,10 @@ def test_a_floor_holds_for_slow_jobs_beside_thousands_of_fast_ones() -> None:
     slow = [FluidJob(compute_s=400.0, busy_s={0: 400.0}) for _ in range(3)]
     demand = a_demand(*fast, *slow)
     level = [*np.tile([1, 0], 1500).tolist(), 2, 1, 0]
-    found = floored(demand, np.array(level), np.arange(demand.jobs), 3, 0.9)
+    found = apply_floor(demand, np.array(level), np.arange(demand.jobs), 3, 0.9)
     assert (found.share < 1.1).all()
     assert not found.met
     apart = demand.among(np.arange(3000, 3003))
-    alone = floored(apart, np.array([2, 1, 0]), np.arange(3), 3, 0.9)
+    alone = apply_floor(apart, np.array([2, 1, 0]), np.arange(3), 3, 0.9)
     assert found.level[3000:].tolist() == alone.level.tolist()
     assert found.share[3000:] == pytest.approx(alone.share, rel=0.1)

@@ -16,12 +16,12 @@ from tessera.solvers.network.factors import (
     Timing,
     against,
     factors,
-    fitted,
+    fit_factors,
     low_periods_s,
     reference_of,
 )
 from tessera.solvers.network.fluid import simulate
-from tessera.solvers.network.priorities import assigned, held, noisy, order_of
+from tessera.solvers.network.priorities import assign_priorities, noisy, order_of, stable_order
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -48,8 +48,8 @@ def test_example_1_of_crux_ties_at_exactly_three_halves() -> None:
     demand = _example_1()
     assert reference_of(demand) == 0
     assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
-    assert assigned(demand, factors(demand)).tolist() == [5.0, 7.5]
-    assert order_of(assigned(demand, factors(demand))).tolist() == [1, 0]
+    assert assign_priorities(demand, factors(demand)).tolist() == [5.0, 7.5]
+    assert order_of(assign_priorities(demand, factors(demand))).tolist() == [1, 0]
 
 
 def test_example_1_has_the_same_factor_in_tenths_and_thirds_of_its_times() -> None:
@@ -150,7 +150,7 @@ def test_the_reference_is_the_job_with_most_traffic_a_second_not_an_iteration() 
 
 def test_several_references_agree_with_one_where_there_is_only_one_pair() -> None:
     demand = _example_1()
-    k = fitted(demand, 3)
+    k = fit_factors(demand, 3)
     assert k[1] / k[0] == pytest.approx(1.5)
     assert k[0] * k[1] == pytest.approx(1.0)
 
@@ -169,7 +169,7 @@ def test_jobs_are_measured_against_jobs_that_they_meet_not_against_one_elsewhere
 def test_jobs_without_traffic_have_k_1_and_come_before_all_others() -> None:
     demand = a_demand(FluidJob(), FluidJob(busy_s={0: 1}), FluidJob(work=0))
     assert factors(demand).tolist() == [1, 1, 1]
-    priority = assigned(demand, factors(demand))
+    priority = assign_priorities(demand, factors(demand))
     assert priority.tolist() == [math.inf, 1, math.inf]
     assert order_of(priority).tolist() == [0, 2, 1]
 
@@ -178,28 +178,28 @@ def test_priorities_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(InvalidInput, match="job 1 is NaN"):
         order_of(np.array([1.0, math.nan]))
     with pytest.raises(InvalidInput, match="job 0 is NaN"):
-        assigned(_example_1(), np.array([math.nan, 1.0]))
+        assign_priorities(_example_1(), np.array([math.nan, 1.0]))
     with pytest.raises(InvalidInput, match="references"):
         factors(_example_1(), references=0)
 
 
 def test_an_earlier_order_is_kept_unless_priorities_differ_by_more_than_the_margin() -> None:
     earlier = np.array([0, 1])
-    assert held(np.array([1.0, 1.05]), earlier, margin=0.1).tolist() == [0, 1]
-    assert held(np.array([1.0, 1.2]), earlier, margin=0.1).tolist() == [1, 0]
-    assert held(np.array([1.0, 1.05]), earlier, margin=0.0).tolist() == [1, 0]
-    assert held(np.array([1.0, 1.05]), np.array([1, 0])).tolist() == [1, 0]
+    assert stable_order(np.array([1.0, 1.05]), earlier, margin=0.1).tolist() == [0, 1]
+    assert stable_order(np.array([1.0, 1.2]), earlier, margin=0.1).tolist() == [1, 0]
+    assert stable_order(np.array([1.0, 1.05]), earlier, margin=0.0).tolist() == [1, 0]
+    assert stable_order(np.array([1.0, 1.05]), np.array([1, 0])).tolist() == [1, 0]
 
 
 def test_a_new_job_comes_in_where_its_priority_puts_it() -> None:
-    assert held(np.array([4.0, 1.0, 2.0]), np.array([0, 1])).tolist() == [0, 2, 1]
-    assert held(np.array([4.0, 1.0, 0.5]), np.array([1]), margin=9).tolist() == [0, 1, 2]
+    assert stable_order(np.array([4.0, 1.0, 2.0]), np.array([0, 1])).tolist() == [0, 2, 1]
+    assert stable_order(np.array([4.0, 1.0, 0.5]), np.array([1]), margin=9).tolist() == [0, 1, 2]
 
 
 def test_an_order_that_cannot_be_held_to_is_refused() -> None:
     for earlier, margin in (([0, 0], 0.1), ([2], 0.1), ([0], -1.0), ([0], math.nan)):
         with pytest.raises(InvalidInput):
-            held(np.ones(2), np.array(earlier), margin=margin)
+            stable_order(np.ones(2), np.array(earlier), margin=margin)
 
 
 def test_a_noisy_measurement_scales_all_times_of_a_job_alike_and_repeats() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.network.contention import Contention, demand_of
 from tessera.formulation.network.flows import NetworkJob, contention, sent_by_hosts
-from tessera.formulation.network.measured import BELIEVED, Seen, believed, with_bytes, with_times
+from tessera.formulation.network.measured import BELIEVED, Seen, is_credible, with_bytes, with_times
 from tessera.formulation.network.traffic import Pattern
 from tessera.formulation.tables import Floats
 from tessera.formulation.topologies.topology import Topology
@@ -157,8 +157,8 @@ def test_a_period_that_no_iteration_of_this_traffic_has_is_said_and_not_used(
 
 
 def test_belief_is_the_same_up_and_down() -> None:
-    assert believed(1.0)
-    assert believed(BELIEVED)
-    assert believed(1 / BELIEVED)
-    assert not believed(1.01 * BELIEVED)
-    assert not believed(0.99 / BELIEVED)
+    assert is_credible(1.0)
+    assert is_credible(BELIEVED)
+    assert is_credible(1 / BELIEVED)
+    assert not is_credible(1.01 * BELIEVED)
+    assert not is_credible(0.99 / BELIEVED)

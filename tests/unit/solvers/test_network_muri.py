@@ -10,8 +10,14 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.network.jobs.matching import matched
-from tessera.solvers.network.jobs.muri import Sharing, efficiency, grouped, interleaved_s, stages_s
+from tessera.solvers.network.jobs.matching import match_pairs
+from tessera.solvers.network.jobs.muri import (
+    Sharing,
+    efficiency,
+    group_jobs,
+    interleaved_s,
+    stages_s,
+)
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -30,7 +36,7 @@ def shared(
     urgency: Sequence[float] | None = None,
 ) -> Sharing:
     order = np.arange(len(gpus)) if urgency is None else np.array(urgency)
-    return grouped(
+    return group_jobs(
         np.array(stage_s, dtype=np.float64), np.array(gpus), order.astype(np.float64), capacity_gpus
     )
 
@@ -89,14 +95,14 @@ def test_the_matching_is_of_greatest_weight() -> None:
         for _ in range(4):
             weight = np.triu(rng.integers(0, 10, (count, count)) * 1.0, 1)
             weight += weight.T
-            made = matched(np.ones(count, np.int64), weight)
+            made = match_pairs(np.ones(count, np.int64), weight)
             assert (weight * made).sum() == pytest.approx(by_trying(weight))
             assert (made.sum(axis=0) + made.sum(axis=1) <= 1).all()
 
 
 def test_odd_cycles_do_not_mislead_the_matching() -> None:
     weight = np.array([[0, 3, 3, 0], [3, 0, 3, 0], [3, 3, 0, 1], [0, 0, 1, 0]], dtype=np.float64)
-    made = matched(np.ones(4, np.int64), weight)
+    made = match_pairs(np.ones(4, np.int64), weight)
     assert (weight * made).sum() == 4.0  # two of the triangle, and the third with the fourth
 
 
@@ -108,14 +114,14 @@ def test_kinds_are_matched_as_their_single_vertices_would_be() -> None:
         kind = rng.integers(0, 3, 6)
         count: Ints = np.bincount(kind, minlength=3)
         single = weight[kind][:, kind]
-        made = matched(count, weight)
+        made = match_pairs(count, weight)
         assert (weight * made).sum() == pytest.approx(by_trying(single))
         assert (made.sum(axis=0) + made.sum(axis=1) <= count).all()
 
 
 def test_nothing_is_matched_where_nothing_is_worth_it() -> None:
-    assert matched(np.array([3, 2]), np.zeros((2, 2))).sum() == 0
-    assert matched(np.array([1]), np.ones((1, 1))).sum() == 0
+    assert match_pairs(np.array([3, 2]), np.zeros((2, 2))).sum() == 0
+    assert match_pairs(np.array([1]), np.ones((1, 1))).sum() == 0
 
 
 def test_nobody_shares_while_all_fit() -> None:
@@ -180,7 +186,7 @@ def test_stages_are_compute_and_communication() -> None:
 
 
 def test_multipliers_are_against_the_iteration_alone_where_it_is_given() -> None:
-    found = grouped(
+    found = group_jobs(
         np.array([[4.0, 2.0], [4.0, 2.0]]),
         np.array([1, 1]),
         np.zeros(2),
@@ -201,7 +207,7 @@ def test_a_long_queue_of_few_kinds_is_grouped() -> None:
     kinds = rng.exponential(1.0, (11, 2)) + 0.1
     which = rng.integers(0, 11, 3000)
     gpus = rng.choice([1, 2, 4, 8, 16], 3000)
-    found = grouped(kinds[which], gpus, rng.random(3000), 2000)
+    found = group_jobs(kinds[which], gpus, rng.random(3000), 2000)
     everyone = [job for group in found.groups for job in group.jobs]
     assert len(everyone) == len(set(everyone))
     assert sum(group.gpus for group in found.groups) <= 4000

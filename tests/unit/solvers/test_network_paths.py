@@ -10,8 +10,8 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention, demand_of
-from tessera.solvers.network.baselines.ecmp import hashed
-from tessera.solvers.network.paths import least_comm_s, offered, select
+from tessera.solvers.network.baselines.ecmp import hash_bundles
+from tessera.solvers.network.paths import least_comm_s, offered_duty, select
 from tests.support.contentions import a_contention
 
 BOTH = np.array([0, 1])
@@ -98,13 +98,15 @@ def test_the_least_t_is_that_of_the_best_choice_for_each_bundle_alone() -> None:
     assert least_comm_s(case).tolist() == [2.5, 0]
     for seed in range(20):
         some = a_contention(seed)
-        assert (least_comm_s(some) <= demand_of(some, hashed(some, seed)).comm_s + 1e-12).all()
+        assert (
+            least_comm_s(some) <= demand_of(some, hash_bundles(some, seed)).comm_s + 1e-12
+        ).all()
 
 
 def test_what_is_offered_is_what_demand_says_where_no_bundles_of_a_job_collide() -> None:
     case = _by_hand([4.0], [3.0], [2.0], fixed={1: {0: 1.0}})
     chosen = select(case, np.array([0, 1, 2]))
-    assert offered(case, chosen) == pytest.approx(demand_of(case, chosen).offered)
+    assert offered_duty(case, chosen) == pytest.approx(demand_of(case, chosen).offered)
 
 
 def test_links_are_less_congested_than_by_hashing_on_average() -> None:
@@ -113,6 +115,6 @@ def test_links_are_less_congested_than_by_hashing_on_average() -> None:
         case = a_contention(seed, jobs=8, aggregations=4)
         order = np.argsort(-case.work_flop / least_comm_s(case), kind="stable")
         fabric = slice(2 * 15, None)
-        ours.append(offered(case, select(case, order))[fabric].max())
-        plain.append(offered(case, hashed(case, seed))[fabric].max())
+        ours.append(offered_duty(case, select(case, order))[fabric].max())
+        plain.append(offered_duty(case, hash_bundles(case, seed))[fabric].max())
     assert np.mean(ours) < 0.8 * np.mean(plain)

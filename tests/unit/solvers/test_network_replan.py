@@ -12,21 +12,21 @@ from tessera.formulation.network.check import network_violations
 from tessera.formulation.network.contention import Contention, Demand, demand_of
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network import trials
-from tessera.solvers.network.baselines.ecmp import hashed
-from tessera.solvers.network.floor import floored
+from tessera.solvers.network.baselines.ecmp import hash_bundles
+from tessera.solvers.network.floor import apply_floor
 from tessera.solvers.network.fluid import meetings, simulate, works
 from tessera.solvers.network.paths import select
-from tessera.solvers.network.replan import Options, Variant, joint, replan, replanned
+from tessera.solvers.network.replan import Options, Variant, joint, replan, replan_network
 from tessera.solvers.network.swaps import (
     PLAYED,
     Moves,
     Window,
     by_level,
+    change_levels,
     compact,
-    releveled,
-    swapped,
+    swap_orders,
 )
-from tessera.solvers.network.trials import among, possible_groups, tried
+from tessera.solvers.network.trials import among, possible_groups, try_paths
 from tests.support.contentions import a_contention
 from tests.support.demands import a_contention as fixed_contention
 from tests.support.networks import FluidJob, a_demand
@@ -77,7 +77,7 @@ def test_all_moves_find_the_best_order_and_others_one_that_no_neighbour_betters(
     every = [np.array(p) for p in permutations(range(4))]
     best = max(_work(demand, _distinct(p)) for p in every)
     worst = min(every, key=lambda p: _work(demand, _distinct(p)))
-    found = {m: swapped(demand, worst, moves=m, window=WINDOW) for m in Moves}
+    found = {m: swap_orders(demand, worst, moves=m, window=WINDOW) for m in Moves}
     assert _work(demand, _distinct(found[Moves.ALL])) == pytest.approx(best, rel=1e-5)
     assert _work(demand, _distinct(found[Moves.INSERTION])) > _work(demand, _distinct(worst)) * 1.2
     now = found[Moves.ADJACENT]
@@ -91,23 +91,23 @@ def test_an_order_as_good_as_the_best_is_left_alone() -> None:
     demand = a_demand(FluidJob(busy_s={0: 1}), FluidJob(busy_s={0: 1}), FluidJob(busy_s={1: 1}))
     for order in ([0, 1, 2], [1, 2, 0]):
         for moves in Moves:
-            assert swapped(demand, np.array(order), moves=moves).tolist() == order
+            assert swap_orders(demand, np.array(order), moves=moves).tolist() == order
 
 
 def test_groups_that_are_too_large_and_jobs_of_other_groups_keep_their_places() -> None:
     demand = _crowd()
     worst = np.array([3, 2, 0, 1])
-    assert swapped(demand, worst, most_jobs=3).tolist() == worst.tolist()
+    assert swap_orders(demand, worst, most_jobs=3).tolist() == worst.tolist()
     more = a_demand(
         FluidJob(busy_s={1: 1}), FluidJob(work=1, busy_s={0: 2}), FluidJob(work=9, busy_s={0: 2})
     )
-    assert swapped(more, np.array([1, 0, 2])).tolist() == [2, 0, 1]
+    assert swap_orders(more, np.array([1, 0, 2])).tolist() == [2, 0, 1]
 
 
 def test_levels_that_are_too_few_are_shared_as_the_engine_says() -> None:
     demand = _crowd()
     best = max(_work(demand, np.array(row)) for row in product(range(2), repeat=4))
-    level = releveled(demand, np.zeros(4, dtype=np.int64), 2, window=WINDOW)
+    level = change_levels(demand, np.zeros(4, dtype=np.int64), 2, window=WINDOW)
     assert _work(demand, level) == pytest.approx(best, rel=1e-4)
     assert by_level(np.array([0, 1, 0, 1]), np.array([2, 3, 0, 1])).tolist() == [3, 1, 2, 0]
 
@@ -131,7 +131,7 @@ def test_jobs_that_could_meet_on_other_paths_belong_together() -> None:
         -2
     ]
     part, bundles = among(case, np.array([2, 0]))
-    chosen = hashed(case)
+    chosen = hash_bundles(case)
     whole, alone = demand_of(case, chosen), demand_of(part, chosen[bundles])
     assert alone.comm_s.tolist() == whole.comm_s[[2, 0]].tolist()
     assert alone.link.tolist() == whole.among(np.array([2, 0])).link.tolist()
@@ -143,7 +143,7 @@ def test_paths_tried_on_the_engine_do_at_least_the_work_of_those_selected() -> N
         case = a_contention(seed, load=1.5)
         order = np.arange(5)
         chosen = select(case, order)
-        paths, turned = tried(case, chosen, order, window=WINDOW)
+        paths, turned = try_paths(case, chosen, order, window=WINDOW)
         before = _work(demand_of(case, chosen), _distinct(order))
         gains.append(_work(demand_of(case, paths), _distinct(turned)) / before)
     assert min(gains) >= 1 - 1e-9
@@ -153,7 +153,7 @@ def test_paths_tried_on_the_engine_do_at_least_the_work_of_those_selected() -> N
 def test_a_floor_that_is_kept_already_changes_nothing_and_costs_nothing() -> None:
     demand = _crowd()
     order = np.array([1, 0, 2, 3])
-    found = floored(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
+    found = apply_floor(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
     assert found.met
     assert found.price == 0
     assert found.level.tolist() == _distinct(order).tolist()
@@ -167,7 +167,9 @@ def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
     assert _shares(demand, level).min() < 0.3
     prices = []
     for floor in (0.3, 0.5):
-        found = floored(demand, level, order, 8, floor, window=Window(horizon_s=400.0, warm_s=40.0))
+        found = apply_floor(
+            demand, level, order, 8, floor, window=Window(horizon_s=400.0, warm_s=40.0)
+        )
         assert found.met
         assert _shares(demand, found.level).min() >= floor - 0.006
         assert (np.diff(found.level[found.order]) <= 0).all()
@@ -180,12 +182,12 @@ def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
 def test_a_floor_that_cannot_be_kept_is_said_to_be_missed() -> None:
     demand = _crowd()
     order = np.array([1, 0, 2, 3])
-    found = floored(demand, _distinct(order), order, 4, 1.0)
+    found = apply_floor(demand, _distinct(order), order, 4, 1.0)
     assert not found.met
     assert found.share.min() < 1
     assert found.share.min() >= _shares(demand, _distinct(order)).min()
     with pytest.raises(InvalidInput):
-        floored(demand, _distinct(order), order, 4, 1.01)
+        apply_floor(demand, _distinct(order), order, 4, 1.01)
 
 
 def test_variants_have_the_paths_and_levels_that_they_are_named_for() -> None:
@@ -193,7 +195,7 @@ def test_variants_have_the_paths_and_levels_that_they_are_named_for() -> None:
     pa, ps_pa, full = (
         replan(case, options=Options(variant=variant, swap_jobs=0, seed=4)) for variant in Variant
     )
-    assert pa.chosen.tolist() == hashed(case, 4).tolist()
+    assert pa.chosen.tolist() == hash_bundles(case, 4).tolist()
     assert ps_pa.chosen.tolist() == full.chosen.tolist() != pa.chosen.tolist()
     assert sorted(pa.level.tolist()) == sorted(ps_pa.level.tolist()) == list(range(12))
     assert ps_pa.order.tolist() == full.order.tolist()
@@ -208,10 +210,10 @@ def test_more_work_is_done_than_without_a_plan_and_more_still_with_trials() -> N
     best: list[float] = []
     for seed in range(8):
         case = a_contention(seed, load=1.2)
-        unplanned = demand_of(case, hashed(case))
+        unplanned = demand_of(case, hash_bundles(case))
         none.append(_work(unplanned, np.zeros(5, dtype=np.int64)))
         for found, options in ((plain, PAPER), (best, Options(window=WINDOW))):
-            result = replanned(case, levels=3, options=options)
+            result = replan_network(case, levels=3, options=options)
             assert network_violations(case, result.plan) == []
             found.append(_work(result.demand, result.plan.level))
     assert np.sum(plain) > 1.05 * np.sum(none)
@@ -253,7 +255,7 @@ def test_an_unmeasured_job_holds_the_highest_level_alone() -> None:
     case = a_contention(4, jobs=6, load=2.0)
     for variant in Variant:
         last = case.jobs[replan(case, options=PAPER).order[-1]]
-        found = replanned(
+        found = replan_network(
             case, levels=2, options=Options(variant=variant), unmeasured=[last, "nobody", last]
         )
         plan, job = found.plan, case.jobs.index(last)
@@ -266,7 +268,7 @@ def test_an_unmeasured_job_holds_the_highest_level_alone() -> None:
 
 def test_of_unmeasured_jobs_that_meet_only_the_first_holds_the_highest_level() -> None:
     case = a_contention(4, jobs=6, load=2.0)
-    found = replanned(case, unmeasured=case.jobs[::-1])
+    found = replan_network(case, unmeasured=case.jobs[::-1])
     demand, held = found.demand, set(found.holding.tolist())
     assert 5 in held
     links = [set(demand.link[slice(*demand.link_start[j : j + 2])].tolist()) for j in range(6)]
@@ -278,9 +280,9 @@ def test_of_unmeasured_jobs_that_meet_only_the_first_holds_the_highest_level() -
 
 def test_a_floor_asked_of_a_plan_is_kept_and_its_order_is_still_sound() -> None:
     case = a_contention(5, jobs=6, load=2.0)
-    free = replanned(case, levels=4)
+    free = replan_network(case, levels=4)
     share = _shares(free.demand, free.plan.level)
-    fair = replanned(case, levels=4, options=Options(floor=float(share.min()) + 0.1))
+    fair = replan_network(case, levels=4, options=Options(floor=float(share.min()) + 0.1))
     assert network_violations(case, fair.plan) == []
     assert fair.floored is not None
     assert fair.floored.met
@@ -304,7 +306,7 @@ def test_a_floor_is_judged_beside_who_goes_first_until_measured() -> None:
         FluidJob(work=3, compute_s=1, busy_s={0: 1}),
     )
     case, options = fixed_contention(jobs), Options(floor=0.2)
-    found = replanned(case, levels=4, options=options, unmeasured=case.jobs[:1])
+    found = replan_network(case, levels=4, options=options, unmeasured=case.jobs[:1])
     share = _shares(found.demand, found.plan.level)
     assert found.holding.tolist() == [0]
     assert found.plan.level[0] == 3
@@ -326,7 +328,7 @@ def test_trials_cost_what_they_may_where_other_paths_make_jobs_far_faster(
         return np.zeros(len(levels))
 
     monkeypatch.setattr(trials, "works", counted)
-    tried(case, np.zeros(3, np.int64), np.arange(3))
+    try_paths(case, np.zeros(3, np.int64), np.arange(3))
     assert 0 < sum(played) <= PLAYED
 
 
@@ -359,6 +361,6 @@ def test_orders_too_many_to_try_all_are_climbed() -> None:
     jobs = [FluidJob(work=9 - j, compute_s=1 + j, busy_s={0: 1.0}) for j in range(9)]
     demand, order = a_demand(*jobs), np.arange(9)
     window = Window(horizon_s=2_000.0)  # 9! orders would play 1e9 iterations
-    found = swapped(demand, order, most_jobs=9, moves=Moves.ALL, window=window)
-    assert found.tolist() == swapped(demand, order, most_jobs=9, window=window).tolist()
+    found = swap_orders(demand, order, most_jobs=9, moves=Moves.ALL, window=window)
+    assert found.tolist() == swap_orders(demand, order, most_jobs=9, window=window).tolist()
     assert found.tolist() != order.tolist()

@@ -18,8 +18,8 @@ from tessera.solvers.answers import answer, objective_of, trivial_bound
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.antman import AntMan
-from tessera.solvers.schedulers.base import Scheduler, carried, seen
-from tessera.solvers.schedulers.registry import names, published
+from tessera.solvers.schedulers.base import Scheduler, make_view, translate_choice
+from tessera.solvers.schedulers.registry import make_scheduler, names
 from tessera.solvers.schedulers.synergy import Synergy
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
@@ -75,7 +75,7 @@ NAMES = [name for name in names() if name.startswith(MINE)]
 
 def test_the_registry_has_each_of_them_under_its_own_name() -> None:
     assert len(NAMES) == 11
-    assert [published(name).name for name in NAMES] == NAMES
+    assert [make_scheduler(name).name for name in NAMES] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,9 +86,9 @@ def test_every_answer_fits_and_none_is_worth_more_than_the_optimum(name: str, se
     snapshot = a_random_snapshot(
         seed, jobs=4, groups=((0, 1, 4), (1, 1, 2)), workloads=3, max_gpus=4
     )
-    problem, view = state(snapshot, policy, published=True).problem, seen(snapshot, policy)
+    problem, view = state(snapshot, policy, published=True).problem, make_view(snapshot, policy)
 
-    choice = carried(view.draft, problem, published(name).choose(view))
+    choice = translate_choice(view.draft, problem, make_scheduler(name).choose(view))
 
     bound = trivial_bound(problem)
     assert violations(problem, answer(problem, choice, bound=bound, solver=name)) == []
@@ -100,8 +100,8 @@ def test_every_answer_fits_and_none_is_worth_more_than_the_optimum(name: str, se
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("morphling")])
 def test_where_jobs_run_to_completion_a_second_round_keeps_them_all(name: str) -> None:
     snapshot = a_random_snapshot(3, jobs=30)
-    view = seen(snapshot, Policy())
-    choice = published(name).choose(view)
+    view = make_view(snapshot, Policy())
+    choice = make_scheduler(name).choose(view)
     runs = choice >= 0
     cells, cell = view.draft.cells, view.draft.cell[np.maximum(choice, 0)]
     jobs = replace(
@@ -112,7 +112,7 @@ def test_where_jobs_run_to_completion_a_second_round_keeps_them_all(name: str) -
         current_degree=np.where(runs, cells.pipeline_degree[cell], 0),
     )
 
-    again = published(name).choose(seen(replace(snapshot, jobs=jobs), Policy()))
+    again = make_scheduler(name).choose(make_view(replace(snapshot, jobs=jobs), Policy()))
 
     assert runs.any()
     assert np.all(again[runs] >= 0)
@@ -123,7 +123,7 @@ def test_whole_rounds_of_each_break_no_rule(name: str) -> None:
     snapshot = a_random_snapshot(5, jobs=40)
 
     outcome = plan_round(
-        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=published(name))
+        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=make_scheduler(name))
     )
 
     assert outcome.violations == ()
@@ -137,6 +137,6 @@ def test_an_empty_queue_is_an_answer_too(name: str) -> None:
         nodes=nodes, jobs=[a_job("held", state=JobState.HELD)], estimates=estimates
     )
 
-    assert published(name).choose(seen(snapshot, Policy())).tolist() == [-1]
+    assert make_scheduler(name).choose(make_view(snapshot, Policy())).tolist() == [-1]
     empty = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[])
-    assert published(name).choose(seen(empty, Policy())).tolist() == [-1]
+    assert make_scheduler(name).choose(make_view(empty, Policy())).tolist() == [-1]

@@ -11,7 +11,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.arena import Arena
-from tessera.solvers.schedulers.base import Scheduler, seen
+from tessera.solvers.schedulers.base import Scheduler, make_view
 from tests.support.builders import a_job
 from tests.support.published import FLAT, FOREVER, LINEAR, RUNNING, a_round, decided, rates
 
@@ -167,7 +167,7 @@ def test_arena_starts_a_later_job_past_a_blocked_one_and_says_so() -> None:
         a_job("stays", 2, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, submit_s=3.0),
     ]
     snapshot = a_round(jobs, [*BLOCKED, rates(2, 0, {4: 40.0})], nodes=((0, 1, 12),))
-    view = seen(snapshot, Policy())
+    view = make_view(snapshot, Policy())
 
     choice = Arena().choose(view)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tessera.formulation.policy import Policy
 from tessera.solvers.schedulers.antman import AntMan
-from tessera.solvers.schedulers.base import seen
+from tessera.solvers.schedulers.base import make_view
 from tessera.solvers.schedulers.morphling import Morphling
-from tessera.solvers.schedulers.registry import published
+from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.builders import a_job, a_random_snapshot
 from tests.support.laws import examples
 from tests.support.published import FLAT, LINEAR, RUNNING, a_round, decided, rates, with_quota
@@ -123,9 +123,9 @@ TWO_PLANS = [
     ],
 )
 def test_morphlings_variants_fix_what_their_names_say(name: str, expected: tuple[int, int]) -> None:
-    view = seen(a_round([a_job("j", 0, requested_gpus=2)], TWO_PLANS), Policy())
+    view = make_view(a_round([a_job("j", 0, requested_gpus=2)], TWO_PLANS), Policy())
 
-    (column,) = published(name).choose(view).tolist()
+    (column,) = make_scheduler(name).choose(view).tolist()
 
     cell = int(view.draft.cell[column])
     found = int(view.draft.cells.gpus[cell]), int(view.draft.cells.pipeline_degree[cell])
@@ -134,9 +134,9 @@ def test_morphlings_variants_fix_what_their_names_say(name: str, expected: tuple
 
 def test_morphling_r_stays_on_the_plan_that_a_job_runs_by() -> None:
     job = a_job("j", 0, requested_gpus=2, state=RUNNING, cell=(0, 2, 2))
-    view = seen(a_round([job], TWO_PLANS), Policy())
+    view = make_view(a_round([job], TWO_PLANS), Policy())
 
-    (column,) = published("morphling-r").choose(view).tolist()
+    (column,) = make_scheduler("morphling-r").choose(view).tolist()
 
     assert int(view.draft.gpus[column]) == 8
 
@@ -147,7 +147,7 @@ def test_morphling_never_leaves_a_guaranteed_job_below_its_request(seed: int, sh
     plain = a_random_snapshot(seed, jobs=14)
     owed = np.random.default_rng(seed).random(14) < share
     snapshot = replace(plain, jobs=replace(plain.jobs, guaranteed=owed))
-    view = seen(snapshot, Policy())
+    view = make_view(snapshot, Policy())
 
     choice = Morphling().choose(view)
 

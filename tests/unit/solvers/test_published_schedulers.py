@@ -11,7 +11,7 @@ import pytest
 
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
-from tessera.solvers.schedulers.base import seen
+from tessera.solvers.schedulers.base import make_view
 from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gandiva import Gandiva
@@ -50,8 +50,8 @@ def test_a_running_job_is_offered_the_cell_that_it_runs_on_and_not_a_faster_plan
         estimates=[*rates(0, {A100: {4: 3.0}}), faster],
         gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
     )
-    assert options_of(seen(snapshot, Policy())).rate.tolist() == [3.0]
-    assert options_of(seen(both, Policy())).rate.tolist() == [3.0, 9.0]
+    assert options_of(make_view(snapshot, Policy())).rate.tolist() == [3.0]
+    assert options_of(make_view(both, Policy())).rate.tolist() == [3.0, 9.0]
 
 
 # FCFS

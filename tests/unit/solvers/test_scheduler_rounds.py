@@ -22,11 +22,11 @@ from tessera.formulation.values import BEST_FOUND
 from tessera.service.loop import decide_again
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
-from tessera.solvers.schedulers.base import Scheduler, Seen, carried, seen
+from tessera.solvers.schedulers.base import Scheduler, Seen, make_view, translate_choice
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gavel import Gavel
 from tessera.solvers.schedulers.packing import options_of
-from tessera.solvers.schedulers.registry import names, published, scheduler_of
+from tessera.solvers.schedulers.registry import make_scheduler, names, scheduler_of
 from tessera.solvers.schedulers.sia import Sia
 from tests.support.builders import (
     a_node,
@@ -72,13 +72,13 @@ class Fixed:
 
 def test_an_unknown_scheduler_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(InvalidInput, match=r"unknown 'lottery'; choose one of fcfs, srt, gandiva"):
-        published("lottery")
+        make_scheduler("lottery")
     assert scheduler_of("") is None
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_policy_is_built_under_its_name(name: str) -> None:
-    assert published(name).name == name
+    assert make_scheduler(name).name == name
 
 
 # rounds
@@ -182,7 +182,7 @@ def test_a_choice_is_carried_to_the_plan_that_the_job_runs_on_where_the_policy_s
         for rows in ([slow, fast], [searched])
     )
     problem = state(true, Policy(), published=True).problem
-    found = carried(seen(told, Policy()).draft, problem, np.array([0]))
+    found = translate_choice(make_view(told, Policy()).draft, problem, np.array([0]))
     assert found.tolist() == problem.current.tolist()
     assert problem.cells.pipeline_degree[problem.cell[found[0]]] == 1
 
@@ -214,7 +214,7 @@ def test_the_service_runs_the_scheduler_that_the_options_name() -> None:
 
 def best_by_trying_all(snapshot: Snapshot, worth: Mapping[tuple[int, int], float]) -> float:
     """Return the best sum of worth (by job and option) over all choices that fit."""
-    view = seen(snapshot, Policy())
+    view = make_view(snapshot, Policy())
     options = options_of(view)
     ways = [
         [None, *(o for o in options.of(j) if (j, o) in worth)] for j in range(len(snapshot.jobs))
@@ -235,7 +235,7 @@ def best_by_trying_all(snapshot: Snapshot, worth: Mapping[tuple[int, int], float
 @pytest.mark.parametrize("seed", range(8))
 def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
     snapshot = a_random_snapshot(seed, jobs=5, groups=((0, 2, 4), (1, 1, 4)), max_gpus=8)
-    view = seen(snapshot, Policy())
+    view = make_view(snapshot, Policy())
     options = options_of(view)
     reference = view.draft.requested_rate
     requested = snapshot.jobs.requested_gpus

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.benchmarks.rounds.instances import churned, instance
-from tessera.formulation.cells import build_cells, cells_of, undominated
+from tessera.benchmarks.rounds.instances import churn_round, instance
+from tessera.formulation.cells import build_cells, cells_of, find_undominated
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import InvalidInput
@@ -55,7 +55,7 @@ def two_rounds(jobs: int, policy: Policy | None = None) -> tuple[Outcome, Snapsh
     """Return a round, and the snapshot of the next one with its prices."""
     first = instance(jobs, jobs, 3, 5)
     outcome = plan_round(first, policy or Policy(), solver("pricing"), FOREVER)
-    later = churned(first, outcome.problem, outcome.solution.choice, 0.02)
+    later = churn_round(first, outcome.problem, outcome.solution.choice, 0.02)
     return outcome, replace(later, prices=prices_of(outcome))
 
 
@@ -198,7 +198,7 @@ def test_cells_are_remembered_by_what_they_depend_on() -> None:
     assert isinstance(copied, Snapshot)
     first, best = cells_of(snapshot)
     assert cells_of(copied)[0] is first
-    assert np.array_equal(best, undominated(build_cells(snapshot)))
+    assert np.array_equal(best, find_undominated(build_cells(snapshot)))
     slower = replace(
         snapshot,
         estimates=replace(snapshot.estimates, iter_time_s=snapshot.estimates.iter_time_s * 2),
@@ -214,7 +214,7 @@ def test_cells_are_remembered_by_what_they_depend_on() -> None:
         built = build_cells(other)
         assert found is not first
         assert found.equals(built)
-        assert np.array_equal(its_best, undominated(built))
+        assert np.array_equal(its_best, find_undominated(built))
 
 
 @pytest.mark.parametrize("seed", range(4))
