@@ -1,4 +1,4 @@
-"""A small server of the Agents service over a real socket, and an agent as a process of its own."""
+"""A small server of the Agents service on a real socket, and an agent in a separate process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def as_message(gang: Gang) -> pb.DesiredGang:
 
 @dataclass
 class FakeServer(agents_pb2_grpc.AgentsServicer):
-    """Says what is desired, and keeps what is observed."""
+    """A server that sends a desired state and records the observed one."""
 
     lease_s: float = 30.0
     heartbeat_s: float = 0.2
@@ -55,13 +55,13 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
     said_s: float = 0.0
     sent: int = 0
     mute: bool = False
-    refused: grpc.StatusCode | None = None  # how streams end after the welcome
-    has_cluster: bool = True  # False: hellos are answered with NOT_FOUND
+    refused: grpc.StatusCode | None = None  # the code with which streams end after the welcome
+    has_cluster: bool = True  # if False, hellos are answered with NOT_FOUND
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _server: Any = None
 
     async def start(self) -> None:
-        """Listen, on the port of the last time if there was one."""
+        """Listen, on the previous port if there was one."""
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         agents_pb2_grpc.add_AgentsServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
@@ -76,7 +76,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
         self._changed.set()
 
     def seen(self, revision: int) -> list[tuple[str, int, str, str]] | None:
-        """Return (job, generation, node, phase) of what was last observed under ``revision``."""
+        """Return (job, generation, node, phase) of the gangs last observed under ``revision``."""
         if self.observed is None or self.observed.revision != revision:
             return None
         return [
@@ -125,7 +125,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
 
 
 class AgentProcess:
-    """``tessera-agent`` as a process of its own."""
+    """A separate process that runs ``tessera-agent``."""
 
     def __init__(
         self, data_dir: Path, ports: Sequence[int], *flags: str, nodes: Sequence[str] = NODES
@@ -158,7 +158,7 @@ class AgentProcess:
             )
 
     def pid_of(self, job: str, generation: int = 1) -> int:
-        """Return the id of a job's process, which will not outlive the test."""
+        """Return the id of a job's process, which is ended with the test."""
         pid = process_of(self.data_dir, job, generation)
         self._children.add(pid)
         return pid
@@ -179,7 +179,7 @@ class AgentProcess:
         return process.returncode
 
     def clean(self) -> None:
-        """End everything that is left of it."""
+        """End the agent and all its processes."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

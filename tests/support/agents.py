@@ -1,4 +1,4 @@
-"""Builders of gangs, and conditions that are waited for, for tests of the agent."""
+"""Builders of gangs, and helpers for waiting, for tests of the agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
-    """Return a gang of GPUs 0 and 1 of node n0, led there."""
+    """Return a gang on GPUs 0 and 1 of node n0, which is also its leader."""
     fields: dict[str, Any] = {
         "shares": (("n0", (0, 1)),),
         "leader": "n0",
@@ -34,7 +34,7 @@ def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
 async def until(
     condition: Callable[[], T], *, within_s: float = PATIENCE_S, every_s: float = 0.01
 ) -> T:
-    """Return the first true value of ``condition``."""
+    """Wait for ``condition`` and return its first true value."""
     end_s = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < end_s, "the condition was never met"
@@ -49,7 +49,7 @@ def process_of(data_dir: Path, job: str, generation: int) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process is there and not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

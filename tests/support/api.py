@@ -1,4 +1,4 @@
-"""The whole API over a socket, and requests of its methods."""
+"""The whole API over a socket, with requests for its methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ C = "clusters/c"
 
 
 class Api:
-    """Stubs of every service."""
+    """The stubs of all services."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.clusters = clusters_pb2_grpc.ClustersStub(channel)
@@ -42,7 +42,7 @@ class Api:
 
 @asynccontextmanager
 async def api(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
-    """Yield stubs to a server with a cluster of one type, two nodes and Cells of one workload."""
+    """Yield stubs of a server with a cluster of two nodes of one type, and one workload's Cells."""
     async with serving(store, **settings) as (channel, _):
         found = Api(channel)
         await found.clusters.UpsertCluster(a_cluster())
@@ -111,7 +111,7 @@ def a_round(**options: Any) -> scheduler_pb2.ScheduleRequest:
 
 
 async def refused(call: Awaitable[Message]) -> tuple[StatusCode, str, list[str]]:
-    """Return the code, the reason and the wrong fields of a call that fails."""
+    """Return the code, reason and invalid fields of a call that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     info, wrong = details(caught.value)

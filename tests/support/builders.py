@@ -1,4 +1,4 @@
-"""Builders: small, complete values with every field defaulted, so that a test names only what it is about."""
+"""Builders of small, complete values with defaults, so that a test names only its subject."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def a_node(
 
 
 def some_nodes(*groups: tuple[int, int, int], nodes_per_rack: int = 4) -> list[dict[str, Any]]:
-    """Return nodes for groups of (gpu_type, number of nodes, GPUs a node)."""
+    """Return nodes for groups of (gpu_type, number of nodes, GPUs per node)."""
     return [
         a_node(f"{TYPES[t]}-{i}", t, gpus, f"{TYPES[t]}-rack-{i // nodes_per_rack}")
         for t, count, gpus in groups
@@ -76,7 +76,10 @@ def an_estimate(
 
 
 def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
-    """Return a queued job; pass ``state=JobState.RUNNING, cell=(type, gpus, degree)`` for another."""
+    """Return a queued job.
+
+    Pass ``state=JobState.RUNNING, cell=(type, gpus, degree)`` for a running one.
+    """
     state: JobState = overrides.pop("state", JobState.QUEUED)
     gpu_type, gpus, degree = overrides.pop("cell", (-1, 0, 0))
     row: dict[str, Any] = {
@@ -128,7 +131,7 @@ def a_snapshot(
     batch: int = 256,
     round_number: int = 1,
 ) -> Snapshot:
-    """Return a snapshot; ``gangs`` are the GPUs that jobs (by index) own."""
+    """Return a snapshot. ``gangs`` maps jobs, by index, to the GPUs that they hold."""
     known = max([e["workload"] for e in estimates] + [j["workload"] for j in jobs], default=0) + 1
     count = workloads or known
     rows = [

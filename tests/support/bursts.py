@@ -1,4 +1,4 @@
-"""Bursts over a real interface at moments of a clock of their own, so that a busy machine changes nothing."""
+"""Bursts over a real interface by a simulated clock, which a busy machine does not affect."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 PERIOD_S = 0.12
 PACKETS = 150
 PACKET_BYTES = 1042
-"""On the wire: a thousand bytes with the headers of UDP, IP and Ethernet."""
+"""The bytes on the wire: a thousand bytes with the headers of UDP, IP and Ethernet."""
 
 
 class Bursts:
-    """A sender whose time passes only while somebody sleeps by its clock; a burst leaves in each period."""
+    """A sender of a burst in each period. Its time passes only in calls of ``sleep``."""
 
     def __init__(self, address: str) -> None:
         self._flow = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -25,7 +25,7 @@ class Bursts:
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, and the bursts that are due in it leave."""
+        """Let time pass, and send the bursts that are due in it."""
         end_s = self._now_s + seconds
         while self._due_s <= end_s:
             for _ in range(PACKETS):
@@ -35,7 +35,7 @@ class Bursts:
 
 
 def _find_neighbour(to: tuple[str, int]) -> None:
-    """Return once the other end has refused a packet, so that its link address is known to the kernel."""
+    """Wait until the other end has refused a packet, so that the kernel knows its link address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.settimeout(30)
         probe.connect(to)

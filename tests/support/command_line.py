@@ -1,4 +1,4 @@
-"""The command line against a server of the test's own."""
+"""The command line with a server for each test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Tessera = Callable[..., Result]
 
 @pytest.fixture
 def address(database: Database) -> Iterator[str]:
-    """Run a server on a database of the test's own, on an event loop in a thread of its own."""
+    """Run a server on the test's own database, on an event loop in a separate thread."""
     config = Config(
         listen="127.0.0.1:0",
         database_url=database.url,
@@ -87,7 +87,7 @@ def address(database: Database) -> Iterator[str]:
 
 @pytest.fixture
 def tessera(address: str, tmp_path: Path) -> Tessera:
-    """Return a function that runs the command line against the server, with a cluster described."""
+    """Return a function that runs the command line against the server, which has a cluster."""
 
     def run(*arguments: str, code: int = 0, stdin: str | None = None) -> Result:
         env = {"TESSERA_SERVER": address, "TESSERA_CLUSTER": "c"}
@@ -104,13 +104,13 @@ def tessera(address: str, tmp_path: Path) -> Tessera:
 
 @pytest.fixture
 def fleet(address: str, tessera: Tessera) -> Iterator[Fleet]:
-    """Run an agent that stands for the cluster's nodes."""
+    """Run an agent for all nodes of the cluster."""
     with Fleet(address, "c", NODES, "fleet") as fleet:
         yield fleet
 
 
 def read(tessera: Tessera, *arguments: str) -> Any:
-    """Return the JSON that a command prints on stdout, which must be all that it prints there."""
+    """Return the JSON that a command prints to stdout, which must contain nothing else."""
     return json.loads(tessera(*arguments, "-o", "json").stdout)
 
 

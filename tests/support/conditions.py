@@ -1,4 +1,4 @@
-"""What troubles a simulated run: failures, stragglers, estimates that are off."""
+"""Adverse conditions of a simulated run: failures, stragglers and wrong estimates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFTEN = Hazards(
 
 
 def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
-    """Return failures and stragglers of the first hours, and estimates that are off."""
+    """Return failures and stragglers in the first hours, and wrong estimates."""
     return {
         "failures": failures(scenario.nodes, 6000.0, seed, OFTEN),
         "stragglers": stragglers(scenario.nodes, 6000.0, seed, OFTEN),
@@ -27,7 +27,7 @@ def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
 
 
 def hopeful(scenario: Scenario) -> list[EstimateRecord]:
-    """Return the profiles as if all ran: rounds find out what does not."""
+    """Return the profiles as if all Cells ran, so that rounds discover those that do not."""
     return [
         e if math.isfinite(e.iter_time_s) else replace(e, iter_time_s=1.0)
         for e in scenario.profiles

@@ -1,4 +1,4 @@
-"""Random contentions on a two-layer Clos: rings of hosts, one queue pair from each host to the next."""
+"""Random contentions on a two-layer Clos: rings with a queue pair from each host to the next."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def a_contention(
     load: float = 1.0,
     idle: int = 0,
 ) -> Contention:
-    """Return jobs on random hosts; each host sends to the next of its ring once an iteration.
+    """Return jobs on random hosts, each of which sends to the next of its ring once per iteration.
 
-    Links, of 1 byte/s each: the hosts' NICs outwards, inwards, ToRs to aggregation switches, and back.
-    ``load`` scales bytes. The last ``idle`` jobs send nothing.
+    Links have 1 byte/s each: the hosts' NICs outwards and inwards, ToRs to aggregation switches,
+    and back. ``load`` scales bytes. The last ``idle`` jobs send nothing.
     """
     rng = np.random.default_rng(seed)
     hosts = tors * hosts_a_tor
@@ -69,7 +69,7 @@ def a_contention(
 def _paths(
     hosts: int, tors: int, aggregations: int
 ) -> tuple[Ints, Ints, dict[tuple[int, int], Ints]]:
-    """Return all paths between two ToRs, two links each, and which lead from where to where."""
+    """Return all paths between two ToRs, of two links each, and those of each pair of ToRs."""
     links: list[int] = []
     found: dict[tuple[int, int], Ints] = {}
     up, down = 2 * hosts, 2 * hosts + tors * aggregations

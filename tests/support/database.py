@@ -1,4 +1,4 @@
-"""PostgreSQL for tests: one server a session, one migrated template, a clone of it for each test."""
+"""PostgreSQL for tests: one server and migrated template per session, and a clone per test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAST = (
     "fsync",
     "synchronous_commit",
     "full_page_writes",
-)  # a test's data may die with the machine
+)  # a test's data need not survive a crash
 
 _numbers = itertools.count()
 
@@ -39,7 +39,7 @@ def url_of(server_url: str, name: str) -> str:
 
 @contextmanager
 def a_database(server_url: str, template: str = TEMPLATE) -> Iterator[Database]:
-    """Yield a database of its own, cloned from ``template``, dropped at the end."""
+    """Yield a new database that is cloned from ``template`` and dropped at the end."""
     name, admin = f"test_{next(_numbers)}", _admin(server_url)
     with admin.connect() as connection:
         connection.execute(sa.text(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'))
@@ -79,18 +79,18 @@ def server_url(postgres_url: str) -> str:
 
 @pytest.fixture
 def database(server_url: str) -> Iterator[Database]:
-    """Yield a migrated, empty database of the test's own."""
+    """Yield a migrated, empty database for one test."""
     with a_database(server_url) as database:
         yield database
 
 
 @pytest.fixture
 def store(database: Database) -> PostgresStore:
-    """Return a store on a database of the test's own."""
+    """Return a store on the test's database."""
     return PostgresStore(database)
 
 
 @pytest.fixture
 def make_database(server_url: str) -> Callable[[], object]:
-    """Return a context manager that makes further databases (for property tests)."""
+    """Return a context manager that creates further databases, for property tests."""
     return lambda: a_database(server_url)

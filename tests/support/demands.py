@@ -1,4 +1,4 @@
-"""Demands by the links that jobs load."""
+"""Builders of demands from the links that jobs load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def a_demand(
 def a_demand_of_pairs(
     pairs: Sequence[tuple[int, int]], intensity: Sequence[float] | Floats
 ) -> Demand:
-    """Return jobs of which just these pairs share a link, one a pair."""
+    """Return jobs where exactly these pairs share a link, with one link for each pair."""
     links_of: list[list[int]] = [[] for _ in intensity]
     for link, pair in enumerate(pairs):
         for job in pair:
@@ -44,17 +44,17 @@ def a_demand_of_pairs(
 
 
 def random_pairs(rng: np.random.Generator, jobs: int, density: float) -> list[tuple[int, int]]:
-    """Return each pair of jobs with this probability."""
+    """Return random pairs of jobs, each with this probability."""
     return [(a, b) for a in range(jobs) for b in range(a + 1, jobs) if rng.random() < density]
 
 
 def urgency(demand: Demand) -> Ints:
-    """Return jobs by falling intensity, ties by index."""
+    """Return jobs in descending order of intensity, with ties by index."""
     return np.argsort(-demand.intensity, kind="stable")
 
 
 def a_contention(demand: Demand) -> Contention:
-    """Return jobs that load the links of ``demand``, and have no path to choose."""
+    """Return jobs that load the links of ``demand`` and have no choice of paths."""
     none, jobs = np.zeros(0, np.int64), demand.jobs
     return Contention(
         jobs=tuple(f"job-{j}" for j in range(jobs)),

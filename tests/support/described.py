@@ -1,4 +1,4 @@
-"""A cluster whose network is described, with jobs that meet there."""
+"""A cluster with a topology, and jobs that share its links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tests.support.stored import (
 )
 
 HOSTS = ["a100-0", "a100-2", "a100-1", "a100-3"]
-"""On two ToRs, in order: so that jobs on neighbours by name meet above."""
+"""The nodes in order of their ToRs, of which there are two.
+
+Jobs on nodes that are neighbours by name meet above the ToRs.
+"""
 
 
 CLOS: dict[str, Any] = {
@@ -43,13 +46,13 @@ BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a1
 
 
 def sends(data_bytes: float) -> CellTraffic:
-    """Return the traffic of eight replicas."""
+    """Return the traffic of eight data-parallel replicas."""
     stage = StageTraffic(dp=8, tp=1, data=(data_bytes, 14))
     return CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,))
 
 
 def a_network(store: PostgresStore, **changes: object) -> None:
-    """Describe the network of four nodes, on two ToRs."""
+    """Store a topology of four nodes on two ToRs."""
     a_cluster(store, nodes=4)
     set_topology(store, CLOS | changes)
     do(store, lambda w: w.upsert_estimates(C, [a_record(8, nodes=2, traffic=sends(5e9))]))
@@ -61,6 +64,6 @@ def set_topology(store: PostgresStore, document: dict[str, Any]) -> None:
 
 
 def two_jobs(store: PostgresStore) -> None:
-    """Start two jobs of eight GPUs, each on both ToRs."""
+    """Start two jobs of eight GPUs, each under both ToRs."""
     submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
     run(store, one=BOTH[0], two=BOTH[1])

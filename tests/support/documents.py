@@ -1,4 +1,4 @@
-"""Code blocks of a Markdown file as a reader meets them: commands, transcripts, files, and what they show."""
+"""The code blocks of a Markdown file: commands, transcripts, files and their outputs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ SHOWN_FILE = re.compile(r"cat (\S+)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. ``line``: where it starts in the file, from 1."""
+    """A code block. ``line`` is its first line in the file, counted from 1."""
 
     line: int
     lines: tuple[str, ...]
 
     @property
     def first(self) -> str:
-        """Return the first line without its comment: the block's name in the test's conventions."""
+        """Return the first line without its trailing comment. It names the block in the tests."""
         return without_comment(next(text for text in self.lines if text.strip()))
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a block and the output that the document shows; "": none."""
+    """A command of a block, with the output in the document, or "" if there is none."""
 
     command: str
     shown: str = ""
 
     @property
     def made_file(self) -> str:
-        """Return the file whose text the document shows by ``cat``; "": the command is another one."""
+        """Return the file that the document shows with ``cat``, or "" for another command."""
         match = SHOWN_FILE.fullmatch(without_comment(self.command))
         return match[1] if match and self.shown else ""
 
@@ -65,7 +65,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def steps(block: Block) -> list[Step]:
-    """Return the commands of a block: its lines after ``$``, or all lines where there is no ``$``."""
+    """Return the commands of a block: its lines after ``$``, or all lines if there is no ``$``."""
     if not any(text.startswith(PROMPT) for text in block.lines):
         whole = "\n".join(block.lines).replace("\\\n", " ")
         return [Step(text) for text in whole.splitlines() if without_comment(text)]
@@ -83,5 +83,5 @@ def steps(block: Block) -> list[Step]:
 
 
 def without_comment(command: str) -> str:
-    """Return a shell command without the comment after it, if it has one."""
+    """Return a shell command without its trailing comment, if any."""
     return re.sub(r"(^|\s+)#\s.*$", "", command).strip()

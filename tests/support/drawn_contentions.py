@@ -1,4 +1,4 @@
-"""Contentions drawn at random."""
+"""Builders of contentions that tests draw at random."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def a_contention(
     names: Sequence[str] | None = None,
     sent_bytes: float = 1.0,
 ) -> Contention:
-    """Return jobs with ``fixed`` bytes by link; a bundle is a list of paths, a path one of links."""
+    """Return jobs with ``fixed`` bytes by link.
+
+    A bundle is a list of paths, and a path is a list of links.
+    """
     jobs = len(fixed)
     bundles = bundles or [[] for _ in range(jobs)]
     paths = [path for job in bundles for bundle in job for path in bundle]

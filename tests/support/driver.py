@@ -1,4 +1,4 @@
-"""From one round to the next: what was decided comes true, time passes, jobs end and arrive."""
+"""A driver from one round to the next: decisions take effect, time passes, jobs end and arrive."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ FOREVER = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 0.1, "lp": 9.0})
 
 
 def decided(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> Outcome:
-    """Return a round that broke no rule."""
+    """Decide a round and return its outcome, which must not break a rule."""
     found = plan_round(snapshot, policy, solver(name), FOREVER)
     assert found.violations == ()
     return found
 
 
 def kinds(snapshot: Snapshot, found: Outcome) -> dict[str, DecisionKind]:
-    """Return job name -> what was decided."""
+    """Return the kind of decision by job name."""
     return {snapshot.jobs.name[d.job]: d.kind for d in found.decisions}
 
 
 def the_next_round(
     snapshot: Snapshot, found: Outcome, after_s: float, arrivals: Sequence[dict[str, Any]] = ()
 ) -> Snapshot:
-    """Return what the next round sees: jobs that have ended are gone, those suspended wait anew."""
+    """Return the next round's snapshot: ended jobs are gone, and suspended jobs wait again."""
     now_s = snapshot.now_s + after_s
     rows, allocations = [], []
     for decision in found.decisions:
@@ -93,7 +93,10 @@ def with_quotas(
     borrow: Mapping[str, int] | None = None,
     keeps: Sequence[str] = (),
 ) -> Snapshot:
-    """Return the snapshot with tenants that have quotas, type (-1: any) -> GPUs; ``keeps`` do not lend."""
+    """Return the snapshot with tenants that have quotas.
+
+    A quota maps a GPU type, or -1 for any type, to GPUs. Tenants in ``keeps`` do not lend.
+    """
     names = sorted(quotas)
     rows = [
         {"tenant": names.index(name), "gpu_type": kind, "gpus": gpus}
@@ -113,6 +116,6 @@ def with_quotas(
 
 
 def avoiding(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:
-    """Return the snapshot in which jobs avoid nodes, each pair (job, node)."""
+    """Return the snapshot in which jobs avoid nodes, given as pairs (job, node)."""
     rows = [{"job": job, "node": node} for job, node in pairs]
     return replace(snapshot, avoids=Avoids.from_rows(rows))

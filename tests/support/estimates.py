@@ -1,4 +1,4 @@
-"""Builders for the estimator: layers, graphs and a network of one latency and one bandwidth."""
+"""Builders for the estimator: layers, graphs and a simple network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.formulation.tables import Floats
 
 
 def a_layer(**given: Any) -> Layer:
-    """Return a layer of round numbers: everything divided, nothing exchanged."""
+    """Return a layer of round numbers in which everything is divided and nothing exchanged."""
     amounts: dict[str, Any] = {
         "kind": "block",
         "flops": 1e12,
@@ -30,7 +30,7 @@ def a_layer(**given: Any) -> Layer:
 
 
 def a_graph(*layers: Layer, dtype: str = "f16") -> Graph:
-    """Return a graph of these layers; of four equal ones if none are given."""
+    """Return a graph of these layers, or of four equal ones if none are given."""
     return graph_of("model", dtype, layers or (a_layer(),) * 4)
 
 
@@ -47,7 +47,10 @@ def one_candidate(
 
 @dataclass(frozen=True)
 class FlatNetwork:
-    """Every collective: a latency, and its ring's bytes at one rate inside nodes and another across."""
+    """A network where a collective takes a latency and its ring's time.
+
+    The ring's bytes have one rate inside nodes and another between nodes.
+    """
 
     latency_s: float = 0.0
     inside_bytes_per_s: float = 100e9

@@ -1,4 +1,4 @@
-"""A program of ``netns.Race``: sends two UDP flows as fast as they leave, or counts what arrives of each."""
+"""A program of ``netns.Race`` that sends two UDP flows at full speed, or counts their bytes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import sys
 SO_SNDBUFFORCE = 32  # asm-generic/socket.h; not in this Python's socket module
 PORTS = (5001, 5002)
 BUFFER_BYTES = 2**20
-"""What a flow may have queued: it lasts while a busy machine lets the sender wait, so both flows compete."""
+"""The bytes that a flow may have queued.
+
+They last while a busy machine delays the sender, so that both flows compete.
+"""
 
 ON_THE_WAY = 2_500_000
-"""Bytes that are passed over first: the queues of both flows and the receiver's buffers hold less."""
+"""The bytes that are skipped at first.
+
+The queues of both flows and the receiver's buffers hold less.
+"""
 
 
 def send(address: str, tags: list[int]) -> None:

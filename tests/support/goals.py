@@ -1,4 +1,4 @@
-"""Statements with several goals: builders, a strategy, and what is best by trying every answer."""
+"""Statements with several goals: builders, a strategy, and the best answers by trying all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def some_levels(
 
 
 def a_statement(problem: Problem, *goals: Goal) -> Statement:
-    """Return the statement of ``goals``; the last is a sum."""
+    """Return the statement of ``goals``, of which the last is a sum."""
     last = goals[-1]
     assert isinstance(last, Linear)
     return Statement(
@@ -73,7 +73,7 @@ def greedy_of(statement: Statement, budget: Budget) -> Solution:
 
 @st.composite
 def statements(draw: st.DrawFn, *, most_goals: int = 3) -> Statement:
-    """Draw a problem, some rows of which may count who waits, and up to so many goals on it."""
+    """Draw a problem with up to ``most_goals`` goals. Some of its rows may count waiting jobs."""
     problem = draw(problems(jobs=4, options=3, rows=2))
     if draw(st.booleans()):
         problem = with_rows(problem, [_waiting_row(draw, problem)])
@@ -103,7 +103,7 @@ def _drawn_sum(draw: st.DrawFn, columns: int, name: str, tolerance: float) -> Li
 
 
 def _waiting_row(draw: st.DrawFn, problem: Problem) -> RowUse:
-    """Draw a row in which jobs that wait count 1 and columns nothing or 1."""
+    """Draw a row in which waiting jobs count 1, and columns 0 or 1."""
     jobs = np.flatnonzero(np.diff(problem.job_start) > 0)
     counts = draw(st.lists(st.integers(0, 1), min_size=len(jobs), max_size=len(jobs)))
     uses = draw(st.lists(st.integers(0, 1), min_size=len(problem.cell), max_size=len(problem.cell)))
@@ -117,7 +117,7 @@ def _waiting_row(draw: st.DrawFn, problem: Problem) -> RowUse:
 
 
 def every_answer(problem: Problem) -> list[tuple[int, ...]]:
-    """Return every choice that answers ``problem``, by trying all."""
+    """Return every feasible choice of ``problem`` by trying all."""
     ways = [
         [*([] if problem.must_run[j] else [-1]), *problem.columns_of(j)]
         for j in range(len(problem.jobs))
@@ -139,7 +139,7 @@ def value_of(goal: Linear, choice: Sequence[int]) -> int:
 
 
 def sorted_levels(problem: Problem, goal: Levels, choice: Sequence[int]) -> list[float]:
-    """Return the levels of jobs with columns, worst first."""
+    """Return the levels of jobs that have columns, worst first."""
     return sorted(
         (
             float(goal.level[c]) if c >= 0 else float(goal.waiting[j])
@@ -151,7 +151,10 @@ def sorted_levels(problem: Problem, goal: Levels, choice: Sequence[int]) -> list
 
 
 def best_answers(statement: Statement) -> list[tuple[int, ...]]:
-    """Return the answers that are best by the goals in order, by trying all; none: infeasible."""
+    """Return the best answers by the goals in order, by trying all.
+
+    If the problem is infeasible, there are none.
+    """
     left = every_answer(statement.problem)
     for goal in statement.goals:
         if not left:

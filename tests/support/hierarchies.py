@@ -1,4 +1,4 @@
-"""Small machines: pods of racks of hosts of PCIe switches of GPUs."""
+"""Builders of small clusters: pods of racks of hosts of PCIe switches of GPUs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topolo
 def a_machine(
     *, pods: int, racks: int, hosts: int, switches: int, gpus: int, tors: int = 1, empty: int = -1
 ) -> Topology:
-    """Return ``racks`` a pod, ``hosts`` a rack, and so on; each count is of one above.
+    """Return a cluster with ``racks`` racks per pod, ``hosts`` hosts per rack, and so on.
 
-    ``tors`` of each rack, all of whose hosts link to all; with 0 ``switches`` a host's ``gpus`` are at its
-    NIC. The ``empty``-th host has no GPUs.
+    Each rack has ``tors`` ToRs, and all of its hosts link to all of them. If ``switches`` is 0, a
+    host's ``gpus`` GPUs are attached to its NIC. The ``empty``-th host has no GPUs.
     """
     names: list[str] = []
     rows: list[tuple[Tier, int]] = []

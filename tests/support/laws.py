@@ -1,8 +1,8 @@
-"""How far tests look: as far as the profile says that HYPOTHESIS_PROFILE names.
+"""The number of examples of property tests, by the profile in HYPOTHESIS_PROFILE.
 
-A law states how many examples are worth looking at. ``fast``, the profile of ``make test``, draws a third
-of them, and the same each time. ``full``, that of ``make test-full``, draws three times as many. ``explore``
-draws as many as ``full``, and others each time.
+A law states how many examples are worth trying. ``fast``, the profile of ``make test``, draws a
+third of them, and the same ones each time. ``full``, the profile of ``make test-full``, draws three
+times the number. ``explore`` draws as many as ``full``, but different ones each time.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "fast")
 IS_FAST: Final = PROFILE == "fast"
 
 DEFAULT_EXAMPLES: Final = 100
-"""Examples that are worth looking at for a law that does not say."""
+"""The number of examples of a law that does not state its own."""
 
 
 def scaled(count: int) -> int:
-    """Return how many of ``count`` examples, or turns of a loop, the profile looks at."""
+    """Return ``count`` examples, or turns of a loop, scaled by the profile."""
     return -(-count // 3) if IS_FAST else 3 * count
 
 
 def examples(count: int, *unchecked: HealthCheck) -> settings:
-    """Return the settings of a law for which ``count`` examples are worth looking at."""
-    suppressed = [HealthCheck.too_slow, *unchecked]  # as the profile says
+    """Return the settings of a law for which ``count`` examples are worth trying."""
+    suppressed = [HealthCheck.too_slow, *unchecked]  # these replace the profile's own
     return settings(max_examples=scaled(count), suppress_health_check=suppressed)
 
 
 def load_profile() -> None:
-    """Let hypothesis look as far as the profile says, however slow the machine is."""
+    """Load the hypothesis profile. It has no deadlines, since the machine may be slow."""
     for name in ("fast", "full", "explore"):
         settings.register_profile(
             name,

@@ -1,4 +1,4 @@
-"""Rounds as replicas list them."""
+"""The rounds that a replica lists."""
 
 from __future__ import annotations
 

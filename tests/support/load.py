@@ -1,4 +1,4 @@
-"""Users who submit, cancel and schedule at once, repeat what was not answered, and keep what was."""
+"""Concurrent users who submit, cancel and schedule, repeat unanswered calls, and record answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.support.system import Lab, User, a_job_message, until, uuid
 
 LIVE_JOBS = 12
-"""Above so many jobs that are not cancelled the canceller works."""
+"""The number of uncancelled jobs above which the canceller works."""
 
 PAUSE_S = 0.02
-"""Between two calls of one user."""
+"""The pause between two calls of one user."""
 
 
 class Load:
-    """Four threads of calls. What is in ``submitted``, ``cancelled`` and ``rounds`` was acknowledged."""
+    """Four threads of calls. They keep the acknowledged submissions, cancellations and rounds."""
 
     def __init__(self, lab: Lab, seed: int) -> None:
         self._lab, self._seed = lab, seed
@@ -34,7 +34,7 @@ class Load:
         ]
         self.user = User(lab.stack)
         self.first = 0  # the replica that each call tries first
-        self.begun = 0  # calls, each counted once however often it is tried
+        self.begun = 0  # calls, each counted once even if it is repeated
         self.submitted: dict[str, str] = {}  # label -> name
         self.cancelled: set[str] = set()
         self.rounds: dict[str, str] = {}  # request id -> name
@@ -42,7 +42,7 @@ class Load:
 
     @property
     def acknowledged(self) -> int:
-        """Return how many calls were answered."""
+        """Return the number of answered calls."""
         return len(self.submitted) // 2 + len(self.cancelled) + len(self.rounds)
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let each user finish its call."""
+        """Wait until each user has finished its call."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -59,12 +59,12 @@ class Load:
         assert not self.errors, self.errors
 
     def wait_for_calls(self, begun: int) -> None:
-        """Wait until so many more calls have begun."""
+        """Wait until ``begun`` more calls have begun."""
         target = self.begun + begun
         until(lambda: self.begun >= target or self.errors, f"{begun} more calls")
 
     def wait_for_answers(self, answers: int) -> None:
-        """Wait until so many more calls have been answered."""
+        """Wait until ``answers`` more calls have been answered."""
         target = self.acknowledged + answers
         until(lambda: self.acknowledged >= target or self.errors, f"{answers} more answers")
 
@@ -84,7 +84,7 @@ class Load:
             self.begun += 1
 
     def _submit(self, turn: str, rng: Generator) -> None:
-        """Submit two jobs, one under a name of its own choice, one under the server's."""
+        """Submit two jobs, one under a chosen name and one under a name from the server."""
         if len(self.submitted) - len(self.cancelled) > 2 * LIVE_JOBS:
             return
         labels = [f"{turn}-named", f"{turn}-unnamed"]

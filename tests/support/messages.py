@@ -1,4 +1,4 @@
-"""Messages that no friendly client sends: random fields, broken fields of valid ones, broken bytes."""
+"""Hostile messages: random fields, valid messages with broken fields, and broken bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=Message)
 Rng = np.random.Generator
 
 DEPTH: Final = 6
-"""Messages inside each other, at most."""
+"""The highest number of messages nested inside each other."""
 
 TEXTS: Final = (
     "",
@@ -75,7 +75,7 @@ TEXTS: Final = (
     " ",
     "\n",
 )
-"""Names, tokens, etags, options and documents, right and wrong."""
+"""Names, tokens, etags, options and documents, valid and invalid."""
 
 REALS: Final = (
     0.0,
@@ -131,7 +131,7 @@ _WHOLE: Final = (
 
 
 def pick(rng: Rng, among: Sequence[Any]) -> Any:
-    """Return one of a sequence."""
+    """Return a random element of a sequence."""
     return among[int(rng.integers(len(among)))]
 
 
@@ -163,7 +163,7 @@ def mutated(message: M, rng: Rng, most: int = 3) -> M:
 
 
 def broken_bytes(message: Message, rng: Rng) -> bytes:
-    """Return the message's bytes with a few of them changed, cut off or added."""
+    """Return the message's bytes with a few changed, cut off or added."""
     raw = bytearray(message.SerializeToString())
     for _ in range(int(rng.integers(1, 6))):
         at = int(rng.integers(len(raw) + 1))
@@ -178,7 +178,7 @@ def broken_bytes(message: Message, rng: Rng) -> bytes:
 
 
 def set_anything(message: Message, field: FieldDescriptor, rng: Rng, depth: int) -> None:
-    """Set a field to anything that its type holds; a message only while ``depth`` lasts."""
+    """Set a field to any value of its type, or to a message while ``depth`` is left."""
     kind = field.message_type
     if kind is not None and depth < 0:
         return
@@ -203,7 +203,7 @@ def set_anything(message: Message, field: FieldDescriptor, rng: Rng, depth: int)
 
 
 def _parts(message: Message) -> list[Message]:
-    """Return the messages inside one."""
+    """Return the messages inside a message."""
     found: list[Message] = []
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:

@@ -1,4 +1,7 @@
-"""Hosts made of network namespaces, joined by virtual cables; only for root on Linux with iproute2."""
+"""Hosts made of network namespaces and joined by virtual cables.
+
+They need root on Linux with iproute2.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ FLOWS = Path(__file__).with_name("flows.py")
 
 @functools.cache
 def why_not() -> str:
-    """Return why there can be no namespaces with shaped cables here; "" if there can."""
+    """Return why namespaces with shaped cables are impossible here, or "" if they are possible."""
     for program in ("ip", "tc"):
         if shutil.which(program, path=search_path()) is None:
             return f"{program} is missing: install the package iproute2"
@@ -38,14 +41,14 @@ def why_not() -> str:
 
 @pytest.fixture
 def namespaces() -> None:
-    """Skip a test where ``why_not`` says why."""
+    """Skip a test if ``why_not`` returns a reason."""
     if why_not():
         pytest.skip(f"network namespaces: {why_not()}")
 
 
 @contextmanager
 def hosts(count: int) -> Iterator[tuple[str, ...]]:
-    """Make ``count`` namespaces of names of their own; they and all in them go at the end."""
+    """Create ``count`` namespaces with unique names, and delete them at the end."""
     with ExitStack() as stack:
         names = []
         for number in range(count):
@@ -58,7 +61,7 @@ def hosts(count: int) -> Iterator[tuple[str, ...]]:
 
 
 def cable(left: str, right: str, subnet: str) -> tuple[str, str]:
-    """Join two hosts: ``subnet``.1 and .2, a /24; return the interfaces' names."""
+    """Join two hosts as ``subnet``.1 and .2 of a /24, and return the interfaces' names."""
     one, two = (f"v{uuid.uuid4().hex[:8]}" for _ in range(2))
     run(
         [
@@ -90,7 +93,7 @@ def sysctl(host: str, name: str, value: int) -> None:
 
 
 def python(host: str, code: str, *arguments: str) -> object:
-    """Run Python code of this repository on a host; return the JSON that it prints."""
+    """Run Python code of this repository on a host, and return the JSON that it prints."""
     argv = ["env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-c", code, *arguments]
     return json.loads(inside(host)(argv))
 
@@ -113,7 +116,7 @@ class Race:
         self._stack.close()
 
     def shares(self, count: int) -> dict[int, float]:
-        """Return the share of each tag in the next ``count`` bytes that arrive, past what was on the way."""
+        """Return the share of each tag in the next ``count`` bytes after those on the way."""
         assert self._receiver.stdin is not None
         self._receiver.stdin.write(f"{count}\n")
         self._receiver.stdin.flush()

@@ -1,4 +1,4 @@
-"""Demands of jobs on links, built from what a test names."""
+"""Builders of jobs' demands on links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from tessera.formulation.network.contention import Demand
 
 @dataclass(frozen=True, kw_only=True)
 class FluidJob:
-    """A job by its numbers; ``busy_s``: seconds of each link, by link. ``start_s`` None: no overlap."""
+    """A job given by its numbers.
+
+    ``busy_s`` is the seconds for which it keeps each link busy. If ``start_s`` is None,
+    communication does not overlap with compute.
+    """
 
     work: float = 1.0
     compute_s: float = 1.0
@@ -22,7 +26,7 @@ class FluidJob:
 
 
 def a_demand(*jobs: FluidJob, links: int | None = None) -> Demand:
-    """Return these jobs' demand."""
+    """Return the demand of these jobs."""
     link = [e for job in jobs for e in sorted(job.busy_s)]
     return Demand(
         work_flop=_floats([job.work for job in jobs]),

@@ -1,4 +1,4 @@
-"""Rounds of one model on four Cells, and what objectives make of their columns."""
+"""Rounds of one model on four Cells, for tests of the values that objectives give columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CELLS = [
 ]
 RATES = [64.0, 102.4, 160.0, 51.2]
 GANG = {0: Gang(members=((0, (0, 1)),))}
-"""The first job's two GPUs, where it runs."""
+"""The first job's gang of two GPUs."""
 
 
 def a_round(
@@ -36,7 +36,7 @@ def a_round(
     tenants: dict[str, float] | None = None,
     **rest: Any,
 ) -> Snapshot:
-    """Return a round of 8 a100 and 8 v100 at 1000 s."""
+    """Return a snapshot of 8 a100 and 8 v100 at 1000 s."""
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4), (1, 2, 4)), jobs=jobs, estimates=CELLS, **rest
     )
@@ -63,7 +63,7 @@ def drafted(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) ->
 
 
 def running(name: str = "j", **more: Any) -> dict[str, Any]:
-    """Return a job that runs on two a100."""
+    """Return a job that runs on 2 x a100."""
     fields: dict[str, Any] = {"requested_gpus": 2, "state": JobState.RUNNING, "cell": (0, 2, 1)}
     return a_job(name, **(fields | more))
 

@@ -1,6 +1,6 @@
-"""How long tests wait for what must happen: so long that only what never happens fails."""
+"""The time for which tests wait. It is so long that only a missing event fails a test."""
 
 from typing import Final
 
 PATIENCE_S: Final = 300.0
-"""Of each wait, whatever else the machine is doing. Nothing is asserted of how long it took."""
+"""The longest wait on a busy machine. Tests do not assert how long a wait took."""

@@ -1,4 +1,4 @@
-"""All plans of a few layers, listed one by one, and random costs: what planners are checked against."""
+"""All plans of a few layers, listed one by one, and random costs, for checks of planners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.formulation.tables import Ints
 
 
 def every_plan(option: Options, gpus: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Yield every plan as indices of options, by trying each option after each front."""
+    """Yield every plan as indices of options, by trying each option after each prefix."""
 
     def onward(layer: int, gpus: int, left: int) -> Iterator[tuple[int, ...]]:
         if left == 0:
@@ -28,7 +28,7 @@ def every_plan(option: Options, gpus: int, stages: int) -> Iterator[tuple[int, .
 
 
 def every_candidate(layers: int, gpus: int) -> Candidates:
-    """Return every stretch of layers on every power of two, in every split of GPUs into dp and tp."""
+    """Return each stretch of layers on each power of two of GPUs, in each split into dp and tp."""
     start, end, size = every_stage(layers, gpus)
     splits = np.array([int(n).bit_length() for n in size])
     row = np.repeat(np.arange(len(size)), splits)
@@ -44,7 +44,7 @@ def every_candidate(layers: int, gpus: int) -> Candidates:
 
 
 def random_costs(candidates: Candidates, rng: np.random.Generator) -> StageCosts:
-    """Return costs that grow with layers and shrink with GPUs, with chance in each."""
+    """Return random costs that grow with layers and shrink with GPUs."""
     span = (candidates.end - candidates.start).astype(np.float64)
 
     def about(value: float) -> np.ndarray:
@@ -67,10 +67,10 @@ def random_costs(candidates: Candidates, rng: np.random.Generator) -> StageCosts
 
 
 def random_depth(count: int, rng: np.random.Generator) -> Ints:
-    """Return depths of which some forbid early stages and some forbid all."""
+    """Return random depths, of which some forbid early stages and some forbid all."""
     return rng.integers(0, 6, count).astype(np.int64)
 
 
 def all_stages(layers: int, gpus: int) -> Options:
-    """Return every stretch of layers on every power of two; all fit."""
+    """Return each stretch of layers on each power of two of GPUs, all of which fit."""
     return options(*every_stage(layers, gpus))

@@ -1,4 +1,4 @@
-"""Small problems stated directly as arrays, a strategy for random ones, and their optimum by trying all."""
+"""Small problems given as arrays, a strategy for random ones, and their optimum by trying all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def a_problem(
     must_run: Sequence[int] = (),
     current: Mapping[int, int] | None = None,
 ) -> Problem:
-    """Return a problem; ``current`` maps a job to the position of its running option."""
+    """Return a problem. ``current`` maps a job to the position of its running option."""
     options = [option for job in jobs for option in job]
     starts = np.cumsum([0, *(len(job) for job in jobs)])
     running = np.full(len(jobs), -1)
@@ -76,7 +76,10 @@ def _one_cell() -> Cells:
 
 @st.composite
 def problems(draw: st.DrawFn, *, jobs: int = 5, options: int = 3, rows: int = 3) -> Problem:
-    """Draw a problem with up to so many jobs, options a job and rows; some must run, some run now."""
+    """Draw a problem with up to this number of jobs, options per job and rows.
+
+    Some jobs must run, and some run now.
+    """
     height = draw(st.integers(1, rows))
     use = st.dictionaries(st.integers(0, height - 1), st.integers(0, 5), max_size=2)
     option = st.tuples(st.integers(-3, 20), use)
@@ -89,7 +92,7 @@ def problems(draw: st.DrawFn, *, jobs: int = 5, options: int = 3, rows: int = 3)
 
 
 def brute_force(problem: Problem) -> int | None:
-    """Return the best objective by trying every choice; None: the must-run jobs do not fit."""
+    """Return the best objective by trying all, or None if the must-run jobs do not fit."""
     best: int | None = None
     ways = [
         [*([] if problem.must_run[j] else [-1]), *problem.columns_of(j)]

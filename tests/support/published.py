@@ -1,4 +1,4 @@
-"""Rounds on nodes of 8 GPUs for the published policies, and what one of them decides."""
+"""Rounds on nodes of 8 GPUs for published schedulers, and their decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MINE = ("arena", "morphling", "synergy", "antman")
 
 
 def rates(workload: int, gpu_type: int, by_gpus: dict[int, float], **plan: int) -> list[Any]:
-    """Return estimates of samples/s by GPU count, all inside one node of 8."""
+    """Return estimates from samples/s by GPU count, all inside one node of 8."""
     return [
         an_estimate(workload, gpu_type, gpus, iter_time_s=BATCH / rate, **plan)
         for gpus, rate in by_gpus.items()
@@ -48,7 +48,7 @@ def a_round(
 def decided(
     scheduler: Published, snapshot: Snapshot, policy: Policy | None = None
 ) -> dict[str, tuple[int, int] | None]:
-    """Return (GPU type, GPUs) that each job is to run on, None: it waits."""
+    """Return the (GPU type, GPUs) on which each job is to run, or None for a job that waits."""
     view = make_view(snapshot, policy or Policy())
     choice = scheduler.choose(view)
     return {

@@ -1,7 +1,7 @@
-"""Rounds with their decisions, recorded so that a later program can be held to them.
+"""Recorded rounds with their decisions, which later versions of the program must repeat.
 
-``python -m tests.support.recording`` records them again in ``tests/replays``. Do that only in a commit
-that means to change decisions, and say there why they change.
+``python -m tests.support.recording`` records them again in ``tests/replays``. Do that only in a
+commit that is meant to change decisions, and explain there why they change.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
 FOLDER: Final = Path(__file__).parent.parent / "replays"
 SOLVE_S: Final = 20.0
-"""Seconds that a solver has while it is recorded; its work is what is repeated."""
+"""The seconds that a solver has while it is recorded. Replays repeat its work, not its time."""
 DRAWN: Final = 24
-"""Random small rounds with objectives of several stages."""
+"""The number of random small rounds with objectives of several stages."""
 NETWORK_HOSTS: Final = 64
-"""Of a network that is full of jobs."""
+"""The hosts of a network that is full of jobs."""
 KEPT: Final = (2, 7)
-"""Which rounds of a simulated world are recorded."""
+"""The rounds of a simulated world that are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRound:
-    """A snapshot, what was asked of it, and what was decided."""
+    """A snapshot with its options and the decisions."""
 
     name: str
     snapshot: Snapshot
@@ -76,7 +76,7 @@ def load_round(path: Path) -> RecordedRound:
 
 
 def decide(snapshot: Snapshot, options: RoundOptions) -> Outcome:
-    """Decide a round by the work in its options or, where there is none, within ``SOLVE_S``."""
+    """Decide a round by the work in its options, or within ``SOLVE_S`` if they have none."""
     clock_s = math.inf if options.work else SOLVE_S
     budget = Budget(
         remaining_s=lambda: clock_s, seed=options.seed, gap=options.gap, work=dict(options.work)
@@ -86,7 +86,7 @@ def decide(snapshot: Snapshot, options: RoundOptions) -> Outcome:
 
 
 def describe(snapshot: Snapshot, outcome: Outcome) -> dict[str, Any]:
-    """Return what was decided as plain JSON: all of it but the words of reasons."""
+    """Return the decisions as plain JSON, with everything except the texts of reasons."""
     plain = {
         "decisions": [
             {
@@ -143,7 +143,7 @@ def _describe_network(network: NetworkOutcome) -> dict[str, Any]:
 
 
 def repeat(recorded: RecordedRound) -> dict[str, Any]:
-    """Return what this program decides on a recorded snapshot, as it is recorded."""
+    """Return this program's decisions on a recorded snapshot, in the recorded form."""
     snapshot, options = recorded.snapshot, recorded.options
     if "objective" in recorded.decided:
         return describe(snapshot, decide(snapshot, options))
@@ -152,7 +152,7 @@ def repeat(recorded: RecordedRound) -> dict[str, Any]:
 
 
 def record_rounds() -> None:
-    """Record every round anew, and remove the files of others."""
+    """Record every round again, and remove the files of other rounds."""
     FOLDER.mkdir(exist_ok=True)
     for path in load_rounds():
         path.unlink()
@@ -179,7 +179,7 @@ def _save(name: str, snapshot: Snapshot, options: RoundOptions, decided: Mapping
 
 
 def _rounds() -> Iterator[tuple[str, Snapshot, RoundOptions]]:
-    """Yield name, snapshot and options of each round to record."""
+    """Yield the name, snapshot and options of each round to record."""
     for seed in range(DRAWN):
         snapshot, policy = draw_round(np.random.default_rng([7, seed]))
         yield f"drawn-{seed:02d}", snapshot, RoundOptions(**asdict(policy), gap=1e-6)
@@ -207,11 +207,11 @@ _OBJECTIVES: Final[Mapping[str, RoundOptions]] = {
     "cautious": RoundOptions(objective="jct", caution=1.0, raw_throughput=True),
     "reserved": RoundOptions(objective="jct", run_to_completion=True, reserve_after_s=600.0),
 }
-"""One of each kind of policy, by what it is about."""
+"""A policy of each kind, by its subject."""
 
 
 def _simulated(seed: int, options: RoundOptions) -> list[tuple[int, Snapshot]]:
-    """Return the rounds ``KEPT`` of a small world in which rounds are decided greedily or by a scheduler."""
+    """Return the rounds ``KEPT`` of a small world, decided greedily or by a scheduler."""
     seen: list[Snapshot] = []
     decider = Decider(replace(options, solver="greedy"))
 
@@ -225,7 +225,7 @@ def _simulated(seed: int, options: RoundOptions) -> list[tuple[int, Snapshot]]:
 
 
 def _with_network(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot on a network of three switches, where all jobs send what a BERT does."""
+    """Return the snapshot on a network of three hosts per ToR, with BERT's traffic for all jobs."""
     hosts = list(snapshot.nodes.name)
     topology = {
         "kind": "clos",

@@ -1,4 +1,4 @@
-"""Rows of the whole database."""
+"""Counts of rows in the whole database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera.db.engine import Database
 
 
 def rows_left(database: Database) -> dict[str, int]:
-    """Return how many rows each table has, where it has any; request ids and the high water aside."""
+    """Return the number of rows of each nonempty table, except request ids and the high water."""
     found = {}
     with database.read() as connection:
         for table in tables.metadata.sorted_tables:

@@ -18,14 +18,14 @@ from tessera.service.ports import Store
 from tessera.service.rpc.server import MAX_MESSAGE_BYTES, Server
 
 WALL_S = 1.8e9
-"""What the server takes the time to be."""
+"""The server's fixed time."""
 
 
 @asynccontextmanager
 async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio.Channel, Server]]:
-    """Yield a channel to a server over ``store``, and the server; stop it at the end.
+    """Yield a channel to a server over ``store``, and the server, which is stopped at the end.
 
-    With ``real_time`` among the settings it takes the time from the system, as the database does.
+    With ``real_time`` among the settings, the server has the system's time, like the database.
     """
     clock, numbers = SystemClock(), itertools.count(1)
     defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "grace_s": 2.0, "poll_s": 30.0}
@@ -50,7 +50,7 @@ async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio
 
 
 def details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo, list[str]]:
-    """Return the ErrorInfo of a failed call and the fields that it says are wrong."""
+    """Return the ErrorInfo of a failed call and the fields that it reports as invalid."""
     metadata = error.trailing_metadata() or ()
     raw = dict(metadata)["grpc-status-details-bin"]
     status = status_pb2.Status.FromString(raw)

@@ -1,4 +1,4 @@
-"""Rounds small enough to see what a published scheduler chooses."""
+"""Rounds small enough to see the choices of a published scheduler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def rates(workload: int, speeds: Speeds) -> list[dict[str, Any]]:
 def cluster(
     jobs: Sequence[dict[str, Any]], *speeds: Speeds, a100: int = 8, v100: int = 0
 ) -> Snapshot:
-    """Return one node of each type that has GPUs; workload w has ``speeds[w]``; running jobs hold GPUs."""
+    """Return a snapshot with one node of each type that has GPUs.
+
+    Workload w has ``speeds[w]``, and running jobs hold GPUs.
+    """
     nodes = [
         a_node(f"n{t}", t, gpus) for t, gpus in ((A100, a100), (V100, v100)) if gpus or t == A100
     ]
@@ -62,7 +65,7 @@ def waiting(name: str, workload: int = 0, *, gpus: int = 1, **more: Any) -> dict
 def running(
     name: str, workload: int = 0, *, on: tuple[int, int], gpus: int | None = None, **more: Any
 ) -> dict[str, Any]:
-    """Return a job that runs on (type, GPUs), which it requested unless ``gpus`` says otherwise."""
+    """Return a job that runs on (type, GPUs), which it also requested unless ``gpus`` differs."""
     more = {"generation": 1, "since_s": 900.0} | more
     return a_job(
         name, workload, state=JobState.RUNNING, cell=(*on, 1), requested_gpus=gpus or on[1], **more
@@ -70,7 +73,7 @@ def running(
 
 
 def chosen(policy: Published, snapshot: Snapshot, **options: Any) -> list[tuple[int, int] | None]:
-    """Return (type, GPUs) of each job; None: it waits."""
+    """Return the (type, GPUs) of each job, or None for a job that waits."""
     view = make_view(snapshot, Policy(**options))
     return [
         (int(view.draft.gpu_type[c]), int(view.draft.gpus[c])) if c >= 0 else None
@@ -79,7 +82,7 @@ def chosen(policy: Published, snapshot: Snapshot, **options: Any) -> list[tuple[
 
 
 def gpus_of(policy: Published, snapshot: Snapshot, **options: Any) -> list[int]:
-    """Return the GPUs of each job, 0: it waits."""
+    """Return the GPUs of each job, or 0 for a job that waits."""
     return [cell[1] if cell else 0 for cell in chosen(policy, snapshot, **options)]
 
 

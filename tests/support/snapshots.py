@@ -18,7 +18,7 @@ from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Draw a small cluster in any condition: running, guaranteed, pinned jobs; draining nodes; holes."""
+    """Draw a small cluster with running, guaranteed and pinned jobs, draining nodes and holes."""
     nodes = some_nodes((0, draw(st.integers(1, 4)), 4), (1, draw(st.integers(0, 2)), 8))
     speed = st.sampled_from([0.5, 1.0, 1.3, 2.0, math.inf])
     estimates = []
@@ -89,7 +89,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         hold=draw(st.sampled_from([Hold.HELD, Hold.RESERVED])),
         round_number=draw(st.sampled_from([1, 12])),
     )
-    leaving = [  # GPUs that jobs which have ended are still giving back
+    leaving = [  # GPUs that ended jobs have not yet released
         {"job": -1, "node": n, "gpu": gpus[0], "hold": int(Hold.RELEASING), "generation": 1}
         for n, gpus in free.items()
         if len(gpus) > 0 and draw(st.booleans())

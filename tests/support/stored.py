@@ -1,4 +1,4 @@
-"""A stored cluster for tests: what users, rounds and agents do to it, in a line each."""
+"""A stored cluster for tests, with a helper for each action of users, rounds and agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tessera.formulation.values import CellKey, GpuType, Source, Workload
 from tests.support.cells import kind_of, with_cell
 
 C = "lab"
-"""The cluster of these tests."""
+"""The name of the cluster."""
 
 BERT = Workload(model="bert", params="1B", global_batch=256)
 
@@ -64,7 +64,7 @@ def hear(
     *,
     cluster: str = C,
 ) -> None:
-    """Record an agent's heartbeat as the server does. Raises what ``require_agent`` raises."""
+    """Record an agent's heartbeat as the server does, with the errors of ``require_agent``."""
     said = None if remarks is None else tuple(remarks)
     beat = Heartbeat(cluster=cluster, agent=agent, incarnation=incarnation, network_remarks=said)
     if store.heartbeats([beat]) != {0}:
@@ -94,7 +94,7 @@ def a_cluster(
     types: Sequence[str] = ("a100",),
     name: str = C,
 ) -> None:
-    """Create a cluster with ``nodes`` nodes of each type: a100-0, a100-1, ..., one agent a node."""
+    """Create a cluster with ``nodes`` nodes of each type (a100-0, a100-1, ...), an agent each."""
     kinds = [GpuType(name=t, memory_bytes=2**35) for t in types]
     do(store, lambda w: w.upsert_cluster(name, kinds, None))
     for t in types:
@@ -181,7 +181,7 @@ def a_leg(**overrides: Any) -> LegRecord:
 
 
 def legs_of(snapshot: Snapshot, **jobs: Sequence[LegRecord]) -> Legs:
-    """Return the certificates of jobs by name."""
+    """Return the legs of jobs' deadline schedules by name."""
     rows = [
         {
             "job": snapshot.jobs.name.index(job),
@@ -202,12 +202,12 @@ def commit(
     request: Request | None = None,
     legs: Legs = NO_LEGS,
 ) -> RoundRecord:
-    """Commit the decisions that were taken on ``snapshot``."""
+    """Commit decisions that were made on ``snapshot``."""
     return store.commit(a_round(snapshot, *decisions, request=request, legs=legs))
 
 
 def a_round(snapshot: Snapshot, *decisions: Decision, **overrides: Any) -> RoundCommit:
-    """Return what is committed of a round that decided so on ``snapshot``."""
+    """Return the round to commit for these decisions on ``snapshot``."""
     fields: dict[str, Any] = {
         "snapshot": snapshot,
         "encoded": encode(snapshot),
@@ -220,10 +220,10 @@ def a_round(snapshot: Snapshot, *decisions: Decision, **overrides: Any) -> Round
 def a_random_round(
     snapshot: Snapshot, rng: np.random.Generator, rejects: float = 0.0
 ) -> list[Decision]:
-    """Return what a scheduler gone mad decides: legal for each job, but at random.
+    """Return random decisions that are legal for each job.
 
-    A job may be given GPUs that any other gives up in the same round, its own among them. Of the queued
-    jobs that get none the share ``rejects`` is rejected. Promises are drawn, too.
+    A job may get GPUs that jobs release in the same round, including its own. Of the queued jobs
+    that get no GPUs, the share ``rejects`` is rejected. Promises are also random.
     """
     decisions: list[Decision] = []
     jobs, gangs = snapshot.jobs, current_gangs(snapshot)
@@ -264,7 +264,7 @@ def a_random_round(
 
 
 def run(store: PostgresStore, **jobs: Members) -> RoundRecord:
-    """Start jobs by a round and let the agents bring them up."""
+    """Start jobs in a round and let the agents report them as running."""
     snapshot = store.snapshot(C)
     record = commit(store, snapshot, *(start(snapshot, j, m) for j, m in jobs.items()))
     assert all(d.applied for d in record.decisions), record.decisions
@@ -277,7 +277,7 @@ def agents_of(store: PostgresStore) -> list[str]:
 
 
 def agent_reports(store: PostgresStore, agent: str, **facts: Any) -> bool:
-    """Let an agent do what is desired at once and say so; ``facts`` go into each of its gangs."""
+    """Let an agent apply and report its desired state. ``facts`` go into each reported gang."""
     desired, node = store.desired(C, agent), agent.removeprefix("agent-")
     gangs = [
         replace(
@@ -293,13 +293,13 @@ def agent_reports(store: PostgresStore, agent: str, **facts: Any) -> bool:
 
 
 def agents_report(store: PostgresStore, **facts: Any) -> None:
-    """Let all agents report until nothing changes any more."""
+    """Let all agents report until nothing changes."""
     while any([agent_reports(store, agent, **facts) for agent in agents_of(store)]):
         pass
 
 
 def fail(store: PostgresStore, name: str, error: str = "boom") -> None:
-    """Let the gang of a job fail, and the agents of its nodes report that it is gone."""
+    """Let the gang of a job fail, and let the agents of its nodes report its end."""
     record = store.get_job(C, name)
     assert record.allocation is not None
     node, _ = record.allocation.shares[0]

@@ -1,7 +1,7 @@
-"""The two stores that rounds know, behind one face: PostgreSQL's with its agents played, and a world's.
+"""The two kinds of stores of rounds behind one interface: PostgreSQL's and a simulated world's.
 
-The world is the clock of both: it says how far jobs have come, which have ended and which nodes are away, and
-the agents of the other tell their store the same.
+The world is the clock of both. It determines the progress of jobs, which have ended, and which
+nodes are away. The simulated agents of PostgreSQL report the same to their store.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ C = "simulated"
 
 
 PASS_S = 10_000.0
-"""Time passes in steps so long that what really passes meanwhile does not count."""
+"""The simulated time of a step, which is so long that real time does not matter."""
 
 
 class Stored(Protocol):
-    """A store with its cluster, as a script drives it."""
+    """A store with its cluster, driven by a script."""
 
     @property
     def rounds(self) -> Rounds:
-        """Return what the round loop is given."""
+        """Return the interface for the round loop."""
         ...
 
     def pass_time(self) -> None:
-        """Let ``PASS_S`` pass, and what happens meanwhile be told."""
+        """Let ``PASS_S`` pass, and report the events of that time."""
         ...
 
     def settle(self) -> None:
-        """Let agents do and tell what was decided."""
+        """Let agents carry out and report the decisions."""
         ...
 
 
@@ -90,19 +90,19 @@ class InMemory:
         self.world.check()
 
     def settle(self) -> None:
-        """Nothing is left to do: the world's agents answer at once."""
+        """Do nothing, since the world's agents answer immediately."""
 
 
 @dataclass
 class InPostgres:
-    """A database, and agents that tell it what the world knows."""
+    """A database with agents that report the state of the world to it."""
 
     store: PostgresStore
     database: Database
     world: World
     scenario: Scenario
     submitted: int = 0
-    present: list[str] = field(default_factory=list)  # nodes whose agents are there
+    present: list[str] = field(default_factory=list)  # nodes whose agents are present
 
     @property
     def rounds(self) -> PostgresStore:
@@ -120,10 +120,13 @@ class InPostgres:
         self._submit_due()
 
     def pass_time(self) -> None:
-        """Call after the world's own: everything stored is so much older, and the world's news are told."""
+        """Make everything stored older by ``PASS_S``, and report the world's events.
+
+        This is called after the world's own ``pass_time``.
+        """
         for statement in _OLDER:
             execute(self.database, statement.format(s=PASS_S))
-        self._report()  # those too that fall silent now
+        self._report()  # including agents that become silent now
         self._tell_nodes()
         self.store.expire(C)
         self._report()
@@ -133,7 +136,7 @@ class InPostgres:
         self._report()
 
     def _submit_due(self) -> None:
-        """Submit what has arrived in the world; deadlines count from now."""
+        """Submit the jobs that have arrived in the world, with deadlines relative to now."""
         now_s = self.store.snapshot(C).now_s
         due = [one for one in self.scenario.arrivals if one.arrival_s <= self.world.now_s]
         specs = [one.spec for one in due[self.submitted :]]
@@ -154,7 +157,7 @@ class InPostgres:
                 execute(self.database, silent.format(name))
 
     def _report(self) -> None:
-        """Let the agents of nodes that are there report until nothing changes any more."""
+        """Let the agents of present nodes report until nothing changes."""
         while any([self._node_reports(node) for node in self.present]):
             pass
 
@@ -194,7 +197,7 @@ UPDATE jobs SET certificate = (
 ) WHERE jsonb_array_length(certificate) > 0
 """,
 )
-"""Time passes in the database: all that it has written down of jobs lies further back."""
+"""Statements that let time pass in the database, by moving the times of jobs back."""
 
 
 def both(
@@ -204,7 +207,7 @@ def both(
     failures: Sequence[Failure] = (),
     overheads: Overheads = FREE,
 ) -> tuple[InMemory, InPostgres]:
-    """Return both stores of a scenario; the first of them is the world that the other's agents tell of."""
+    """Return both stores of a scenario. The agents of the second report the state of the first."""
     world = World(scenario, overheads=overheads, failures=failures)
     memory = InMemory(world)
     return memory, InPostgres(store, database, world, scenario)
@@ -214,7 +217,10 @@ Row = tuple[object, ...]
 
 
 def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
-    """Return what a round sees by names, times as ages in steps of ``PASS_S``, rows in their order."""
+    """Return a round's snapshot by names, with times as ages in steps of ``PASS_S``.
+
+    Rows keep their order.
+    """
     s, jobs, a, legs = snapshot, snapshot.jobs, snapshot.allocations, snapshot.legs
     types = [*(kind.name for kind in s.gpu_types), ""]
     live = {s.workloads[w] for w in jobs.workload.tolist()}
@@ -304,7 +310,7 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
 
 
 def decided(record: RoundRecord) -> list[Row]:
-    """Return what a round decided by names, in its order."""
+    """Return the decisions of a round by names, in their order."""
     return [
         (
             d.job,

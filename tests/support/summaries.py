@@ -10,7 +10,7 @@ from tessera.solvers.rounds.plan import RoundOptions
 
 
 def recorded(options: RoundOptions) -> dict[str, Any]:
-    """Return options as a round records them."""
+    """Return options in the form that a round records."""
     found = asdict(options)
     del found["work"]
     return found

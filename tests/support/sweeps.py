@@ -1,4 +1,4 @@
-"""Functions that sweeps run in other processes, and tasks that call them."""
+"""Functions for sweeps to run in other processes, and tasks that call them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def a_task(name: str, function: str = "drawn", **options: Any) -> Task:
 
 
 def drawn(seed: int, count: int = 3) -> dict[str, Any]:
-    """Return numbers that depend on the seed alone, as values that JSON has no word for, too."""
+    """Return numbers that depend only on the seed, including values that JSON cannot express."""
     numbers = np.random.default_rng(seed).normal(size=count)
     matrix = np.outer(numbers, numbers)
     return {
@@ -31,14 +31,14 @@ def drawn(seed: int, count: int = 3) -> dict[str, Any]:
 
 
 def counted(file: str, seed: int) -> dict[str, Any]:
-    """Add a line to ``file``, which says how often this ran."""
+    """Add a line to ``file``, whose lines count the calls."""
     with Path(file).open("a") as lines:
         lines.write(f"{seed}\n")
     return {"seed": seed}
 
 
 def needs(file: str, seed: int) -> dict[str, Any]:
-    """Fail unless ``file`` is there."""
+    """Return the text of ``file``, or fail if it does not exist."""
     print(f"looking for {Path(file).name}")
     return {"text": Path(file).read_text(), "seed": seed}
 
@@ -53,13 +53,13 @@ def leaves(status: int) -> dict[str, Any]:
 
 
 def killed() -> dict[str, Any]:
-    """End as a process does that took too much memory."""
+    """End like a process that took too much memory."""
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 
 def interrupts(pid: int, kept: str) -> dict[str, Any]:
-    """Interrupt a process as Ctrl-C does, once a result is in the folder ``kept``; never end."""
+    """Interrupt a process like Ctrl-C once a result is in the folder ``kept``, and never end."""
     while not list(Path(kept).glob("*.json")):
         os.sched_yield()
     os.kill(pid, signal.SIGINT)
@@ -68,7 +68,7 @@ def interrupts(pid: int, kept: str) -> dict[str, Any]:
 
 
 def hangs(file: str) -> dict[str, Any]:
-    """Write the number of the process into ``file``, and never end."""
+    """Write the process id into ``file``, and never end."""
     Path(f"{file}.partial").write_text(str(os.getpid()))
     Path(f"{file}.partial").rename(file)
     signal.pause()
@@ -76,7 +76,7 @@ def hangs(file: str) -> dict[str, Any]:
 
 
 def noisy(seed: int) -> dict[str, Any]:
-    """Print where the answer is written, as Python and as a library in C would; read where calls come."""
+    """Print to the stream of answers, from Python and as a C library would, and read from stdin."""
     assert os.read(0, 100) == b""
     print("one\ntwo")
     os.write(1, b'{"fake": 1}\n')

@@ -1,4 +1,4 @@
-"""Real agents on a running stack, a user who never gives up, and conditions that are waited for."""
+"""Real agents on a running stack, a persistent user, and helpers for waiting."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.support.patience import PATIENCE_S
 T = TypeVar("T")
 
 CLOCK_FACTOR = 100.0
-"""An iteration takes a simulated second, so a job does a hundred in a real one."""
+"""The simulated seconds in a real second, and so the iterations of a job per real second."""
 
 UNSETTLED = (
     jobs_pb2.STARTING,
@@ -70,7 +70,7 @@ def until(
     within_s: float = PATIENCE_S,
     every_s: float = 0.02,
 ) -> T:
-    """Return the first true value of ``condition``; ``what`` says what was waited for."""
+    """Wait for ``condition`` and return its first true value. ``what`` describes it in errors."""
     end_s, pause = time.monotonic() + within_s, threading.Event()
     while not (value := condition()):
         assert time.monotonic() < end_s, f"in vain: {what}"
@@ -79,7 +79,7 @@ def until(
 
 
 class Replica:
-    """The stubs of one server."""
+    """The stubs of one replica."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.jobs = jobs_pb2_grpc.JobsStub(channel)
@@ -90,7 +90,7 @@ class Replica:
 
 
 class User:
-    """Calls replicas until one has answered. ``failures`` are the codes of the calls that had none."""
+    """A user that calls replicas until one answers. ``failures`` has the codes of failed calls."""
 
     def __init__(self, stack: Stack) -> None:
         self._channels = ExitStack()
@@ -111,7 +111,7 @@ class User:
         self._channels.close()
 
     def insist(self, call: Callable[[Replica], T], first: int = 0) -> T:
-        """Return what ``call`` returns on the first replica, counted from ``first``, that answers."""
+        """Return the answer to ``call`` of the first replica that answers, from ``first`` on."""
         turn = first
 
         def attempt() -> list[T]:
@@ -130,7 +130,7 @@ class User:
 
 
 class Lab:
-    """A cluster of its own on the stack: one GPU type, and jobs that run on exactly N GPUs."""
+    """A test's own cluster on the stack, with one GPU type and jobs that run on exactly N GPUs."""
 
     def __init__(self, stack: Stack, user: User, cluster: str) -> None:
         self.stack, self.user = stack, user
@@ -164,7 +164,7 @@ class Lab:
             agent.close()
 
     def agent(self, *nodes: tuple[str, int], flags: Sequence[str] = (), **settings: float) -> Agent:
-        """Start an agent for nodes of (name, GPUs); it is ended with the lab."""
+        """Start an agent for nodes of (name, GPUs), which is ended with the lab."""
         self._agents.append(Agent(self, nodes, flags=flags, **settings))
         return self._agents[-1].start()
 
@@ -190,7 +190,7 @@ class Lab:
         return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=PATIENCE_S))
 
     def rounds(self) -> list[scheduler_pb2.Round]:
-        """Return all rounds, oldest first, with their decisions."""
+        """Return all rounds with their decisions, oldest first."""
         request = scheduler_pb2.ListRoundsRequest(parent=self.parent, page_size=1000)
         listed = self.user.insist(lambda r: r.scheduler.ListRounds(request))
         assert not listed.next_page_token
@@ -213,18 +213,18 @@ class Lab:
         return until(reached, f"{name} becomes {jobs_pb2.JobState.Name(state)}")
 
     def checkpoint(self, name: str) -> dict[str, int]:
-        """Return the generation that wrote the job's checkpoint, and its iterations; {}: there is none."""
+        """Return the checkpoint's generation and iterations, or {} if the job has no checkpoint."""
         path = self.checkpoints / self.cluster / f"job-{name}" / "checkpoint.json"
         found: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
         return found
 
     def settle(self) -> None:
-        """Wait until every gang has started or gone."""
+        """Wait until every gang has started or ended."""
         until(lambda: not self.jobs(*UNSETTLED), "every gang has started or gone")
 
 
 class Agent:
-    """A real agent process; what it starts is ended with it at the end of the test."""
+    """A real agent process, which is ended with all its processes at the end of the test."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class Agent:
         self._argv += [f"--node={name}:a40:{gpus}" for name, gpus in nodes]
 
     def start(self) -> Self:
-        """Start it, and wait until its nodes are ready."""
+        """Start the agent, and wait until its nodes are ready."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(self._argv, stdout=out, stderr=out)
         until(self._ready, f"agent {self.name} is heard: {self.log.read_text()[-500:]}")
@@ -280,7 +280,7 @@ class Agent:
         self.process.send_signal(signal.SIGCONT)
 
     def gangs(self) -> set[tuple[str, int]]:
-        """Return (job, generation) of what it keeps a record of."""
+        """Return (job, generation) of the gangs that the agent has on record."""
         found = set()
         for folder in (self.folder / "gangs").glob("*/gang.json"):
             job, _, generation = folder.parent.name.rpartition("@")
@@ -294,7 +294,7 @@ class Agent:
         return process_of(self.folder, job, generation)
 
     def children(self) -> set[int]:
-        """Return the ids of the live jobs' processes that this very process started."""
+        """Return the process ids of live jobs that this agent process itself started."""
         found = psutil.Process(self.process.pid).children()
         return {child.pid for child in found if is_running(child.pid)}
 
@@ -304,7 +304,7 @@ class Agent:
         return found
 
     def close(self) -> None:
-        """End it and every process that it left."""
+        """End the agent and every process that it left."""
         self.thaw()
         self.process.terminate()
         try:
@@ -318,19 +318,19 @@ class Agent:
 
 
 def workload(gpus: int) -> Workload:
-    """Return what runs on exactly so many GPUs."""
+    """Return a workload that runs on exactly this number of GPUs."""
     return Workload(model="m", params=f"{gpus}B", global_batch=64)
 
 
 def uuid(seed: str) -> str:
-    """Return a request id that is always the same for ``seed``."""
+    """Return a request id that depends only on ``seed``."""
     return str(uuid5(NAMESPACE_URL, seed))
 
 
 def a_job_message(
     gpus: int, weight: float = 1.0, labels: dict[str, str] | None = None
 ) -> jobs_pb2.Job:
-    """Return a job that runs for a long time on exactly so many GPUs."""
+    """Return a long job that runs on exactly this number of GPUs."""
     return job_spec_to_proto(
         "",
         JobSpec(
@@ -346,11 +346,11 @@ def a_job_message(
 
 
 def kill_postgres(folder: Path) -> None:
-    """End every process of the PostgreSQL server on ``folder`` at whatever instruction it is."""
+    """Kill every process of the PostgreSQL server on ``folder`` at any point of its work."""
     postmaster = psutil.Process(int((folder / "postmaster.pid").read_text().split()[0]))
     processes = [postmaster, *postmaster.children(recursive=True)]
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # they end by themselves with the first
+        with contextlib.suppress(psutil.NoSuchProcess):  # they end automatically with the first
             process.kill()
     _, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not left

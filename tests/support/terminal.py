@@ -1,4 +1,4 @@
-"""A shell in a terminal of its own, as a person has it: commands are typed, outputs and exit codes read."""
+"""A shell in a separate terminal, with typed commands, their outputs and their exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
 
 
 class Terminal:
-    """Bash on a pseudo terminal. ``with`` ends it."""
+    """Bash on a pseudo terminal, used as a context manager."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._number, self._text = 0, ""
@@ -57,22 +57,22 @@ class Terminal:
         os.close(self._master)
 
     def run(self, command: str, within_s: float) -> tuple[int, str]:
-        """Type a command; return its exit code and all that it printed."""
+        """Type a command, and return its exit code and output."""
         self.type(command)
         return self.end(within_s)
 
     def type(self, command: str) -> None:
-        """Type a command, and what will tell that it has ended; do not wait for it."""
+        """Type a command followed by a marker for its end, without waiting for it."""
         self._number += 1
         self._text = ""
         self._send(f"{command}\nprintf '\\nended-%d-%d\\n' {self._number} $?\n")
 
     def wait_for_match(self, wanted: re.Pattern[str], within_s: float) -> str:
-        """Return what was printed as soon as it matches; fail where the command ends before."""
+        """Return the output as soon as it matches. Fail if the command ends before that."""
         return self._read(wanted, within_s)
 
     def end(self, within_s: float) -> tuple[int, str]:
-        """Return the exit code and the output of the command that was typed, once it has ended."""
+        """Wait until the typed command has ended, and return its exit code and output."""
         ended = re.compile(rf"\nended-{self._number}-(\d+)\n")
         text = self._read(ended, within_s)
         match = ended.search(text)

@@ -1,4 +1,4 @@
-"""A user's own training step in JAX, small enough for a CPU: pairs of products with a tanh between."""
+"""A user's training step in JAX that is small enough for a CPU: matrix products and tanh."""
 
 from __future__ import annotations
 

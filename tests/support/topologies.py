@@ -95,12 +95,12 @@ def gpu(topology: Topology, host: int, index: int = 0) -> int:
 
 
 def names(topology: Topology, path: Sequence[int]) -> list[str]:
-    """Return the vertices that a path of links meets, its first one left out."""
+    """Return the names of the vertices on a path of links, without the first."""
     return [topology.vertices.name[topology.links.target[link]] for link in path]
 
 
 def shortest_paths(topology: Topology, source: int, target: int) -> set[tuple[int, ...]]:
-    """Return all shortest paths by plain search over whole paths; other hosts pass nothing on."""
+    """Return all shortest paths by plain search over whole paths that do not cross other hosts."""
     out: dict[int, list[int]] = defaultdict(list)
     ends = topology.links.target.tolist()
     for link, vertex in enumerate(topology.links.source.tolist()):
@@ -132,7 +132,7 @@ def shortest_paths(topology: Topology, source: int, target: int) -> set[tuple[in
 
 
 def without(topology: Topology, *pairs: tuple[str, str]) -> Topology:
-    """Return the topology less all links from the first to the second of each pair."""
+    """Return the topology without the links from the first to the second vertex of each pair."""
     e, v = topology.links, topology.vertices.name
     keep = np.array([(v[a], v[b]) not in pairs for a, b in zip(e.source, e.target, strict=True)])
     links = Links(

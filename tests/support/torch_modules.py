@@ -1,6 +1,6 @@
-"""PyTorch modules as a user writes them, and functions that return them with example arguments.
+"""PyTorch modules as a user would write them, and functions that return them with arguments.
 
-Imported only where PyTorch is installed.
+This module is imported only if PyTorch is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block; ``fused``: attention by PyTorch's kernel, else written out."""
+    """A pre-norm transformer block. With ``fused``, attention is PyTorch's kernel."""
 
     def __init__(self, hidden: int, heads: int, *, fused: bool) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """GPT-2 with its head tied to the embedding and its loss."""
+    """GPT-2 with its loss, and with its head tied to the embedding."""
 
     def __init__(
         self, hidden: int, layers: int, heads: int, vocabulary: int, sequence: int, *, fused: bool
@@ -77,7 +77,7 @@ def decoder(
 
 
 class Encoder(nn.Module):
-    """PyTorch's own encoder layers, a classifier behind them."""
+    """PyTorch's own encoder layers, followed by a classifier."""
 
     def __init__(self, hidden: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-50 and its like."""
+    """A ResNet of bottlenecks, for example ResNet-50."""
 
     def __init__(self, blocks: tuple[int, ...], base: int, classes: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def resnet(samples: int = 2, *, base: int = 64, size: int = 224, classes: int = 
 
 
 class Two(nn.Module):
-    """Two linear layers, put together as ``how`` says."""
+    """Two linear layers, which are combined in the way named by ``how``."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def own_batch() -> tuple[Any, Any, dict[str, Any]]:
 
 
 def not_on_meta(samples: int = 2) -> tuple[Any, tuple[Any, ...]]:
-    """Shares a weight, and looks at numbers while it is made."""
+    """Return a module that shares a weight and reads numbers while it is created."""
     module = Two("")
     module.rates = [rate.item() for rate in torch.linspace(0.0, 0.1, 2)]
     module.second.weight = module.first.weight

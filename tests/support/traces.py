@@ -1,4 +1,4 @@
-"""Builders of what traces are made of."""
+"""Builders of jobs and other parts of traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server as its command starts it, on a database of the test's own."""
+"""A server as started by its command, on the test's own database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a simulated world as the service's round loop asks for them (``service.ports.Rounds``)."""
+"""The rounds of a simulated world, behind the interface ``service.ports.Rounds``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ class _Kept:
 
 
 class WorldRounds:
-    """A world's store, met as the database's: epochs fence, requests repeat, rounds are kept.
+    """A world's store with the behaviour of the database.
 
-    Nothing changes while a round is decided, since time passes only when the world is told so: no decision
-    is skipped. What silent nodes held is given back by the world at once, so nothing is left to expire.
+    It checks epochs, answers repeated requests, and stores rounds.
+
+    Time passes only by calls of the world. Nothing changes while a round is decided, so no decision
+    is skipped. The world releases the GPUs of silent nodes immediately, so nothing is left to
+    expire.
     """
 
     def __init__(self, world: World) -> None:
@@ -31,20 +34,20 @@ class WorldRounds:
         self._kept: list[_Kept] = []  # of rounds 1, 2, ...
 
     def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
-        """Return what a round may look at now, or the round that the request committed."""
+        """Return the snapshot for a round now, or the round that the request committed."""
         if request is not None and (done := self._replayed(request)) is not None:
             return done
         return self.snapshot(cluster)
 
     def snapshot(self, cluster: str) -> Snapshot:
-        """Return what a round may look at now."""
+        """Return the snapshot for a round now."""
         self._require(cluster)
         return self._world.snapshot()
 
     def commit(
         self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
     ) -> RoundRecord:
-        """Carry out a round, and keep it."""
+        """Carry out a round, and store it."""
         request, store = commit.request, self._world.store
         self._require(commit.snapshot.cluster)
         if request is not None and (done := self._replayed(request)) is not None:
@@ -73,7 +76,11 @@ class WorldRounds:
         return record
 
     def _replayed(self, request: Request) -> RoundRecord | None:
-        """Return the round that the request committed, if any. Raises RequestIdReused."""
+        """Return the round that the request committed, if any.
+
+        Raises:
+            RequestIdReused: the id belongs to another request.
+        """
         for kept in self._kept:
             if kept.request is not None and kept.request.id == request.id:
                 if kept.request != request:
@@ -83,11 +90,19 @@ class WorldRounds:
         return None
 
     def get_round(self, cluster: str, number: int) -> RoundRecord:
-        """Return a round. Raises NotFound."""
+        """Return a round.
+
+        Raises:
+            NotFound: there is no such round.
+        """
         return self._find(cluster, number).record
 
     def round_snapshot(self, cluster: str, number: int) -> Snapshot:
-        """Return the snapshot that a round was decided on. Raises NotFound."""
+        """Return the snapshot on which a round was decided.
+
+        Raises:
+            NotFound: there is no such round.
+        """
         return self._find(cluster, number).snapshot
 
     def _find(self, cluster: str, number: int) -> _Kept:

@@ -1,4 +1,4 @@
-"""Builders of simulated worlds: small scenarios with every field defaulted, decisions in a line each."""
+"""Builders of simulated worlds: small scenarios with defaults, and short forms of decisions."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.support.cells import kind_of, with_cell
 BERT = Workload(model="bert", params="1B", global_batch=10)
 
 FREE = Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0})
-"""Nothing costs anything."""
+"""Overheads without any costs."""
 
 COSTLY = Overheads(save_s=7.0, load_s=11.0, search_s={1: 20.0, 4: 40.0}, checkpoint_every_s=100.0)
-"""Every kind of cost is another number: 7 s to save, 11 s to load, 20, 30 or 40 s to search."""
+"""Overheads where each kind differs: 7 s to save, 11 s to load, 20, 30 or 40 s to search."""
 
 Members = Sequence[tuple[str, Sequence[int]]]
 
 
 class StoppedClock:
-    """A clock that stands still: nothing of a run may depend on it."""
+    """A clock that stands still, since runs must not depend on it."""
 
     def monotonic_s(self) -> float:
         return 0.0
@@ -66,7 +66,7 @@ def a_profile(gpus: int = 1, iter_time_s: float = 1.0, **overrides: Any) -> Esti
 
 
 def some_specs(*groups: tuple[str, int, int]) -> list[NodeSpec]:
-    """Return nodes a100-0, a100-1, ... for groups of (type, number of nodes, GPUs a node)."""
+    """Return nodes a100-0, a100-1, ... for groups of (type, number of nodes, GPUs per node)."""
     return [
         NodeSpec(name=f"{kind}-{i}", gpu_type=kind, gpus=gpus, rack=f"{kind}-rack")
         for kind, count, gpus in groups
@@ -86,7 +86,7 @@ def a_scenario(
     tenants: Sequence[TenantSpec] = (),
     types: Sequence[str] = (),
 ) -> Scenario:
-    """Return jobs of BERT, which scales without loss, on two nodes of four A100."""
+    """Return a scenario of BERT jobs, which scale without loss, on two nodes of four A100."""
     names = list(types) or sorted({n.gpu_type for n in nodes})
     return Scenario(
         gpu_types=[GpuType(name=t, memory_bytes=2**35) for t in names],
@@ -137,7 +137,7 @@ def waits(snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.SUSPEN
 
 
 def carry_out(world: World, *decisions: Callable[[Snapshot], Decision]) -> None:
-    """Let a round decide so, and check the world."""
+    """Carry out these decisions in a round, and check the world."""
     snapshot = world.snapshot()
     world.carry_out([decision(snapshot) for decision in decisions])
     world.check()
@@ -150,17 +150,17 @@ def give(
     kind: DecisionKind = DecisionKind.START,
     degree: int = 1,
 ) -> None:
-    """Let a round give ``job`` these GPUs."""
+    """Give ``job`` these GPUs in a round."""
     carry_out(world, lambda snapshot: runs(snapshot, job, members, kind, degree))
 
 
 def take(world: World, job: str) -> None:
-    """Let a round suspend ``job``."""
+    """Suspend ``job`` in a round."""
     carry_out(world, lambda snapshot: waits(snapshot, job))
 
 
 def end_s(world: World, job: str, until_s: float = 1e9) -> float:
-    """Let time pass and return when ``job`` ended; inf: it did not."""
+    """Let time pass, and return the time at which ``job`` ended, or inf if it did not."""
     world.advance(until_s)
     world.check()
     return float(world.store.ended_s[[s.name for s in world.store.specs].index(job)])
@@ -177,7 +177,7 @@ def simulated(
     decide: Callable[[Snapshot], Outcome] | None = None,
     **conditions: Any,
 ) -> Result:
-    """Run a scenario, by default by greedy rounds each 300 s at no cost."""
+    """Run a scenario, by default with greedy rounds every 300 s at no cost."""
     chosen = Conditions(**{"overheads": FREE} | conditions)
     return simulate(scenario, decide or Decider(options or GREEDY), chosen, StoppedClock())
 
@@ -188,11 +188,11 @@ ILP = RoundOptions(objective="jct", defragment_every_rounds=4)
 ARENA = RoundOptions(scheduler="arena")
 DEADLINES = RoundOptions(objective="deadline")
 POLICIES = {"greedy": GREEDY, "fcfs": FCFS, "ilp": ILP, "arena": ARENA, "deadlines": DEADLINES}
-"""One of each kind."""
+"""A policy of each kind."""
 
 
 def a_random_scenario(seed: int, jobs: int = 8) -> Scenario:
-    """Return jobs of three workloads on two types; some shapes are profiled, some do not run."""
+    """Return a scenario of three workloads on two types, where some shapes cannot run."""
     rng = np.random.default_rng(seed)
     nodes = some_specs(("a100", 3, 4), ("v100", 4, 2))
     workloads = [Workload(model="m", params=f"{i}B", global_batch=10 + 7 * i) for i in range(3)]
@@ -232,7 +232,7 @@ def _shapes(
     degree: int,
     time_s: float,
 ) -> list[EstimateRecord]:
-    """Return the profiles of a Cell: of its best shape or of a worse one, perhaps of both, perhaps inf."""
+    """Return a Cell's profiles for its best shape, a worse one or both. Times may be inf."""
     best, found = -(-gpus // size), []
     drawn = rng.random()
     if drawn > 0.15:

@@ -1,1 +1,1 @@
-"""Second definitions, slow and plain, that tests compare the product with."""
+"""Slow and simple second implementations with which tests compare the product."""

@@ -1,4 +1,4 @@
-"""The best levels by CP-SAT: Max K-Cut of the contention DAG with no edge upward, said as it stands."""
+"""The best levels by CP-SAT, as a direct Max K-Cut of the contention DAG without upward edges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.solvers.network.compression.dag import Dag
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exact:
-    """What CP-SAT found; no levels: none in its time."""
+    """The result of CP-SAT. If it found no levels in its time, ``level`` is None."""
 
     status: SolveStatus
     level: Ints | None  # (V,)
@@ -27,7 +27,8 @@ def exact(dag: Dag, levels: int, budget: Budget) -> Exact:
     """Minimise the weight of edges inside levels.
 
     Raises:
-        SolverFailed: CP-SAT says that there are no such levels; one level for all always is.
+        SolverFailed: CP-SAT reports that there are no such levels, although one level for all
+            always is a solution.
     """
     model = cp_model.CpModel()
     level = [model.new_int_var(0, levels - 1, "") for _ in range(len(dag.job))]

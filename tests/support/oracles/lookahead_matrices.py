@@ -1,4 +1,4 @@
-"""HiGHS through SciPy on the same integers: a second opinion on who can be admitted."""
+"""HiGHS through SciPy on the same integers, as a second opinion on which jobs can be admitted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tessera.solvers.base import SolverFailed
 from tessera.solvers.lookahead.integers import Whole
 
 Entry = tuple[int, float]
-"""(variable, factor)."""
+"""A variable and its factor."""
 
 
 def most_weight(whole: Whole, promised: Bools) -> int:
-    """Return the greatest integer weight that some schedule admits, where all ``promised`` are.
+    """Return the greatest integer weight that a schedule admits if it admits all ``promised``.
 
-    Written in matrices, with a start variable for each slot and no implication: it shares nothing with
-    CP-SAT's model but the numbers. -1: the promises do not fit together. For small plans, run to the end.
+    The result is -1 if the promises do not fit together. The model is written in matrices, with a
+    start variable for each slot and no implications, so it shares only the numbers with CP-SAT's
+    model. It is meant for small plans and runs to the end.
 
     Raises:
         SolverFailed: HiGHS ended in any other way.
