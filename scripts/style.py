@@ -158,15 +158,15 @@ def measures() -> list[Measure]:
     one_word = sum("_" not in name for name in names)
     rows = (
         # what is measured, its value, its limit, its goal
-        ("public functions named by a participle, %", share(participles, len(names)), 10.2, 1),
-        ("public functions named by one word, %", share(one_word, len(names)), 46.3, 30),
+        ("public functions named by a participle, %", share(participles, len(names)), 0, 1),
+        ("public functions named by one word, %", share(one_word, len(names)), 36.2, 30),
         (
             "class docstrings that open with a question word, %",
             share(questions, len(classes)),
-            25.1,
+            0,
             2,
         ),
-        ("banned words in strings, Markdown and protos", banned_words(modules).total(), 604, 0),
+        ("banned words in strings, Markdown and protos", banned_words(modules).total(), 322, 0),
         ("class names used for three things or more", len(repeated_class_names(modules)), 29, 15),
         ("lines that the formatter may not lay out", skips, 0, 20),
         ("lines of Markdown over 100 columns", wide, 1, 0),

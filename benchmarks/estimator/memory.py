@@ -28,10 +28,10 @@ of gradients (:class:`tessera.estimator.memory.Copies`). These numbers are fitte
 family and granularity of layers: *coarse* (fewer than 16), *fine* (16, the artifact's default), and
 *inside* (more than the model has blocks, so that cuts run through blocks). For each seed, a third
 of the (model, size, batch) calibrates and the rest is judged. A group without enough calibration
-rows has the defaults. The constants see calibration rows alone. Their choice, the granularities and
-the third kind of rows above were settled with all rows in view. If the replicas of a stage with
-``free`` sharding do not fit whole, the stage is predicted with divided weights (ZeRO 3), which Alpa
-may choose there.
+rows has the defaults. The constants see calibration rows alone. That there are these three
+constants, the granularities and the third kind of rows above were settled with all rows in view. If
+the replicas of a stage with ``free`` sharding do not fit whole, the stage is predicted with divided
+weights (ZeRO 3), which Alpa may choose there.
 
 The baselines are 16 bytes per parameter, and the artifact's gate: 1.2 x memory under data
 parallelism over all GPUs must not exceed 0.8 of the GPU's memory. The gate is judged on the rows of

@@ -1,4 +1,7 @@
-"""Morphling's traces on its cluster, with exact GPU counts, restart costs and published results."""
+"""Morphling's traces on its cluster, compared with published results.
+
+No job trains without GPUs, and restarts are charged.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A published or re-measured result in hours. All but ``p99_h`` and ``makespan_h`` are means."""
+    """A published or re-measured result, in hours.
+
+    ``jct_h``, ``guaranteed_h`` and ``best_effort_h`` are mean JCTs.
+    """
 
     trace: str
     policy: str

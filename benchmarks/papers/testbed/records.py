@@ -17,7 +17,10 @@ from tessera.simulator.overheads import Overheads
 ROUND_S: Final = 300.0
 """The seconds between the testbed's rounds (Crius, section 7)."""
 EARLY_S: Final = 60.0
-"""How far a run's time without training may be negative, since iteration times are means."""
+"""The seconds by which a run's time without training may be negative.
+
+The recorded iteration times are means, so they may exceed the run.
+"""
 PRUNED: Final = ("crius",)
 """The policies whose plan search was pruned."""
 

@@ -149,7 +149,7 @@ def _key(job: Recorded, run: Run) -> Key:
 def refine_profiles(
     profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]
 ) -> list[EstimateRecord]:
-    """Return the profiles, replaced by the medians of the jobs in ``seen`` if these have any."""
+    """Return the profiles, with times replaced by the medians measured by ``seen``, if any."""
     times_s: dict[Key, list[float]] = {}
     for job in seen:
         for run in job.runs:
