@@ -275,9 +275,9 @@ def test_a_cache_directory_that_cannot_be_written_does_no_harm(place: str) -> No
 
 
 PROBE = """
-from tessera.solvers.kernels.jit import jitted
+from tessera.solvers.kernels.jit import compile_lazily
 
-@jitted
+@compile_lazily
 def twice(n):
     return 2 * n
 """
