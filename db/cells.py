@@ -37,26 +37,6 @@ def cell_of_job(row: sa.RowMapping) -> Cell | None:
     )
 
 
-def cell_plain(cell: Cell) -> dict[str, Any]:
-    """Return a Cell, without its number of nodes, as plain values for JSON."""
-    return {
-        "gpu_type": cell.gpu_type,
-        "gpus": cell.gpus,
-        "pipeline_degree": cell.pipeline_degree,
-        "plan": cell.plan,
-    }
-
-
-def cell_from(plain: Mapping[str, Any]) -> Cell:
-    """Return the Cell that ``cell_plain`` wrote. Other keys are ignored."""
-    return Cell(
-        gpu_type=plain["gpu_type"],
-        gpus=plain["gpus"],
-        pipeline_degree=plain["pipeline_degree"],
-        plan=plain["plan"],
-    )
-
-
 def estimate_rows(
     estimates: Iterable[EstimateRecord],
     workloads: Mapping[Workload, int],

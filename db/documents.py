@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tessera.db.cells import cell_from, cell_plain
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.jobs import AllocationRecord, LegRecord
 from tessera.formulation.records.rounds import RoundSummary
+from tessera.formulation.values import cell_from_plain, cell_to_plain
 
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -105,7 +105,7 @@ def allocation_plain(allocation: AllocationRecord | None) -> dict[str, Any] | No
     if allocation is None:
         return None
     return {  # not asdict, as for reasons
-        **cell_plain(allocation.cell),
+        **cell_to_plain(allocation.cell),
         "rate": allocation.rate,
         "generation": allocation.generation,
         "shares": allocation.shares,
@@ -118,7 +118,7 @@ def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
         return None
     found = _value(plain)
     rest = {name: found[name] for name in ("rate", "generation", "shares")}
-    return AllocationRecord(cell=cell_from(found), **rest)
+    return AllocationRecord(cell=cell_from_plain(found), **rest)
 
 
 def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
         {
             "start_s": finite_or_text(leg.start_s),
             "end_s": finite_or_text(leg.end_s),
-            **cell_plain(leg.cell),
+            **cell_to_plain(leg.cell),
         }
         for leg in legs
     ]
@@ -144,6 +144,8 @@ def finite_or_text(value: float) -> float | str:
 def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
     """Return the deadline schedule that ``certificate_plain`` wrote."""
     return tuple(
-        LegRecord(start_s=float(leg["start_s"]), end_s=float(leg["end_s"]), cell=cell_from(leg))
+        LegRecord(
+            start_s=float(leg["start_s"]), end_s=float(leg["end_s"]), cell=cell_from_plain(leg)
+        )
         for leg in plain
     )

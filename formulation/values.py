@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 BEST_FOUND = 0
 """Pipeline degree of a Cell whose execution plan a full search chose.
@@ -102,3 +102,13 @@ class CellKey(NamedTuple):
 
 NO_CELL: Final = CellKey(gpu_type=-1, gpus=0, pipeline_degree=0, plan=0)
 """The Cell of a job that does not run."""
+
+
+def cell_to_plain(cell: Cell) -> dict[str, str | int]:
+    """Return a Cell as JSON's plain values. It does not say on how many nodes."""
+    return {name: getattr(cell, name) for name in CellKey._fields}
+
+
+def cell_from_plain(plain: Mapping[str, Any]) -> Cell:
+    """Return the Cell that ``cell_to_plain`` wrote, possibly among other values."""
+    return Cell(**{name: plain[name] for name in CellKey._fields})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
-from tessera.formulation.values import Cell
+from tessera.formulation.values import Cell, CellKey, cell_from_plain, cell_to_plain
 from tessera.v1 import agents_pb2 as pb
 
 
@@ -103,25 +103,19 @@ class Report:
     sent_bytes: float = 0.0
 
 
-_CELL: Final = ("gpu_type", "gpus", "pipeline_degree", "plan")
-"""The fields of a gang's Cell in its file. The Cell's nodes are the members."""
-
-
 def gang_to_json(gang: Gang) -> dict[str, Any]:
     """Return ``gang`` as a JSON object, without its network part, which is sent each time."""
     plain = asdict(gang)
-    del plain["network"]
-    cell = plain.pop("cell")
-    return plain | {name: cell[name] for name in _CELL}
+    del plain["network"], plain["cell"]
+    return plain | cell_to_plain(gang.cell)
 
 
 def gang_from_json(value: dict[str, Any]) -> Gang:
     """Return the gang that ``gang_to_json`` has written."""
-    rest = {name: part for name, part in value.items() if name not in _CELL}
-    tuples = {name: tuple(value[name]) for name in ("members", "command")}
-    shares = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
-    cell = Cell(**{name: value[name] for name in _CELL})
-    return Gang(**{**rest, **tuples, "shares": shares, "cell": cell})
+    fields = {name: part for name, part in value.items() if name not in CellKey._fields}
+    fields |= {name: tuple(value[name]) for name in ("members", "command")}
+    fields["shares"] = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
+    return Gang(**fields, cell=cell_from_plain(value))
 
 
 def gang_from_message(message: pb.DesiredGang) -> Gang:
