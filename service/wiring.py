@@ -68,6 +68,46 @@ async def running(config: Config) -> AsyncIterator[int]:
         yield parts.port
 
 
+def _cluster_tasks(
+    config: Config, store: PostgresStore, clock: SystemClock, server: Server, holder: str
+) -> tuple[Watching, Watching, Watching]:
+    """Return the tasks that estimate Cells, plan networks and delete old rows, none of them started."""
+    deriving = Deriving(
+        store,
+        config.catalogue(),
+        config.estimate_multiples(),
+        learns=config.learn,
+        profiling=config.profiling(),
+    )
+    watch = partial(Watching, store, clock, calls=server.lease_calls, holder=holder)
+    cells = watch(
+        deriving.derive,
+        work=server.estimate_calls,
+        period_s=config.estimate_period_s,
+        fails="nothing is estimated",
+        action="estimating_failed",
+        forget=deriving.forget,
+    )
+    networks = watch(
+        server.replanning.keep,
+        work=server.network_calls,
+        period_s=NETWORK_PERIOD_S,
+        fails="no network plan",
+        action="network_failed",
+        again_in_s=server.replanning.again_in_s,
+        forget=server.replanning.forget,
+    )
+    pruning = watch(
+        Pruner(store, config.retention()).prune,
+        work=server.cleaning_calls,
+        period_s=RETENTION_PERIOD_S,
+        fails="old rows stay",
+        action="prune_failed",
+        idle_too=True,
+    )
+    return cells, networks, pruning
+
+
 @contextlib.asynccontextmanager
 async def assemble_server(config: Config) -> AsyncIterator[Running]:
     """Run a server inside the block; yield it.
@@ -101,59 +141,18 @@ async def assemble_server(config: Config) -> AsyncIterator[Running]:
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        deriving = Deriving(
-            store,
-            config.catalogue(),
-            config.estimate_multiples(),
-            learns=config.learn,
-            profiling=config.profiling(),
-        )
-        cells = Watching(
-            store,
-            clock,
-            deriving.derive,
-            calls=server.lease_calls,
-            work=server.estimate_calls,
-            holder=holder,
-            period_s=config.estimate_period_s,
-            fails="nothing is estimated",
-            action="estimating_failed",
-            forget=deriving.forget,
-        )
-        networks = Watching(
-            store,
-            clock,
-            server.replanning.keep,
-            calls=server.lease_calls,
-            work=server.network_calls,
-            holder=holder,
-            period_s=NETWORK_PERIOD_S,
-            fails="no network plan",
-            action="network_failed",
-            again_in_s=server.replanning.again_in_s,
-            forget=server.replanning.forget,
-        )
-        pruning = Watching(
-            store,
-            clock,
-            Pruner(store, config.retention()).prune,
-            calls=server.lease_calls,
-            work=server.cleaning_calls,
-            holder=holder,
-            period_s=RETENTION_PERIOD_S,
-            fails="old rows stay",
-            action="prune_failed",
-            idle_too=True,
-        )
+        cells, networks, pruning = _cluster_tasks(config, store, clock, server, holder)
         # Notices from the database wake streams and tasks.
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, networks.wake))
-        if config.estimate_cells:
-            listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
         purger = ClusterPurger(store, server.cleaning_calls)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
-        periodic = None
+        tasks: list[ClusterPurger | Watching | PeriodicRounds] = [purger]
+        if config.estimate_cells:
+            listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
+            tasks.append(cells)
+        tasks += [networks, pruning]
         if config.period_s:
             periodic = PeriodicRounds(
                 store,
@@ -167,23 +166,15 @@ async def assemble_server(config: Config) -> AsyncIterator[Running]:
                 options=config.round_options(),
             )
             listener.subscribe(_in_loop(loop, periodic.wake), ROUNDS_CHANNEL)
+            tasks.append(periodic)
         # Start everything. The stack stops it in the reverse order.
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)
         port = await server.start()
         stack.push_async_callback(server.stop)
-        purger.start()
-        stack.push_async_callback(purger.stop)
-        if config.estimate_cells:
-            cells.start()
-            stack.push_async_callback(cells.stop)
-        networks.start()
-        stack.push_async_callback(networks.stop)
-        pruning.start()
-        stack.push_async_callback(pruning.stop)
-        if periodic is not None:
-            periodic.start()
-            stack.push_async_callback(periodic.stop)
+        for task in tasks:
+            task.start()
+            stack.push_async_callback(task.stop)
         trimming = asyncio.create_task(give_back_repeatedly(server.is_busy))
         stack.callback(trimming.cancel)
         # What must be closed even if threads do not end.
