@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from tessera.db import tables
+from tessera.db.tables.jobs import jobs
 from tessera.formulation.records.jobs import JobSpec
 
 STATED: Final = tuple(
@@ -25,7 +25,7 @@ SUBMITTED: Final = ("name", "workload_id", *STATED)
 
 def typed_columns(columns: Sequence[str]) -> str:
     """Return columns of ``jobs`` with their types, in the form that ``json_to_recordset`` needs."""
-    return ", ".join(f"{name} {tables.jobs.c[name].type}" for name in columns)
+    return ", ".join(f"{name} {jobs.c[name].type}" for name in columns)
 
 
 def stated_in(row: sa.RowMapping) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""Tables of jobs, their histories and the GPUs that they hold."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
+
+from tessera.db.tables.columns import (
+    count_column,
+    flag_column,
+    id_column,
+    metadata,
+    moment_column,
+    one_of,
+    real_column,
+    reference_column,
+    text_column,
+)
+from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobState
+from tessera.formulation.values import Hold
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    id_column(),  # increases in order of submission
+    reference_column("cluster_id", "clusters.id"),
+    text_column("name"),
+    reference_column("workload_id", "workloads.id"),
+    count_column("iterations", None),
+    count_column("requested_gpus", None),
+    text_column("requested_type", default=""),
+    flag_column("pinned_type"),
+    text_column("tenant", default=""),
+    count_column("queue", 1),
+    real_column("weight"),
+    sa.Column("guaranteed", sa.Boolean, nullable=False),
+    sa.Column("movable", sa.Boolean, nullable=False),
+    real_column("deadline_s"),
+    real_column("restart_s"),
+    sa.Column("labels", JSONB, nullable=False),
+    sa.Column("command", JSONB, nullable=False),
+    count_column("max_retries", None),
+    flag_column("profile"),  # whether the layers of its workload are to be measured
+    count_column("min_gpus", 0),  # lower bound on its GPUs; 0 if it has none
+    count_column("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
+    text_column("state", default=JobState.QUEUED.value),
+    count_column("version", 1),
+    count_column("generation", 0),
+    sa.Column("iterations_done", DOUBLE_PRECISION, nullable=False, server_default=sa.text("0")),
+    count_column("retries", 0),
+    text_column("last_error", default=""),
+    moment_column("created_at"),
+    moment_column("started_at", nullable=True),
+    moment_column("ended_at", nullable=True),
+    moment_column("queued_at"),  # when it last began to wait
+    moment_column("since_at", nullable=True),  # when its present allocation began
+    real_column("service_gpu_s", default="0"),  # of earlier allocations
+    flag_column("admitted"),
+    sa.Column("certificate", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    flag_column("opportunistic"),
+    sa.Column("rejection", JSONB),  # the round and the reason of a rejected job
+    # The Cell that it runs on, and the node whose agent reports for the gang.
+    reference_column("cell_type_id", "gpu_types.id", nullable=True),
+    sa.Column("cell_gpus", sa.BigInteger),
+    sa.Column("cell_degree", sa.BigInteger),
+    reference_column("cell_plan_id", "plans.id", nullable=True),
+    real_column("cell_rate", nullable=True),
+    reference_column("leader_id", "nodes.id", nullable=True),
+    count_column("failures"),  # consecutive ones
+    moment_column("retry_at", nullable=True),  # it is not started again before this time
+    moment_column("ran_at", nullable=True),  # when its gang first reported that it runs
+    sa.UniqueConstraint("cluster_id", "name"),
+    sa.CheckConstraint("state IN " + one_of([s.value for s in JobState]), name="state"),
+    sa.CheckConstraint("iterations > 0 AND requested_gpus > 0 AND queue > 0", name="positive"),
+    sa.CheckConstraint(
+        "min_gpus BETWEEN 0 AND requested_gpus AND (max_gpus = 0 OR max_gpus >= requested_gpus)",
+        name="gpu_bounds",
+    ),
+    sa.CheckConstraint("generation >= 0 AND retries >= 0 AND max_retries >= 0", name="counts"),
+    sa.CheckConstraint("iterations_done >= 0 AND iterations_done < 'Infinity'", name="progress"),
+    sa.CheckConstraint("weight > 0 AND weight < 'Infinity'", name="weight"),
+    sa.CheckConstraint("deadline_s > 0 AND deadline_s <= 'Infinity'", name="deadline"),
+    sa.CheckConstraint("restart_s >= 0 AND restart_s < 'Infinity'", name="restart"),
+    sa.CheckConstraint(
+        "CASE WHEN state IN " + one_of(sorted(ACTIVE)) + " THEN"
+        " num_nulls(cell_type_id, cell_gpus, cell_degree, cell_plan_id, cell_rate, leader_id) = 0"
+        " ELSE num_nonnulls(cell_type_id, cell_gpus, cell_degree, cell_plan_id, cell_rate) = 0 END",
+        name="cell",
+    ),
+    sa.CheckConstraint("NOT pinned_type OR requested_type <> ''", name="pinned_type"),
+    sa.CheckConstraint(
+        "(since_at IS NOT NULL) = (state IN " + one_of(sorted(ACTIVE)) + ")", name="since"
+    ),
+    sa.CheckConstraint("service_gpu_s >= 0 AND service_gpu_s < 'Infinity'", name="service"),
+    sa.CheckConstraint(
+        "jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
+        name="certificate",
+    ),
+    sa.CheckConstraint("rejection IS NULL OR state = 'rejected'", name="rejection"),
+    sa.CheckConstraint("failures >= 0", name="back_off"),
+    sa.CheckConstraint(
+        "NOT opportunistic OR state IN " + one_of(sorted(ACTIVE)), name="opportunistic"
+    ),
+)
+
+LIVE = "state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')"
+
+ENDED = "ended_at IS NOT NULL"
+
+LEAVES = "state IN " + one_of(sorted(LEAVING))
+sa.Index("ix_jobs_leaving", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LEAVES))
+sa.Index("ix_jobs_ended_at", jobs.c.cluster_id, jobs.c.ended_at, postgresql_where=sa.text(ENDED))
+sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
+# Indexes for foreign keys that a deletion checks. Without them each deleted row reads all jobs.
+sa.Index("ix_jobs_workload_id", jobs.c.workload_id)
+sa.Index(
+    "ix_jobs_cell_type_id",
+    jobs.c.cell_type_id,
+    postgresql_where=sa.text("cell_type_id IS NOT NULL"),
+)
+sa.Index(
+    "ix_jobs_cell_plan_id",
+    jobs.c.cell_plan_id,
+    postgresql_where=sa.text("cell_plan_id IS NOT NULL"),
+)
+sa.Index("ix_jobs_leader_id", jobs.c.leader_id, postgresql_where=sa.text("leader_id IS NOT NULL"))
+
+job_avoids = sa.Table(
+    "job_avoids",
+    metadata,
+    reference_column("job_id", "jobs.id", ondelete="CASCADE", primary_key=True),
+    reference_column("node_id", "nodes.id", primary_key=True),
+    sa.Index(None, "node_id"),
+)
+
+job_history = sa.Table(
+    "job_history",
+    metadata,
+    id_column(),
+    reference_column("job_id", "jobs.id", ondelete="CASCADE"),
+    moment_column("at"),
+    text_column("event"),
+    text_column("state"),
+    text_column("detail", default=""),
+    sa.Index(None, "job_id"),
+)
+
+allocations = sa.Table(
+    "allocations",
+    metadata,
+    sa.Column("node_id", sa.BigInteger, primary_key=True),
+    sa.Column("gpu", sa.BigInteger, primary_key=True),
+    reference_column("job_id", "jobs.id", primary_key=True),
+    sa.Column("generation", sa.BigInteger, primary_key=True),
+    text_column("hold"),
+    sa.Column("release_revision", sa.BigInteger),  # of the desired state that lacks it
+    sa.ForeignKeyConstraint(["node_id", "gpu"], ["gpus.node_id", "gpus.gpu"]),
+    sa.CheckConstraint("generation > 0", name="generation"),
+    sa.CheckConstraint("hold IN " + one_of([h.name.lower() for h in Hold]), name="hold"),
+    sa.CheckConstraint("(hold = 'releasing') = (release_revision IS NOT NULL)", name="release"),
+    sa.Index(
+        "uq_allocations_holder",
+        "node_id",
+        "gpu",
+        unique=True,
+        postgresql_where=sa.text("hold IN ('held', 'releasing')"),
+    ),
+    sa.Index(
+        "uq_allocations_successor",
+        "node_id",
+        "gpu",
+        unique=True,
+        postgresql_where=sa.text("hold = 'reserved'"),
+    ),
+    sa.Index(None, "job_id"),
+)

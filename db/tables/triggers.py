@@ -1,0 +1,61 @@
+"""Triggers that make the database refuse transitions of jobs that the lifecycle does not have."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tessera.db.tables.columns import metadata, one_of
+from tessera.formulation.lifecycle import ACTIVE, successors
+
+
+def _transitions() -> str:
+    pairs = [(b.value, a.value) for b, after in successors().items() for a in sorted(after)]
+    return ",\n        ".join(f"('{before}', '{after}')" for before, after in pairs)
+
+
+FUNCTIONS: tuple[str, ...] = (
+    f"""
+CREATE FUNCTION check_job_transition() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF (OLD.state, NEW.state) NOT IN (
+        {_transitions()}
+    ) THEN
+        RAISE EXCEPTION 'a job that is % cannot become %', OLD.state, NEW.state
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'jobs_transition';
+    END IF;
+    RETURN NEW;
+END $$
+""",
+    """
+CREATE FUNCTION check_job_owns_nothing() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM allocations a JOIN jobs j ON j.id = a.job_id
+        WHERE a.job_id = NEW.id AND a.hold <> 'releasing' AND j.state = NEW.state
+    ) THEN
+        RAISE EXCEPTION 'a job that is % cannot own GPUs', NEW.state
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'jobs_own_nothing';
+    END IF;
+    RETURN NULL;
+END $$
+""",
+)
+"""The functions of the triggers, with the states of ``tessera.formulation.lifecycle``."""
+
+TRIGGERS: tuple[str, ...] = (
+    """
+CREATE TRIGGER jobs_transition BEFORE UPDATE OF state ON jobs FOR EACH ROW
+WHEN (OLD.state IS DISTINCT FROM NEW.state) EXECUTE FUNCTION check_job_transition()
+""",
+    f"""
+CREATE CONSTRAINT TRIGGER jobs_own_nothing AFTER UPDATE OF state ON jobs
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+WHEN (NEW.state NOT IN {one_of(sorted(ACTIVE))}) EXECUTE FUNCTION check_job_owns_nothing()
+""",
+)
+
+
+@sa.event.listens_for(metadata, "after_create")
+def _create_triggers(_: sa.MetaData, connection: sa.Connection, **__: object) -> None:
+    for statement in (*FUNCTIONS, *TRIGGERS):
+        connection.execute(sa.text(statement))
