@@ -28,7 +28,7 @@ PARTICIPLE: Final = re.compile(
 )
 QUESTION: Final = re.compile(r"(?:what|how|who|whom|whose|which|where|when|why)\b", re.IGNORECASE)
 BANNED: Final = re.compile(
-    r"\b(?:besides?|anew|so many|so long|told|hears?|come(?:s)? to|came to|is none|are none|for want of"
+    r"\b(?:besides?|anew|so many|so long|told|hears?|come(?:s)? to|came to|(?-i:is none|are none)|for want of"
     r"|by itself|by themselves|whom|stands? in)\b",
     re.IGNORECASE,
 )
@@ -166,7 +166,7 @@ def measures() -> list[Measure]:
             0,
             2,
         ),
-        ("banned words in strings, Markdown and protos", banned_words(modules).total(), 322, 0),
+        ("banned words in strings, Markdown and protos", banned_words(modules).total(), 242, 0),
         ("class names used for three things or more", len(repeated_class_names(modules)), 29, 15),
         ("lines that the formatter may not lay out", skips, 0, 20),
         ("lines of Markdown over 100 columns", wide, 1, 0),
