@@ -12,7 +12,6 @@ writing to the folder: a record is true whoever measured it.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import json
 import logging
@@ -23,7 +22,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import Message
@@ -34,6 +33,9 @@ from tessera.service.agent.files import write_json
 from tessera.service.agent.replay_job import STOP, announce, end
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from tessera.estimator.profiling.records import ProfileRecord
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +78,15 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
     Raises:
         TesseraError: it cannot be measured; says why.
     """
-    # These are imported here because JAX starts slowly.
-    resuming = importlib.import_module("tessera.estimator.profiling.resuming")
-    stages = importlib.import_module("tessera.estimator.profiling.stages")
-    records = importlib.import_module("tessera.estimator.profiling.records")
+    # These need JAX, which starts slowly and which a node may lack.
+    from tessera.estimator.profiling import records, resuming, stages  # noqa: PLC0415
+
     task = json.loads(spec["task"])
     path = Path(spec["checkpoints"]) / RECORDS
-    known = resuming.kept(path)
+    known = resuming.load_records(path)
     done = len(known)
 
-    def told(record: Any, total: int) -> None:
+    def told(record: ProfileRecord, total: int) -> None:
         nonlocal done
         with held:
             records.save([record], path)
@@ -95,7 +96,7 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
     show(spec, 0.0)
     announce()
     os.dup2(2, 1)  # the agent has stopped listening: what a step prints goes to the log
-    found = resuming.measured(
+    found = resuming.measure_layers(
         stages.Source(target=task["step"], arguments=task["arguments"]),
         [tuple(size) for size in task["sizes"]],
         known=known,
@@ -108,7 +109,7 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
 
 
 def request_of(
-    spec: Spec, task: Spec, records: Sequence[Any], layers: Mapping[str, int]
+    spec: Spec, task: Spec, records: Sequence[ProfileRecord], layers: Mapping[str, int]
 ) -> pb.AddProfilesRequest:
     """Return the records as a request that is safe to repeat."""
     model, params, batch = task["workload"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -48,24 +47,22 @@ def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
         Untraceable: why it cannot be exported, and what to do.
         Unavailable: PyTorch is not installed.
     """
-    reading = _reading()
+    if importlib.util.find_spec("torch") is None:
+        raise Unavailable(f"torch cannot be imported; install it with {install_hint('torch')}")
+    from tessera.estimator.exporting import reading  # noqa: PLC0415 - PyTorch starts slowly
+
     make, given = function_of(target), dict(arguments or {})
     if not takes(make, "samples") or "samples" in given:
         check_call(target, make, given)
-        whole = reading.made(target, make, given)
-        return alone(target, reading.exported(target, whole), reading.leading(*whole[1:]))
+        whole = reading.make_module(target, make, given)
+        return alone(target, reading.export_module(target, whole), reading.leading(*whole[1:]))
     few, many = ({**given, "samples": n} for n in SAMPLES)
     check_call(target, make, few)
     first, second = (
-        reading.exported(target, reading.made(target, make, asked)) for asked in (few, many)
+        reading.export_module(target, reading.make_module(target, make, asked))
+        for asked in (few, many)
     )
     return between(target, first, second, SAMPLES)
-
-
-def _reading() -> Any:
-    if importlib.util.find_spec("torch") is None:
-        raise Unavailable(f"torch cannot be imported; install it with {install_hint('torch')}")
-    return importlib.import_module("tessera.estimator.exporting.reading")
 
 
 def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:

@@ -10,6 +10,7 @@ import io
 import logging
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +114,7 @@ def export_module(target: str, given: Given) -> Exported:
 
 def _table() -> Any:
     """Return the table of decompositions of operators."""
-    table = torch.export.default_decompositions()
+    table: Any = torch.export.default_decompositions()
     for name in KEPT:
         packet, _, overload = name.partition(".")
         if (found := getattr(torch.ops.aten, packet, None)) is not None:
@@ -123,12 +124,17 @@ def _table() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging and printing whole graphs before an error that says the same."""
+    """Put aside what PyTorch logs, prints and warns of: whole graphs, and its own use of itself."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         aside = io.StringIO()
-        with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
+        with (
+            contextlib.redirect_stdout(aside),
+            contextlib.redirect_stderr(aside),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)

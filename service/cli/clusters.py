@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Final
@@ -95,10 +94,9 @@ def apply(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a cluster or change it: its GPU types, its nodes, its tenants (all or none of each)."""
-    clusterfile = importlib.import_module(
-        "tessera.service.cli.clusterfile"
-    )  # pydantic starts slowly
-    described: ClusterFile = clusterfile.read_cluster(yamlfile.read_text(file), file)
+    from tessera.service.cli import clusterfile  # noqa: PLC0415 - pydantic starts slowly
+
+    described = clusterfile.read_cluster(yamlfile.read_text(file), file)
     name = parent(cluster or described.name or DEFAULT_CLUSTER)
     with connect(server) as client:
         found = apply_cluster(client, name, described, validate_only=validate_only)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 from itertools import chain
 from typing import Annotated, Final
@@ -254,8 +253,9 @@ def _requests(
         return [jobs_pb2.SubmitJobRequest(job_id=name, job=job)]
     if name or job != jobs_pb2.Job(workload=estimates_pb2.Workload()):
         raise InvalidInput("submit", "takes a job from options or jobs from --file, not both")
-    jobfile = importlib.import_module("tessera.service.cli.jobfile")  # pydantic starts slowly
-    found: list[jobs_pb2.SubmitJobRequest] = [
+    from tessera.service.cli import jobfile  # noqa: PLC0415 - pydantic starts slowly
+
+    found = [
         request
         for file in files
         for request in jobfile.read_jobs(yamlfile.read_text(file), file, now(), cluster)

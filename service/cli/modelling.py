@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import re
@@ -10,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
@@ -249,20 +247,19 @@ def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
 
 def trace_graph(target: str, arguments: Mapping[str, Any]) -> Graph:
     """Return the graph of a step. Raises InvalidInput, CallFailed: JAX is not installed."""
-    graph: Graph = with_jax("tessera.service.cli.measuring").graph_of(target, arguments)
-    return graph
+    need_jax()
+    from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
+
+    return measuring.graph_of(target, arguments)
 
 
-def with_jax(module: str) -> ModuleType:
-    """Return a module that imports JAX, which starts slowly and may not be installed.
-
-    Modules in the current folder can be imported, as in a program that is run there.
+def need_jax() -> None:
+    """Check that JAX is installed, and make the modules in the current folder importable.
 
     Raises:
         CallFailed: JAX is not installed.
     """
     _need("jax", "equinox", extra="estimator")
-    return importlib.import_module(module)
 
 
 def _need(*modules: str, extra: str) -> None:

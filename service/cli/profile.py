@@ -18,10 +18,9 @@ from tessera.estimator.profiling.records import ProfileRecord
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.client import now
-from tessera.service.cli.modelling import step_arguments, with_jax
+from tessera.service.cli.modelling import need_jax, step_arguments
 from tessera.service.cli.render import Column, err, line, note, number, show_table
 
-MEASURING: Final = "tessera.service.cli.measuring"
 SIZES: Final = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 _GROUP: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
 _MOST_REPEATS: Final = 10_000
@@ -79,7 +78,10 @@ def profile(
     sizes = [
         (s, t) for t in options.numbers("--tp", tp) for s in options.numbers("--samples", samples)
     ]
-    measuring, found = with_jax(MEASURING), list[ProfileRecord]()
+    need_jax()
+    from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
+
+    found: list[ProfileRecord] = []
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("layers", total=len(sizes))
         for records in measuring.layers(
@@ -129,9 +131,12 @@ def collectives(
     groups = [_group(text) for text in group or ()]
     if to is not None and not to.resolve().parent.is_dir():
         raise InvalidInput("--to", f"there is no folder {to.resolve().parent}")
+    need_jax()
+    from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
+
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("collectives", total=len(wanted))
-        found: list[CommRecord] = with_jax(MEASURING).collectives(
+        found = measuring.collectives(
             wanted,
             size_bytes,
             groups,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from itertools import chain
 from typing import Annotated, Final
@@ -51,10 +50,9 @@ def apply(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create tenants, or replace all settings of those that there are; all or none."""
-    tenantfile = importlib.import_module("tessera.service.cli.tenantfile")  # pydantic starts slowly
-    described: tuple[tenants_pb2.Tenant, ...] = tenantfile.read_tenants(
-        yamlfile.read_text(file), file
-    )
+    from tessera.service.cli import tenantfile  # noqa: PLC0415 - pydantic starts slowly
+
+    described = tenantfile.read_tenants(yamlfile.read_text(file), file)
     with connect(server) as client:
         found = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
     _show(found.tenants, output)

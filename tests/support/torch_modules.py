@@ -153,6 +153,8 @@ def resnet(samples: int = 2, *, base: int = 64, size: int = 224, classes: int = 
 class Two(nn.Module):
     """Two linear layers, which are combined in the way named by ``how``."""
 
+    rates: list[float]
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.first, self.second, self.how = nn.Linear(8, 8), nn.Linear(8, 8), how
