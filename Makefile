@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full verify proto bench clean
+.PHONY: help setup demo test test-full verify docs proto bench clean
 PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
@@ -22,22 +22,27 @@ $(SERVER): pyproject.toml proto/pyproject.toml constraints.txt
 demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP beside greedy
 	$(BIN)/tessera demo
 
-test: $(DEV) ## all tests, three files at a time; then README.md as a newcomer follows it
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore=tests/e2e/test_readme.py
-	$(BIN)/python -m pytest -q tests/e2e/test_readme.py
+test: $(DEV) ## all tests, three files at a time; then the documents as a newcomer follows them
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore=tests/e2e/test_pages.py
+	$(BIN)/python -m pytest -q tests/e2e/test_pages.py
 
 test-full: $(DEV) ## the same with nine times the examples of each law, for a night
 	HYPOTHESIS_PROFILE=full $(MAKE) test
 
-verify: $(DEV) ## what else must hold: format, lint, style, types, layers, stubs, the wire, bench smoke
+verify: $(DEV) ## what else must hold: format, lint, style, results, types, layers, stubs, the wire, documents, bench smoke
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python scripts/style.py
+	$(BIN)/python -m tessera.benchmarks.harness.results --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/protos.py --check
 	$(BIN)/buf breaking proto --against proto/released.binpb
+	$(MAKE) docs
 	$(MAKE) bench
+
+docs: $(DEV) ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(DEV) ## a smoke run of every benchmark
 	$(BIN)/tessera bench --smoke

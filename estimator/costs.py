@@ -2,8 +2,8 @@
 
 A candidate is a contiguous segment of layers on ``dp * tp`` GPUs. Everything that depends on a
 layer and a setting (dp, tp, ep, sp) is computed once for each of the D distinct settings. It is
-then summed cumulatively over the layers, and read at the ends of each segment. README.md describes
-the groups and the collectives that run on them.
+then summed cumulatively over the layers, and read at the ends of each segment.
+``docs/estimator/iteration-time.md`` describes the groups and the collectives that run on them.
 """
 
 from __future__ import annotations

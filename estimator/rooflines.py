@@ -56,7 +56,7 @@ DEFAULT_RATES: Mapping[str, Rates] = {
 }
 """Rates by data type of compute. They are rounded so that kernel times which the Arena artifact
 recorded on A40s are about right on the mean (``cell_modules.csv``). The iteration times on which
-estimates are judged are other records. README.md has the ratios."""
+estimates are judged are other records. ``docs/estimator/iteration-time.md`` has the ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Sample profiles of the papers' models on GPU types of the catalogue, from data sheets alone.
 
 With them, a cluster can be tried, benchmarked and demonstrated before anything is measured on it.
-To estimate thousands of Cells in seconds, only even plans are considered. README.md says what a
-search would find in addition.
+To estimate thousands of Cells in seconds, only even plans are considered.
+``docs/estimator/planning.md`` says what a search would find in addition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The life of a job as one table. No other module knows which event leads to which state.
 
 The table is the documentation. The database's CHECK constraint and its transition trigger are
-generated from it (``db/README.md``), so code and database cannot disagree.
+generated from it (``docs/internals/database.md``), so code and database cannot disagree.
 """
 
 from __future__ import annotations

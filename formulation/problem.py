@@ -1,6 +1,6 @@
 """The statement of a round as arrays. It knows no solver, no database and no clock.
 
-Equations (1) to (4) of ``formulation/README.md``:
+Equations (1) to (4) of ``docs/mathematics.md``:
 
     maximize    sum over columns c of value[c] * x[c]                                    (1)
     subject to  sum over columns c of job j of x[c] <= 1,  = 1 where j must run          (2)

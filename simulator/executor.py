@@ -1,8 +1,8 @@
 """A second executor, which replays an allocation log and returns the jobs' completion times.
 
-It shares no code with the simulator. It reads the file (README.md, The log), and it knows only from
-the descriptions what a start costs, how rates depend on shapes and what a failure loses. A defect
-in the simulator's accounting therefore shows as a difference.
+It shares no code with the simulator. It reads the file (``docs/internals/simulator.md``, The log),
+and it knows only from the descriptions what a start costs, how rates depend on shapes and
+what a failure loses. A defect in the simulator's accounting therefore shows as a difference.
 """
 
 from __future__ import annotations

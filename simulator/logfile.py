@@ -3,7 +3,7 @@
 It has what each job held and when, but no computed progress.
 
 The format is JSON Lines in UTF-8, with one object on each line. Its ``kind`` says what it
-describes; README.md (The log) describes every field.
+describes; ``docs/internals/simulator.md`` (The log) describes every field.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _told(
 def stages_for(problem: Problem) -> tuple[Solver, ...]:
     """Return greedy, a stage that finds shadow prices, and CP-SAT on the core.
 
-    The rule depends on the problem alone. It was measured (``solvers/README.md``): shadow prices
+    The rule depends on the problem alone. It was measured (``docs/internals/solvers.md``): shadow prices
     come from the dual, but from the LP if there are many rows.
     """
     most = MANY_ROWS if len(problem.cell) < FEW_COLUMNS else 2 * MANY_ROWS

@@ -1,6 +1,6 @@
 """An oracle for small rounds: the values of objectives, straight from the snapshot.
 
-It is written only from the equations of ``formulation/README.md``. It shares no code with the
+It is written only from the equations of ``docs/mathematics.md``. It shares no code with the
 objectives, the rules or the problem that it judges, groups the estimates into Cells itself, and
 keeps dominated Cells. It works only for small snapshots without pins, avoided nodes, quotas or
 guaranteed jobs, and with one estimate for each Cell, at its fewest nodes.
@@ -29,7 +29,7 @@ RUNNABLE = frozenset(
 )
 """The codes of the states in which a round may give a job GPUs."""
 SPREAD = 0.9
-"""The share of the rate that each doubling of the nodes leaves ("Shapes" of the README)."""
+"""The share of the rate that each doubling of the nodes leaves ("Shapes" of docs/mathematics.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,5 +6,6 @@
     wide_resnet(WideResNet())    a residual network of bottleneck blocks
     files.load(path)             a Hugging Face ``config.json`` or our own architecture file
 
-All amounts are for one sample. ``estimator/README.md`` says what is counted and what is not.
+All amounts are for one sample. ``docs/estimator/architectures-and-graphs.md`` says
+what is counted and what is not.
 """

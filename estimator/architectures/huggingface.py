@@ -120,7 +120,7 @@ def read_dimensions(
             "model_type",
             f"{kind!r} is not supported; supported are {', '.join(_READERS)}. Any other model can be"
             " given as an architecture file (architecture: transformer, moe or wide_resnet; see"
-            " estimator/README.md)",
+            " docs/estimating.md)",
         )
     named = values.get("_name_or_path") or kind
     source = _Source(values=values, name=name or str(named), sequence=sequence)

@@ -4,7 +4,7 @@ Arena's are Alpa's (OSDI 2022, section 8.1). Their dimensions are from Alpa's pu
 suites, and batches from the data set. Optimizers, remat and numbers of classes are from the
 trainers of Arena's public artifact. For Morphling's, model names and sizes are from its Table 1.
 Vocabulary and head follow from the exact parameter counts of its artifact (``models.csv``), see
-``estimator/README.md``.
+``docs/estimator/architectures-and-graphs.md``.
 """
 
 from __future__ import annotations

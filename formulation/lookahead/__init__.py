@@ -1,6 +1,6 @@
 """Deadlines over several rounds: slots of time, options of jobs, and a checker of schedules.
 
-Equations (22) to (29) of ``formulation/README.md``. Slots are a grid of absolute time. It is fine
+Equations (22) to (29) of ``docs/mathematics.md``. Slots are a grid of absolute time. It is fine
 near now and doubles with the distance. A later grid contains every boundary that an earlier one had
 beyond it, so a promised schedule can always be expressed in the slots of a later round.
 """

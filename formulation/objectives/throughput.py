@@ -1,4 +1,4 @@
-"""Throughput: the weighted sum of effective GPUs (Arena Eq. 5; Eqs. 5 to 7 of the README)."""
+"""Throughput: the weighted sum of effective GPUs (Arena Eq. 5; Eqs. 5 to 7 of docs/mathematics.md)."""
 
 from __future__ import annotations
 

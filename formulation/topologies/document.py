@@ -1,6 +1,6 @@
 """Topologies as plain dictionaries, as in files and the database.
 
-A dictionary has a kind and its numbers, or all links. The command line's ``README.md`` has
+A dictionary has a kind and its numbers, or all links. ``docs/network.md`` has
 examples. Speeds are bytes/s or a text with a unit. Delays are seconds.
 """
 

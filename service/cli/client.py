@@ -53,7 +53,7 @@ _R = TypeVar("_R")
 
 
 class Exit(IntEnum):
-    """The exit codes of the process, documented in ``tessera --help`` and the README."""
+    """The exit codes of the process, documented in ``tessera --help`` and docs/command-line.md."""
 
     OK = 0
     REFUSED = 1

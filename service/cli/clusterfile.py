@@ -1,4 +1,4 @@
-"""Cluster files: GPU types, nodes and tenants as YAML. ``service/cli/README.md`` has the format."""
+"""Cluster files: GPU types, nodes and tenants as YAML. ``docs/command-line.md`` has the format."""
 
 from __future__ import annotations
 

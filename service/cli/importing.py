@@ -49,7 +49,7 @@ _SOURCES: Final = {
 
 _T = TypeVar("_T")
 _Rows = TypeVar("_Rows", bound=Sequence[object])
-_File = Annotated[Path, typer.Argument(metavar="FILE.csv", help="See simulator/traces/README.md.")]
+_File = Annotated[Path, typer.Argument(metavar="FILE.csv", help="See docs/traces.md.")]
 
 
 def add(app: typer.Typer) -> None:

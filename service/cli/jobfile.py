@@ -1,4 +1,4 @@
-"""Job files: one or more jobs as YAML. The format is described in ``service/cli/README.md``."""
+"""Job files: one or more jobs as YAML. The format is described in ``docs/command-line.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants' settings as YAML, in their own or a cluster file; see ``service/cli/README.md``."""
+"""Tenants' settings as YAML, in their own or a cluster file; see ``docs/command-line.md``."""
 
 from __future__ import annotations
 

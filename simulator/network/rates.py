@@ -26,7 +26,7 @@ FEW = 12
 class Window:
     """The time for which a group of jobs is simulated to find long-run rates.
 
-    It is a multiple of the longest iteration alone. simulator/README.md (The network) has its cost
+    It is a multiple of the longest iteration alone. ``docs/internals/simulator.md`` has its cost
     in accuracy. ``noise`` is that of compute times.
     """
 

@@ -1,4 +1,4 @@
-"""Profiles: measured or estimated iteration times from a CSV file (format: README.md)."""
+"""Profiles: measured or estimated iteration times from a CSV file (format: docs/traces.md)."""
 
 from __future__ import annotations
 

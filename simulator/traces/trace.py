@@ -1,4 +1,4 @@
-"""Traces: jobs and their arrival times, from a CSV file (format: README.md)."""
+"""Traces: jobs and their arrival times, from a CSV file (format: docs/traces.md)."""
 
 from __future__ import annotations
 

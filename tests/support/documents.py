@@ -71,7 +71,8 @@ def steps(block: Block) -> list[Step]:
         return [Step(text) for text in whole.splitlines() if without_comment(text)]
     found: list[Step] = []
     shown: list[str] = []
-    for text in [*block.lines, PROMPT]:
+    whole = "\n".join(block.lines).replace(" \\\n", " ")  # a command may go on in the next line
+    for text in [*whole.splitlines(), PROMPT]:
         if text.startswith(PROMPT):
             if found:
                 found[-1] = Step(found[-1].command, "\n".join(shown).strip("\n"))

@@ -50,7 +50,7 @@ NEXT_STEPS = (
     ("tessera up", "starts a cluster of your own on this machine; keep it running"),
     ("tessera submit --help", "submits jobs to it from a second terminal"),
     ("tessera simulate --help", "tries policies on traces, with no server"),
-    ("README.md", "has the rest"),
+    ("docs/getting-started.md", "goes on from here"),
 )
 """Commands to go on with after the demo, each with its purpose."""
 

@@ -76,7 +76,7 @@ def _shaping() -> Any:
         "profiles": Annotated[
             Path | None,
             _option(
-                "How fast models run, the truth of the simulation (simulator/traces/README.md).",
+                "How fast models run, the truth of the simulation (docs/traces.md).",
                 metavar="FILE.csv",
             ),
         ],
@@ -137,7 +137,7 @@ def conditions(
     topology: Annotated[
         str | None,
         _option(
-            "Jobs share this network, YAML or JSON (service/cli/README.md, Topologies), and slow each"
+            "Jobs share this network, YAML or JSON (docs/network.md), and slow each"
             " other down where they meet. Its hosts are the cluster's nodes, by name.",
             metavar="FILE",
         ),
@@ -196,7 +196,7 @@ def simulate(
         typer.Argument(
             metavar="TRACE",
             show_default=False,
-            help=f"A CSV of jobs (simulator/traces/README.md), or one of {', '.join(NAMES)}, which need the"
+            help=f"A CSV of jobs (docs/traces.md), or one of {', '.join(NAMES)}, which need the"
             f" data sets; by default synthetic jobs with sample profiles, on the cluster `{SMALL}`.",
         ),
     ] = None,
@@ -236,8 +236,8 @@ def simulate(
     log: Annotated[
         Path | None,
         _option(
-            "Write who held which GPUs when (simulator/README.md, The log); of several policies, each to a"
-            " file of its own.",
+            "Write who held which GPUs when (docs/internals/simulator.md, The log); of several"
+            " policies, each to a file of its own.",
             dir_okay=False,
         ),
     ] = None,

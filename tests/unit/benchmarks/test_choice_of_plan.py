@@ -19,7 +19,7 @@ from tessera.simulator.data import data_dir
 def folder() -> Path:
     found = data_dir()
     if found is None or not (found / "arena" / "history" / "cell_plans.csv").is_file():
-        pytest.skip("the Arena artifact's cell_plans.csv is not here; see benchmarks/README.md")
+        pytest.skip("the Arena artifact's cell_plans.csv is not here; see docs/results/method.md")
     return found / "arena"
 
 

@@ -97,12 +97,12 @@ def test_a_mistake_in_a_job_file_is_named_with_its_place(text: str, says: str) -
     assert says in str(caught.value)
 
 
-def test_the_example_in_the_readme_is_a_valid_job_file() -> None:
-    readme = (Path(clusterfile.__file__).parent / "README.md").read_text()
-    examples = [part.partition("```")[0] for part in readme.split("```yaml\n")[1:]]
-    jobs = [request for text in examples[:2] for request in read_jobs(text, "README.md", NOW)]
+def test_the_documented_job_files_are_valid() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
+    examples = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    jobs = [request for text in examples[:2] for request in read_jobs(text, "command-line.md", NOW)]
     assert len(jobs) == 4
-    assert clusterfile.read_cluster(examples[2], "README.md").nodes
+    assert clusterfile.read_cluster(examples[2], "command-line.md").nodes
 
 
 def test_a_cluster_file_counts_out_nodes_and_racks() -> None:

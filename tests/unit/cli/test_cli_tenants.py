@@ -33,12 +33,12 @@ def test_every_key_of_a_tenant_reaches_the_request() -> None:
     assert not vision.HasField("borrow_gpus")
 
 
-def test_the_example_in_the_readme_is_a_valid_file_of_tenants() -> None:
-    readme = (Path(tenantfile.__file__).parent / "README.md").read_text()
-    examples = [part.partition("```")[0] for part in readme.split("```yaml\n")[1:]]
-    nlp, vision = tenantfile.read_tenants(examples[-1], "README.md")
+def test_the_documented_tenants_are_a_valid_file() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
+    examples = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    nlp, vision = tenantfile.read_tenants(examples[-1], "command-line.md")
     assert (nlp.borrow_gpus, dict(vision.quotas)) == (16, {"": 24})
-    assert [t.name for t in read_cluster(examples[2], "README.md").tenants] == ["nlp"]
+    assert [t.name for t in read_cluster(examples[2], "command-line.md").tenants] == ["nlp"]
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_morphlings_models_have_the_parameters_of_its_artifact() -> None:
         "llama7",
     }
     assert off["t5"] == pytest.approx(0, abs=1e-5)
-    assert off["llama30"] == pytest.approx(0, abs=0.02)  # of the public shape; see the README
+    assert off["llama30"] == pytest.approx(0, abs=0.02)  # of the public shape
 
 
 def test_every_batch_of_the_measured_optima_is_published() -> None:

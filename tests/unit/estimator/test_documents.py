@@ -209,9 +209,9 @@ def test_json_takes_bytes_of_utf_8_only() -> None:
         read_json("doc", b'{"a": "\xff"}', SMALL)
 
 
-def test_the_readmes_model_is_an_architecture_file(tmp_path: Path) -> None:
-    readme = Path(__file__).parents[3] / "README.md"
-    after = readme.read_text(encoding="utf-8").partition("cat owl.yaml\n")[2]
+def test_the_documented_model_is_an_architecture_file(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "getting-started.md"
+    after = page.read_text(encoding="utf-8").partition("cat owl.yaml\n")[2]
     (tmp_path / "owl.yaml").write_text(after.splitlines()[0].strip() + "\n", encoding="utf-8")
     graph = load(tmp_path / "owl.yaml")
     assert (graph.name, round(graph.parameters)) == ("owl", 2_651_673_600)

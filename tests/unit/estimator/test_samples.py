@@ -222,7 +222,7 @@ def test_samples_rank_published_measurements(estimates: list[EstimateRecord]) ->
     for family in pairs.values():
         table = np.array(family)
         ratio = float(np.exp(np.mean(np.log(table[:, 0] / table[:, 1]))))
-        assert 0.4 < ratio < 2.5  # estimator/README.md has the figures
+        assert 0.4 < ratio < 2.5  # docs/estimator/planning.md has the figures
         assert spearmanr(table[:, 0], table[:, 1]).statistic > 0.8
 
 

@@ -1,6 +1,7 @@
-"""README.md as a newcomer follows it: in a fresh clone, in order, to the letter, in real terminals.
+"""The documents as a newcomer follows them: in a fresh clone, in order, in real terminals.
 
-``readme_blocks.yaml`` says for each code block of README.md what is done with it.
+``page_blocks.yaml`` lists the pages, and says for each code block of a page what is done with it.
+Each page has data of its own, so that no page depends on another one.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from tests.support.documents import Block, Step, blocks, steps, without_comment
 from tests.support.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-CONVENTIONS = Path(__file__).with_name("readme_blocks.yaml")
+CONVENTIONS = Path(__file__).with_name("page_blocks.yaml")
+README = "README.md"
+"""The page that makes the environment. The others expect it to be active."""
 
-KINDS = ("run", "python", "show")
+KINDS = ("run", "python", "javascript", "show")
 KEYS = {"block", "skip", "before", "output", "codes", *KINDS}
 
 COMMAND_S = 900.0
@@ -36,19 +38,25 @@ COMMAND_S = 900.0
 
 CONDITION_S = 300.0
 SERVERS = re.compile(r"(?:^|\s)tessera (?:up|serve)\b")
+COMMAND = re.compile(r"(?:\$ )?tessera ")
 READY = re.compile(r"Tessera is up|serving on")
 
 
-def conventions() -> dict[str, dict[str, Any]]:
-    """Return the entries of the conventions by their blocks."""
-    entries = yaml.safe_load(CONVENTIONS.read_text(encoding="utf-8"))
-    named: dict[str, dict[str, Any]] = {entry["block"]: entry for entry in entries}
-    assert len(named) == len(entries), "a block is classified twice"
+def load_conventions() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the entries of each page by their blocks."""
+    pages = yaml.safe_load(CONVENTIONS.read_text(encoding="utf-8"))
+    named: dict[str, dict[str, dict[str, Any]]] = {}
+    for page, entries in pages.items():
+        named[page] = {entry["block"]: entry for entry in entries or ()}
+        assert len(named[page]) == len(entries or ()), f"a block of {page} is classified twice"
     return named
 
 
-def all_blocks() -> list[Block]:
-    return list(blocks(README.read_text(encoding="utf-8")))
+PAGES = load_conventions()
+
+
+def blocks_of(page: str) -> list[Block]:
+    return list(blocks((ROOT / page).read_text(encoding="utf-8")))
 
 
 def of_command(table: Mapping[str, Any] | None, command: str, default: Any = None) -> Any:
@@ -57,8 +65,9 @@ def of_command(table: Mapping[str, Any] | None, command: str, default: Any = Non
     return (table or {})[max(keys, key=len)] if keys else default
 
 
-def test_every_block_of_the_readme_is_classified_and_nothing_else() -> None:
-    named, present = conventions(), [block.first for block in all_blocks()]
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_a_page_is_classified_and_nothing_else(page: str) -> None:
+    named, present = PAGES[page], [block.first for block in blocks_of(page)]
     unknown = [first for first in present if first not in named]
     assert unknown == [], f"classify these blocks in {CONVENTIONS.name}"
     assert [first for first in named if first not in present] == [], "these blocks are gone"
@@ -68,24 +77,34 @@ def test_every_block_of_the_readme_is_classified_and_nothing_else() -> None:
         assert not isinstance(entry.get("show"), bool), f"{first}: say why it is only shown"
 
 
-def test_what_the_conventions_say_of_commands_names_commands_of_their_block() -> None:
-    named = conventions()
-    for block in all_blocks():
+@pytest.mark.parametrize("page", PAGES)
+def test_conventions_of_commands_name_commands_of_their_block(page: str) -> None:
+    for block in blocks_of(page):
         commands = [without_comment(step.command) for step in steps(block)]
-        entry = named[block.first]
+        entry = PAGES[page][block.first]
         keys = [*entry.get("skip", ()), *entry.get("before", ()), *entry.get("codes", ())]
         keys += [name for names in entry.get("output", {}).values() for name in names]
         for key in keys:
             assert any(command.startswith(key) for command in commands), (block.first, key)
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def test_every_page_for_users_is_followed() -> None:
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    with_commands = {
+        page
+        for page in pages
+        if any(COMMAND.match(line) for block in blocks_of(page) for line in block.lines)
+    }
+    assert with_commands <= set(PAGES), f"list these pages in {CONVENTIONS.name}"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a fresh clone in which `make demo` need install nothing.
 
     Its environment holds the clone's own code and the libraries of this one: no network is needed.
     """
-    place = tmp_path / "tessera"
+    place = tmp_path_factory.mktemp("clone") / "tessera"
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, place], check=True)
     head = _git("rev-parse", "HEAD").strip()  # in a work tree the clone's may be another one
     subprocess.run(["git", "-C", place, "checkout", "--quiet", head], check=True)
@@ -162,6 +181,12 @@ class Reader:
         self.terminal, self.second = Terminal(clone, environment), Terminal(clone, environment)
         self._serves = False
         self.failures: list[str] = []
+        self.untried: list[str] = []
+
+    def activate(self) -> None:
+        """Activate the environment in both terminals."""
+        for terminal in (self.terminal, self.second):
+            assert terminal.run("source .venv/bin/activate", CONDITION_S)[0] == 0
 
     def close(self) -> None:
         self.stop()
@@ -171,9 +196,12 @@ class Reader:
     def follow(self, block: Block, entry: Mapping[str, Any]) -> None:
         """Do what the conventions say of a block."""
         if "python" in entry:
-            program = self.clone / "readme_block.py"
+            program = self.clone / "page_block.py"
             program.write_text("\n".join(block.lines) + "\n")
-            self._expect(block, "python readme_block.py", 0)
+            self._expect(block, "python page_block.py", 0)
+            return
+        if "javascript" in entry:
+            self._run_javascript(block)
             return
         for step in steps(block):
             command = without_comment(step.command)
@@ -190,6 +218,17 @@ class Reader:
             self._serves = False
             if code:
                 self.failures.append(f"the server ended with {code}:\n{said}")
+
+    def _run_javascript(self, block: Block) -> None:
+        """Run a block with Node.js and gRPC's packages, where both can be had."""
+        (self.clone / "page_block.mjs").write_text("\n".join(block.lines) + "\n")
+        install = (
+            "npm install --silent --no-save --fetch-retries 0 @grpc/grpc-js @grpc/proto-loader"
+        )
+        if shutil.which("npm") is None or self.terminal.run(install, CONDITION_S)[0]:
+            self.untried.append(f"line {block.line}: Node.js or its packages are not here")
+            return
+        self._expect(block, "node page_block.mjs", 0)
 
     def _type(self, block: Block, entry: Mapping[str, Any], step: Step, command: str) -> None:
         if condition := of_command(entry.get("before"), command):
@@ -241,11 +280,15 @@ def reader(clone: Path) -> Iterator[Reader]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_readme_works_when_it_is_followed_to_the_letter(reader: Reader) -> None:
-    named = conventions()
-    for block in all_blocks():
-        entry = named[block.first]
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_works_when_it_is_followed_to_the_letter(page: str, reader: Reader) -> None:
+    if page != README:
+        reader.activate()
+    for block in blocks_of(page):
+        entry = PAGES[page][block.first]
         if "show" not in entry:
             reader.follow(block, entry)
     reader.stop()
     assert reader.failures == []
+    if reader.untried:
+        pytest.skip("; ".join(reader.untried))
