@@ -160,7 +160,8 @@ def deadline(
 
     Aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never below 0; what was
     reached, and why look-ahead's margin has no bound, is in ``docs/results/deadlines.md``.
-    ``planned`` promises nothing (``deadlines = planned``) and starts from EDF; ``planned_worst_margin_vs_any`` is its margin.
+    ``planned`` promises nothing (``deadlines = planned``) and starts from EDF;
+    ``planned_worst_margin_vs_any`` is its margin.
     CP-SAT's search for more promises is off (``--search``): it found hardly any, in five times the time.
     """
     base = Work(
