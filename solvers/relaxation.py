@@ -25,6 +25,7 @@ from tessera.solvers.answers import (
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.greedy import Greedy, improve, repair_choice, shares
 from tessera.solvers.prices import Priced, price
+from tessera.solvers.sums import dot
 from tessera.solvers.waiting import spells_out_waiting
 
 _LARGEST = 1e4
@@ -137,7 +138,7 @@ def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
         if best is None or priced.total < best.total:
             best = priced
         entering = _entering(problem, priced, chosen, _TOLERANCE * unit)
-        left = best.total - float(part @ problem.value[columns])
+        left = best.total - dot(part, problem.value[columns])
         if not entering.any() or left <= _CLOSE * budget.gap * abs(best.total):
             break
         chosen |= entering

@@ -29,6 +29,7 @@ from tessera.solvers.network.swaps import (
     compact,
     level_moves,
 )
+from tessera.solvers.sums import dot
 
 ROUNDS: Final = 200
 """Maximum number of times that jobs are raised.
@@ -101,13 +102,13 @@ def apply_floor(
     if (found != level).any():
         share = _shares_of(demand, found, groups, spans)
     rate = demand.work_flop / demand.alone_s
-    work = float(rate @ before)
+    work = dot(rate, before)
     return Floored(
         level=found,
         order=by_level(found, order),
         share=share,
         met=not _below(share, floor).any(),
-        price=1 - float(rate @ share) / work if work > 0 else 0.0,
+        price=1 - dot(rate, share) / work if work > 0 else 0.0,
     )
 
 

@@ -19,6 +19,7 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels import fluid as kernel
 from tessera.solvers.network.kernels import groups
+from tessera.solvers.sums import dot
 
 MOMENT = 1e-9
 """Events that differ by less than this share of the shortest iteration happen at one moment."""
@@ -38,7 +39,7 @@ class Run:
 
     def work_per_s(self, demand: Demand) -> float:
         """Return the flop done per second (Crux eq. 1: U_T / T)."""
-        return float(demand.work_flop @ self.iterations)
+        return dot(demand.work_flop, self.iterations)
 
 
 def simulate(

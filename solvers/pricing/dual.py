@@ -27,6 +27,7 @@ from tessera.solvers.kernels.planes import lowest_point
 from tessera.solvers.kernels.pricing import demand, margins
 from tessera.solvers.prices import Shown, price_near, rounding
 from tessera.solvers.pricing.surface import Surface, near, whole
+from tessera.solvers.sums import dot, dot_rows
 
 MOST_PASSES: Final = 400
 """Maximum number of evaluations: 30 to 60 are usual with up to 10 rows."""
@@ -126,7 +127,7 @@ def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual
     resulting bound is as true as any other.
     """
     capacity = problem.capacity.astype(np.float64)
-    worth = float(prices @ capacity) / max(int(np.count_nonzero(prices)), 1)  # of a row, typically
+    worth = dot(prices, capacity) / max(int(np.count_nonzero(prices)), 1)  # of a row, typically
     unit = worth / np.maximum(capacity, 1.0)
     share = max(DRIFT, DRIFT_OF_FEW / math.sqrt(len(problem.jobs) + 1))
     drift = share * np.maximum(prices, FLOOR * unit)
@@ -155,8 +156,8 @@ def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual
     )
     choice, runs = left.settled.copy(), chosen >= 0
     choice[left.jobs[runs]] = left.columns[chosen[runs]]
-    sold = float(best @ surface.capacity)
-    size += abs(surface.offset) + float(best @ np.abs(surface.capacity))
+    sold = dot(best, surface.capacity)
+    size += abs(surface.offset) + dot(best, np.abs(surface.capacity))
     bound = math.floor(surface.offset + sold + total + rounding(size, problem))
     return NearDual(
         shown=Shown(prices=best, bound=float(bound), choice=choice),
@@ -220,13 +221,13 @@ class _Descent:
 
     def _infeasible(self) -> bool:
         # it may be far above the difference in which it cancels
-        sold = float(self._best @ self._capacity)
+        sold = dot(self._best, self._capacity)
         slack = 1e-9 * (abs(self._worth) + self._size + sold) + 1.0
         return self._total < self._worth - slack
 
     def _evaluate(self, prices: Floats) -> None:
         s = self._surface
-        sold = float(prices @ self._capacity)
+        sold = dot(prices, self._capacity)
         total = (
             s.offset
             + sold
@@ -244,7 +245,7 @@ class _Descent:
         self._passes += 1
         slope = self._capacity - self._usage
         self._slopes = np.vstack([self._slopes, slope])
-        self._levels = np.append(self._levels, total - float(slope @ prices))
+        self._levels = np.append(self._levels, total - dot(slope, prices))
         if total < self._total:
             self._total, self._best = total, prices
 
@@ -258,7 +259,7 @@ class _Descent:
         scale = max(abs(self._total), self._size)
         low = np.maximum(-1.0, (self._surface.low - self._best) / self._box)
         high = np.minimum(1.0, (self._surface.high - self._best) / self._box)
-        height = (self._levels + self._slopes @ self._best - self._total) / scale
+        height = (self._levels + dot_rows(self._slopes, self._best) - self._total) / scale
         slopes = self._slopes * self._box / scale
         z = np.empty(len(self._box))
         lowest = lowest_point(height, slopes, low, high, z)
@@ -275,7 +276,7 @@ class _Descent:
         """Keep only the planes that are highest at the best prices."""
         most = PLANES_A_ROW * len(self._capacity) + 10
         if len(self._levels) > 2 * most:
-            height = self._levels + self._slopes @ self._best
+            height = self._levels + dot_rows(self._slopes, self._best)
             keep = np.sort(np.argsort(-height, kind="stable")[:most])
             self._levels, self._slopes = self._levels[keep], self._slopes[keep]
 

@@ -29,6 +29,7 @@ from tessera.solvers.kernels.pricing import insert_jobs
 from tessera.solvers.prices import Priced, Shown, price
 from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.dual import descend, descend_near
+from tessera.solvers.sums import dot
 from tessera.solvers.waiting import spells_out_waiting
 
 CLOSE: Final = 0.05
@@ -202,7 +203,7 @@ def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
     if hint is None or len(hint.prices) != len(problem.rows):
         return None
     prices = np.where(np.isfinite(hint.prices) & (hint.prices > 0), hint.prices, 0.0)
-    return prices if LEAST_SOLD < prices @ problem.capacity < math.inf else None
+    return prices if LEAST_SOLD < dot(prices, problem.capacity) < math.inf else None
 
 
 def mend_choice(problem: Problem, priced: Priced) -> Ints | None:

@@ -13,6 +13,7 @@ from tessera.formulation.network.contention import Demand
 from tessera.formulation.tables import Floats, Ints, starts
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.compression import Narrow, heights, insides, meetings
+from tessera.solvers.sums import dot
 
 TOTAL: Final = 2**53
 """All weights add up to at most this, so sums are exact as integers and as floats."""
@@ -160,5 +161,5 @@ def _integers(intensity: Floats, edges: Ints) -> Ints:
         return np.zeros(len(intensity), np.int64)
     share = np.where(counts, intensity, 0.0) / top
     room = TOTAL - edges.sum()  # less what rounding up may add
-    found: Ints = np.ceil(share * (room / max(float(share @ edges), 1.0))).astype(np.int64)
+    found: Ints = np.ceil(share * (room / max(dot(share, edges), 1.0))).astype(np.int64)
     return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,3 +21,18 @@ def test_a_recorded_round_is_decided_as_it_was(path: Path) -> None:
     recorded = load_round(path)
 
     assert repeat(recorded) == recorded.decided
+
+
+def test_a_round_is_decided_alike_on_another_processor() -> None:
+    """BLAS adds in another order on each kind of processor, which must not change a decision."""
+    program = (
+        "import sys; from pathlib import Path; from tests.support.recording import *\n"
+        "rounds = [load_round(Path(path)) for path in sys.argv[1:]]\n"
+        "sys.exit(int(any(repeat(one) != one.decided for one in rounds)))"
+    )
+    names = ("objective-deadline-2", "drawn-10", "solver-portfolio-7")
+    paths = [str(path) for path in load_rounds() if path.name.partition(".")[0] in names]
+    assert len(paths) == len(names)
+    for processor in ("Prescott", "Haswell"):
+        environment = os.environ | {"OPENBLAS_CORETYPE": processor}
+        subprocess.run([sys.executable, "-c", program, *paths], env=environment, check=True)
