@@ -197,5 +197,5 @@ def decode(text: bytes) -> Snapshot | Problem | Solution:
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidInput("body", f"does not describe a known value: {error}") from error
     if not isinstance(value, Snapshot | Problem | Solution):
-        raise InvalidInput("body", "is no snapshot, problem or solution")
+        raise InvalidInput("body", "must be a snapshot, a problem or a solution")
     return value

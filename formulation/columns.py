@@ -104,24 +104,27 @@ def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     A job with a GPU on an unschedulable node cannot stay: wherever it goes, it restarts.
     """
     jobs = snapshot.jobs
-    found = np.full(len(jobs), -1, dtype=np.int64)
+    current = np.full(len(jobs), -1, dtype=np.int64)
     stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & snapshot.jobs.among(SCHEDULABLE)
     if not len(cells):
-        return found
+        return current
     most, types = int(cells.gpus.max()), len(snapshot.gpu_types)
     stays &= (jobs.current_gpus <= most) & (jobs.current_type >= 0)
-    who = np.flatnonzero(stays)
+    staying = np.flatnonzero(stays)
     # Find all Cells of the same workload, type and count by one sorted key.
     key = (cells.workload * types + cells.gpu_type) * (most + 1) + cells.gpus  # rises
-    wanted = (jobs.workload[who] * types + jobs.current_type[who]) * (most + 1)
-    wanted += jobs.current_gpus[who]
+    wanted = (jobs.workload[staying] * types + jobs.current_type[staying]) * (most + 1)
+    wanted += jobs.current_gpus[staying]
     first = np.searchsorted(key, wanted)
     count = np.searchsorted(key, wanted, side="right") - first
-    cell, job = ranges(first, count), np.repeat(who, count)  # several degrees and plans for each
+    cell, job = (
+        ranges(first, count),
+        np.repeat(staying, count),
+    )  # several degrees and plans for each
     # Of these, take the one with the same degree and execution plan.
     same = np.flatnonzero(
         (cells.pipeline_degree[cell] == jobs.current_degree[job])
         & (cells.plan[cell] == jobs.current_plan[job])
     )
-    found[job[same]] = cell[same]
-    return found
+    current[job[same]] = cell[same]
+    return current

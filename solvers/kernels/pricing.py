@@ -67,7 +67,7 @@ def margins(
 ) -> tuple[float, float, int]:
     """Fill the margin of each column, and each job's best margin, its lead and its column.
 
-    The lead is by how much the best choice beats the next best one. Return the sum of the best
+    The lead is the margin over the next best choice. Return the sum of the best
     margins, and the sum over jobs of their largest |value| + cost, which bounds the rounding.
     Waiting is a choice of margin 0 for jobs that need not run.
 
@@ -112,6 +112,7 @@ def margins(
         size += largest
         # List the columns that may become best within the drift.
         if nearby:
+            # Allow for rounding.
             least -= ROUNDING * largest
             before = opened
             if next_widest < least and column >= 0:  # no other column can become best

@@ -64,7 +64,7 @@ class RoundWork:
     def greedy(self) -> Solution:
         """Return greedy's solution of the surrogate, once there is one."""
         if self.hint is None:
-            raise AssertionError("greedy has not been asked yet")
+            raise AssertionError("greedy has not run yet")
         return self.hint
 
     def restated(self, statement: Statement) -> Self:

@@ -60,7 +60,7 @@ def test_an_urgent_newcomer_gets_a_spare_tag_of_its_own() -> None:
 def test_a_job_lifted_by_another_with_its_tag_is_named() -> None:
     found = assign_tags({"a": 0, "b": 2}, 3, {"a": 5, "b": 5})
     assert found.priorities[5] == 2
-    assert found.remarks == ("jobs a, b share DSCP tag 5 at level 2, which lifts a",)
+    assert found.remarks == ("jobs a, b share DSCP tag 5 at level 2, which raises the level of a",)
 
 
 def test_a_running_job_keeps_a_reserved_tag_and_it_is_said() -> None:

@@ -106,7 +106,7 @@ def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path
 @pytest.mark.parametrize(
     ("text", "arguments", "says"),
     [
-        (CLOS.replace("clos", "closs"), [], "kind: 'closs' is no kind; did you mean 'clos'?"),
+        (CLOS.replace("clos", "closs"), [], "kind: unknown kind 'closs'; did you mean 'clos'?"),
         (CLOS + "tors: 3\n", [], "the key 'tors' occurs twice"),
         (CLOS + "---\n" + CLOS, [], "holds 2 documents; give one"),
         ("", [], "must hold one topology, not 0"),

@@ -174,7 +174,7 @@ def test_what_a_call_does_not_say_is_as_the_standing_policy_has_it(standing: Rou
     [
         ("objective: speed", "options.objective", "none of throughput, deadline"),
         ("objective: 0*throughput", "options.objective", "all weights are 0"),
-        ("objective: max-min + jct", "options.objective", "have no sum"),
+        ("objective: max-min + jct", "options.objective", "cannot be added"),
         (
             "deadlines: strict",
             "options.deadlines",
