@@ -264,7 +264,7 @@ def test_a_new_job_goes_first_until_it_is_measured(store: PostgresStore) -> None
     assert replanning.keep(C) is not None
     turned = decisions(store)  # now it is the other one's turn
     assert turned[last.job].level == 7 > turned[first.job].level
-    assert turned[last.job].note.startswith("goes first")
+    assert turned[last.job].note.startswith("has the highest level")
     assert turned[first.job].note.startswith("measured on 1 node: 1 times the estimate")
     tell(store, node[last.job], last.job, period_s=0.5, sent_bytes=LEAVES)
     replanning.keep(C)
@@ -279,7 +279,7 @@ def test_the_time_to_be_measured_ends_and_is_known_beforehand(
     replanning = Replanning(store, StoppedClock(), MEASURE)
     assert replanning.again_in_s(C) is None
     replanning.keep(C)
-    assert decisions(store)["one"].note.startswith("goes first")
+    assert decisions(store)["one"].note.startswith("has the highest level")
     left_s = replanning.again_in_s(C)
     assert left_s is not None
     assert 0 < left_s <= 30 + LATE_S
@@ -311,7 +311,7 @@ def test_a_round_lets_what_it_starts_go_first(store: PostgresStore) -> None:
         cancelled=lambda: False,
     )
     assert store.network_in_force(C).cause == "round"
-    assert decisions(store)["one"].note.startswith("goes first")
+    assert decisions(store)["one"].note.startswith("has the highest level")
 
 
 def test_a_job_on_one_node_is_not_waited_for(store: PostgresStore) -> None:
@@ -376,7 +376,7 @@ async def test_a_server_plans_anew_soon_after_the_time_of_a_measurement_is_over(
     config = settings(database, policy="{network_measure: 101s}")
     async with running(config):
         await until(lambda: store.list_network_plans(C, 0, 9))
-        assert decisions(store)["one"].note.startswith("goes first")
+        assert decisions(store)["one"].note.startswith("has the highest level")
         await until(lambda: len(store.list_network_plans(C, 0, 9)) == 2)
     assert store.list_network_plans(C, 0, 9)[0].cause == "measured"
     assert decisions(store)["one"].note == ""

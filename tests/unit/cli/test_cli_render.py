@@ -266,7 +266,10 @@ def test_a_job_that_failed_says_how_often_and_whether_it_is_tried_again(
 def test_a_job_in_back_off_shows_when_it_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    message = "the job failed 2 times in a row, the last time with: boom; it will be tried again at 2027-01-15T08:01:00Z"
+    message = (
+        "the job failed 2 times in a row, the last time with: boom; it will be tried again at"
+        " 2027-01-15T08:01:00Z"
+    )
     reason = jobs_pb2.Reason(code="BACK_OFF", message=message, next_step="see its last error")
     show_job(a_job(reason=reason, retries=2, last_error="boom"), NOW)
     shown = " ".join(capsys.readouterr().out.split())

@@ -113,13 +113,16 @@ def test_what_is_named_takes_the_place_of_what_was_recorded() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--objective", "speed"], "error: --objective: 'speed' is none of throughput, deadline"),
+        (
+            ["--objective", "speed"],
+            "error: --objective: 'speed' is not an objective; choose from throughput, deadline",
+        ),
         (["--objective", "0*throughput"], "error: --objective: '0*throughput': all weights are 0"),
         (
             ["--objective", "max-min + jct"],
             "cannot be added to another objective; put them in order with 'then'",
         ),
-        (["--queue-weights", "1"], "error: --queue-weights: '1': expected QUEUE:FACTOR"),
+        (["--queue-weights", "1"], "error: --queue-weights: '1' must be QUEUE:FACTOR"),
         (["--promote-after", "soon"], "error: --promote-after: 'soon' is not a duration"),
         (["--min-run", "never"], "error: --min-run: 'never' is not a duration"),
         (["--deadlines", "strict"], "--deadlines"),

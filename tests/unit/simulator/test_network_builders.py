@@ -247,7 +247,7 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
         (lambda: a_double_sided(tors=1), "tors: is 1"),
         (
             lambda: a_double_sided(aggregations=3),
-            "aggregations: is 3; it must be a multiple of 2 pods",
+            "aggregations: is 3; it must be a multiple of 2, the number of pods",
         ),
         (
             lambda: a_double_sided(cores=5),
@@ -263,7 +263,7 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
         (lambda: a_shape(nics=0), "nics: is 0; it must be at least 1"),
         (
             lambda: a_shape(gpu_pcie=(0, 1)),
-            "gpu_pcie: must name a PCIe switch, 0 to 0, for each of 2",
+            "gpu_pcie: must name a PCIe switch, 0 to 0, for each of the 2",
         ),
     ],
 )
