@@ -41,7 +41,7 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
         ]
     waits = choice == -1
     own = (problem.job_start[:-1] <= choice) & (choice < problem.job_start[1:])
-    found = [
+    broken = [
         _wrong_choice(problem, job, int(choice[job]))
         for job in np.flatnonzero(
             ~(own | waits) | (waits & problem.must_run if solution.has_answer else False)
@@ -51,15 +51,15 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
     for row, amount in zip(problem.rows, used.tolist(), strict=True):
         if amount > row.capacity:
             detail = f"{row.name}: {amount} are used, but the capacity is {row.capacity}"
-            found.append(Violation(rule="capacity", detail=detail))
+            broken.append(Violation(rule="capacity", detail=detail))
     objective = int(problem.value[choice[own]].sum())
     if solution.has_answer and objective != solution.objective:
         detail = f"claimed to be {solution.objective}, but is {objective}"
-        found.append(Violation(rule="objective", detail=detail))
+        broken.append(Violation(rule="objective", detail=detail))
     if solution.has_answer and objective > solution.bound + 0.5:
         detail = f"objective {objective} exceeds the bound {solution.bound}"
-        found.append(Violation(rule="bound", detail=detail))
-    return found
+        broken.append(Violation(rule="bound", detail=detail))
+    return broken
 
 
 def _wrong_choice(problem: Problem, job: int, column: int) -> Violation:
@@ -109,21 +109,21 @@ def placement_violations(
     """
     now = current_gangs(snapshot) if now is None else now
     chosen = np.flatnonzero(solution.choice >= 0).tolist()
-    found = [
+    broken = [
         Violation(
             rule="all or nothing", detail=f"{problem.jobs[job]} is chosen or placed, but not both"
         )
         for job in sorted(placement.gangs.keys() ^ chosen)
     ]
     given = _given(problem, solution, placement)
-    found.extend(_wrong_gangs(snapshot, problem, given))
-    found.extend(_wrong_nodes(snapshot, problem, given))
-    found.extend(_wrong_gpus(snapshot, problem, given))
-    found.extend(_more_than_nodes_have(snapshot, problem, solution, given))
-    found.extend(_slower_than_promised(problem, solution, placement))
-    found.extend(_not_kept_in_place(problem, solution, placement, now))
-    found.extend(_changes_over_cap(problem, solution, placement, now))
-    return found
+    broken.extend(_wrong_gangs(snapshot, problem, given))
+    broken.extend(_wrong_nodes(snapshot, problem, given))
+    broken.extend(_wrong_gpus(snapshot, problem, given))
+    broken.extend(_more_than_nodes_have(snapshot, problem, solution, given))
+    broken.extend(_slower_than_promised(problem, solution, placement))
+    broken.extend(_not_kept_in_place(problem, solution, placement, now))
+    broken.extend(_changes_over_cap(problem, solution, placement, now))
+    return broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -99,7 +99,7 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
 
 
 def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
-    """Return the Cell that each job can stay on unchanged, int64[jobs]. It is -1 if there is none.
+    """Return the Cell that each job can stay on unchanged, int64[jobs]. It is -1 if it has none.
 
     A job with a GPU on an unschedulable node cannot stay: wherever it goes, it restarts.
     """
@@ -117,10 +117,8 @@ def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     wanted += jobs.current_gpus[staying]
     first = np.searchsorted(key, wanted)
     count = np.searchsorted(key, wanted, side="right") - first
-    cell, job = (
-        ranges(first, count),
-        np.repeat(staying, count),
-    )  # several degrees and plans for each
+    # A job may have several such Cells, which differ in degree and execution plan.
+    cell, job = ranges(first, count), np.repeat(staying, count)
     # Of these, take the one with the same degree and execution plan.
     same = np.flatnonzero(
         (cells.pipeline_degree[cell] == jobs.current_degree[job])

@@ -78,8 +78,8 @@ def read_json(field: str, text: str | bytes, limits: Limits) -> Any:
 
     Raises:
         NotJson: it is not JSON.
-            InvalidInput: it is beyond the limits, names a key twice, or holds a number that is not finite
-                or half of a character. The error names ``field``.
+            InvalidInput: it is beyond the limits, names a key twice, or holds a number that is not
+                finite or half of a character. The error names ``field``.
     """
     raw = to_utf8(field, text, limits)
     longest = _check_structure(field, raw, limits)

@@ -63,9 +63,7 @@ class Draft:
     cells: Cells
     job_start: Ints  # int64[jobs + 1]
     cell: Ints  # int64[columns], index into cells
-    current: (
-        Ints  # int64[jobs], the column that runs now and can go on unchanged; -1 if there is none
-    )
+    current: Ints  # int64[jobs], the column that runs now and can go on unchanged, or -1
     must_run: Bools  # bool[jobs]
     least_rate: Floats  # float64[jobs], samples/s that placement must reach; 0 if any rate will do
     movable: Bools  # bool[jobs]

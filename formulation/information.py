@@ -1,7 +1,7 @@
 """The estimates that a scheduler may see: functions from a snapshot to one with other estimates.
 
 The information that a scheduler sees is chosen separately and is never part of the scheduler. Its
-effect can then be told apart from the scheduler's own. Jobs still run at their true rates.
+effect can then be separated from the scheduler's own. Jobs still run at their true rates.
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ def single_gpu(measured_counts: int = 1) -> Information:
     section 2.3, where k goes from 1 to 5).
 
     Arena leaves open what happens where no measured count runs because the model is too large.
-    Here, the smallest count that does run is measured instead. Without it, nothing would be known of
-    that model. A count is measured at its best execution plan and shape. Throughput is extrapolated
-    only to counts in the optimum's table, in every shape alike, whether they truly run or not.
+    Here, the smallest count that does run is measured instead. Without it, nothing would be known
+    of that model. A count is measured at its best execution plan and shape. Throughput is
+    extrapolated only to counts in the optimum's table, in every shape alike, whether they truly run
+    or not.
 
     Raises:
         InvalidInput: ``measured_counts`` is not one of 1 to 5.
@@ -141,7 +142,7 @@ def _base_rows(pair: Ints, gpus: Ints, runs: Bools, largest: int) -> Ints:
     """Return the row from which each pair is extrapolated, int64[pairs]. It is -1 if no row runs.
 
     Rows are sorted by pair, then count, then time. The result is the fastest row of the largest
-    count up to ``largest`` that runs. If there is none, it is the fastest row of the smallest
+    count up to ``largest`` that runs. Without such a row, it is the fastest row of the smallest
     count that runs.
     """
     pairs = int(pair.max(initial=-1)) + 1

@@ -253,7 +253,7 @@ class _Limits:
 
 
 def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | None:
-    """Return the limits of the round, or None if there are none."""
+    """Return the limits of the round, or None if it has no limits."""
     limit = np.array([row.kind in _LIMITS for row in problem.rows], dtype=np.bool_)
     if not limit.any():
         return None
@@ -281,7 +281,7 @@ def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
 
 
 def _by_prices(use: _Use, spent: str, value: float, cost: float) -> Reason:
-    """Explain a job whose best offer has a positive value, by its shadow prices."""
+    """Explain a job whose best offer has a positive value, by its cost at the shadow prices."""
     offer = use.amount
     evidence = (
         ("offer", offer),

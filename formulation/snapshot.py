@@ -116,8 +116,8 @@ class Jobs(CellTable):
     service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held until now
     restart_s: Floats = usual(60.0)  # duration of a start, move or resize
     generation: Ints = usual(0)  # of the latest allocation; 0 if there was none yet
-    # The Cell that an ACTIVE job runs on. It is NO_CELL if there is none.
-    current_type: Ints = usual(-1)  # -1 if there is none
+    # The Cell that an ACTIVE job runs on. It is NO_CELL without one.
+    current_type: Ints = usual(-1)  # -1 without a Cell
     current_gpus: Ints = usual(0)
     current_degree: Ints = usual(0)
     current_plan: Ints = usual(0)  # index into Snapshot.plans
@@ -326,7 +326,7 @@ class Snapshot:
         ).astype(np.int64)
 
     def node_size(self) -> Ints:
-        """Return the largest schedulable node of each type, int64[types]; 0 if there is none."""
+        """Return the largest schedulable node of each type, int64[types]; 0 without such a node."""
         size = np.zeros(len(self.gpu_types), dtype=np.int64)
         ok = self.nodes.schedulable
         np.maximum.at(size, self.nodes.gpu_type[ok], self.nodes.gpus[ok])

@@ -36,7 +36,7 @@ def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
 def reserve_columns(draft: Draft, among: Bools) -> list[tuple[int, float]]:
     """Return the (column, end time) that is kept for each job of ``among`` that must run (Eq. 28).
 
-    It is the job's smallest column on its own type, or its smallest if there is none: a round can
+    It is the job's smallest column on its own type, or else its smallest of all: a round can
     always shrink the job to it. Steady jobs keep it forever. Others, which are in their minimum
     run, keep it until that is over. Jobs without work left are about to end and keep nothing.
     """

@@ -29,7 +29,7 @@ class Lookahead:
 
     A steady job (guaranteed, or jobs run to completion) keeps ``floor`` GPUs of each type that it
     ever given, up to the horizon. ``held`` is the type of which it has some already, or -1 if
-    there is none. Resources are the GPU types, then those rows of the round that only columns use.
+    it has none. Resources are the GPU types, then those rows of the round that only columns use.
     columns.
     """
 

@@ -47,9 +47,7 @@ class Contention:
     path_delay_s: Floats  # (P,) of one message
     link_bytes_per_s: Floats  # (E,)
     bundle_source: Ints = field(default_factory=_nobody)  # (B,) vertices, for setting paths
-    bundle_target: Ints = field(
-        default_factory=_nobody
-    )  # both are empty if they were not requested
+    bundle_target: Ints = field(default_factory=_nobody)  # both are empty if not requested
 
     def __post_init__(self) -> None:
         """Refuse meaningless values, because later code relies on these checks."""

@@ -35,7 +35,6 @@ class Observed:
 
     ``unmeasured`` has (seconds left, job) of jobs on several nodes that have no measurement yet but
     time left for it. The job that has waited longest is first. Agents measure a job only while no
-    time left for it. The job that has waited longest is first. Agents measure a job only while no
     other job on its nodes sends. That is not known here, so the list has the jobs that should be
     measured.
     """

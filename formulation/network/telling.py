@@ -15,7 +15,7 @@ from tessera.formulation.tables import Ints
 from tessera.formulation.topologies.topology import Topology
 
 MEETS: Final = 10
-"""Largest number of jobs that are named as met by a job. They are the nearest in rank."""
+"""Largest number of jobs that are named as met by a job. They are the nearest in rank; it may meet more."""
 
 
 def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:

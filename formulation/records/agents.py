@@ -49,7 +49,7 @@ class DesiredGang:
     allocation: AllocationRecord
     iterations_done: float
     network: NetworkDecision | None = None
-    """Its part in the network plan in force. It is None if there is none yet."""
+    """Its part in the network plan in force. It is None if there is no plan yet."""
     job_number: int = 0  # rises with each submitted job; 0 if it is not known
 
     @property
@@ -64,6 +64,6 @@ class Desired:
 
     revision: int
     gangs: tuple[DesiredGang, ...]
-    network_levels: int = 0  # of the network plan in force; 0 if there is none
+    network_levels: int = 0  # of the network plan in force; 0 if there is no plan
     deleted_nodes: tuple[str, ...] = ()
     """Nodes of the agent's hello that were deleted after it started."""

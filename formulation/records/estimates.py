@@ -36,7 +36,7 @@ class ModelSpec:
     state_bytes: float = 16.0  # of a parameter with its gradient and optimizer states
     checkpointing: bool = False
     zero: int = 0  # stage of ZeRO
-    step: str = ""  # JAX step that profiling measures, module:function; "" if there is none
+    step: str = ""  # JAX step that profiling measures, module:function; "" if the model has none
     step_arguments: tuple[str, ...] = ()  # of its function, "key=value"
 
 
@@ -88,7 +88,7 @@ class Kind:
     """A GPU type of a cluster, with its nodes there."""
 
     gpu_type: GpuType
-    node_gpus: int  # of the largest node; 0 if there is none
+    node_gpus: int  # of the largest node; 0 if the cluster has none
     gpus: int  # of all nodes, including drained ones
 
 

@@ -112,4 +112,4 @@ class JobEventRecord:
     at_s: float  # since 1970
     event: str
     state: JobState
-    detail: str  # e.g. a round's decision and its reason; "" if there is none
+    detail: str  # e.g. a round's decision and its reason; "" without any

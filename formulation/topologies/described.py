@@ -44,7 +44,8 @@ def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> Describ
     """Return the topology that a JSON document describes. A recent document gives the same object.
 
     Raises:
-        InvalidInput: the document does not describe a topology. The error names the field by its path.
+        InvalidInput: the document does not describe a topology. The error names the field by its
+            path.
         DeadlineTooShort: the call was cancelled.
     """
     with _LOCK:

@@ -30,8 +30,8 @@ class Listed:
     """Shortest paths of P pairs of attachments, M in all.
 
     A link below the topology's number of links is that link. Other numbers are placeholders for the
-    n-th link of a port (``Fabric.real``). Links that all paths of a pair share are its common links;
-    paths hold the rest.
+    n-th link of a port (``Fabric.real``). Links that all paths of a pair share are its common
+    links; paths hold the rest.
     """
 
     ways: Floats  # (P,) number of paths; 0 if there is no path

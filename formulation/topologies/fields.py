@@ -50,7 +50,7 @@ class Fields:
         return f"{self.where}.{key}" if self.where else key
 
     def raw(self, key: str) -> object:
-        """Return the value unchanged. Raises InvalidInput if there is none."""
+        """Return the value unchanged. Raises InvalidInput if it is absent."""
         if key not in self:
             raise InvalidInput(self.where, f"needs the key {key!r}")
         return self._values[key]
@@ -149,7 +149,7 @@ def real(value: float) -> float:
 
 
 def near(value: object, allowed: Collection[str]) -> str:
-    """Return a hint at a similar allowed word, or "" if there is none."""
+    """Return a hint at a similar allowed word, or "" if no word is similar."""
     matches = difflib.get_close_matches(str(value), allowed, n=1, cutoff=_NEAR)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 

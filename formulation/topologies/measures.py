@@ -45,7 +45,7 @@ def link_kinds(topology: Topology) -> list[LinkKind]:
 
 
 def apart(topology: Topology) -> list[list[int]]:
-    """Return hosts, by index, in groups that no link joins. All hosts are connected if it is one.
+    """Return hosts, by index, in groups that no link joins. If there is one group, all are connected.
 
     Links count in both directions, because cables have two.
     """

@@ -59,7 +59,6 @@ class CpSat:
     is the limit of deterministic seconds that it ran under, which is the same for every repetition.
     It is 0 if a wall clock cut the run short, since such a run cannot be repeated. The solution is
     never worse than a usable hint.
-    worse than a usable hint.
     """
 
     name = "cp-sat"

@@ -39,7 +39,7 @@ ANY_ANSWER: Final = 0.9
 Tried = Ints | bool
 """The result of trying a level.
 
-It is a choice; or False if it is proven that there is none; or True if it was not decided."""
+It is a choice; or False if it is proven that no choice exists; or True if it was not decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

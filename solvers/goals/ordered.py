@@ -169,7 +169,7 @@ class _Ordered:
         return self._solved(replace(solution, prices=solution.prices[:rows]))
 
     def _first_answer(self, last: Linear) -> Solution | None:
-        """Find a choice to start from; if there is none, return a solution that says why."""
+        """Find a choice to start from; or else return a solution that says why."""
         problem = with_goal_values(self._statement.problem, last)
         part = self._budget.share(1.0 / (len(self._statement.goals) + 1))
         solution = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy

@@ -311,9 +311,9 @@ def best_relief(
 ) -> tuple[float, int]:
     """Return the key of the cheapest step of ``job`` away from ``now``, and the column it leads to.
 
-    The key is minus the loss of (value less size), divided by the step's ``relief``. A step may take
-    resources that are free, but nothing more of an overfull row. Ties go to the lowest column. The
-    column is -1 for waiting, which is possible unless ``must``, and -2 if there is no step.
+    The key is minus the loss of (value less size), divided by the step's ``relief``. A step may
+    take resources that are free, but nothing more of an overfull row. Ties go to the lowest column.
+    The column is -1 for waiting, which is possible unless ``must``, and -2 if there is no step.
     ``given`` (int64[rows]) is zero before and after the call.
     """
     job_start, value, usage_start, row, amount, size = columns

@@ -85,8 +85,8 @@ def follow_jobs(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -
         for j in order:
             if fate[j] != OPEN:
                 continue
-            # This is not a separate function. It would take the world at each visit, which made this loop
-            # 2.5 times slower.
+            # This is not a separate function. It would take the world at each visit, which made
+            # this loop 2.5 times slower.
             pick, end_s, could = -1, 0.0, False
             for q in range(option_start[j] - 1, option_start[j + 1]):
                 goes_on = q < option_start[j]

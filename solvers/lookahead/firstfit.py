@@ -1,6 +1,7 @@
 """Schedules for one job at a time on the resources that the others leave.
 
 This always terminates, and gives the exact search its start. A job's own best schedule on given
+free GPUs is found exactly, by a dynamic program over slots and options.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -
 
     If ``references`` is 1, each job is compared with one reference job, as in the paper. If it is
     larger, each job is compared with that many of the jobs that it shares a link with, those with
-    most traffic. k is then the best fit to all these pairs (``fit_factors``), which is an open problem
-    of the paper.
+    most traffic. k is then the best fit to all these pairs (``fit_factors``), which is an open
+    problem of the paper.
 
     Raises:
         InvalidInput: references below 1.

@@ -195,7 +195,7 @@ def _raised(
 def _raise(level: Ints, job: int, meets: Bools, share: Floats, levels: int) -> None:
     """Change ``level``: raise the job to the next higher level of a job that it shares a link with.
 
-    If there is none, raise it by one. At the top level, lower the fastest of its equals by one.
+    Without such a job, raise it by one. At the top level, lower the fastest of its equals by one.
     """
     higher = level[meets & (level > level[job]) & (level < levels)]
     if len(higher):

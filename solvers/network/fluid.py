@@ -191,9 +191,9 @@ def _pairs(uses: groups.Uses, jobs: Ints) -> tuple[Ints, Ints]:
 def _distinct(levels: Ints, first_job: Ints, second_job: Ints) -> tuple[Ints, Ints]:
     """Return rows with distinct effects, and for each row which of them has the same effect.
 
-    Two rows have the same effect if they put each contending pair, (``first_job``, ``second_job``), into the
-    same relation. A job that shares no link with another notices its level only through jobs that
-    it shares a link with.
+    Two rows have the same effect if they put each contending pair, (``first_job``, ``second_job``),
+    into the same relation. A job that shares no link with another notices its level only through
+    jobs that it shares a link with.
     """
     count, jobs = levels.shape
     if jobs > 1 and len(first_job) == 0:

@@ -166,8 +166,8 @@ def change_levels(
 
     A group is changed if it has ``least_jobs`` to ``most_jobs`` jobs. In a change, one job goes to
     any other level, or two jobs exchange theirs. It is meant for groups with more jobs than levels.
-    There, ``swap_orders`` judged orders whose places compression then merged. Callers must derive the
-    order from the returned levels (``by_level``).
+    There, ``swap_orders`` judged orders whose places compression then merged. Callers must derive
+    the order from the returned levels (``by_level``).
     """
     better, window = level.copy(), window or Window()
     groups = [group for group in meetings(demand) if least_jobs <= len(group) <= most_jobs]
@@ -233,8 +233,8 @@ def _climbed(
 ) -> Ints:
     """Return levels that none of their neighbors improves on, reached from ``level``.
 
-    The search ends earlier if the share ``left`` of the effort is used up. Among equal neighbors, the
-    first is taken.
+    The search ends earlier if the share ``left`` of the effort is used up. Among equal neighbors,
+    the first is taken.
     """
     horizon_s, warm_s = window.of(demand)
     each = window.played(demand)

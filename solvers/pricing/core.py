@@ -4,7 +4,7 @@ Let every job have its best column at the shadow prices. A choice that changes s
 short of the bound by its loss. The loss is ``best - margin`` for each change, plus the price of
 what it leaves of each row. In a row whose price exceeds the allowed loss, nothing is left at all.
 So all choices that lose no more than some amount can be found: list the changes of either half of
-So all choices that lose no more than some amount can be found. List the changes of either half of
+the jobs, and join those that fill such rows exactly (Horowitz and Sahni, 1974, for knapsacks).
 
 Of the ways of a half with the same usage, only the one of least loss is kept. This leaves few,
 since GPU counts are round numbers. If there are any such choices, the best is optimal; if there are

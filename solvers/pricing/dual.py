@@ -251,9 +251,9 @@ class _Descent:
     def _step(self) -> tuple[Floats, float, bool] | None:
         """Return the model's best prices in the box, the promised decrease, and whether it is inside.
 
-        The last is false if an edge of the box was met. Return None if rounding keeps the model from
-        being solved, for example because planes are almost the same. The program is in units of the box
-        and of the value of all jobs, so it is well scaled whatever the rows count.
+        The last is false if an edge of the box was met. Return None if rounding keeps the model
+        from being solved, for example because planes are almost the same. The program is in units
+        of the box and of the value of all jobs, so it is well scaled whatever the rows count.
         """
         scale = max(abs(self._total), self._size)
         low = np.maximum(-1.0, (self._surface.low - self._best) / self._box)

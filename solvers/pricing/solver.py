@@ -107,7 +107,7 @@ class Pricing:
     def solve_and_show(
         self, problem: Problem, budget: Budget, hint: Solution | None = None
     ) -> tuple[Solution, Shown | None]:
-        """Return the solution, and the result of its shadow prices, or None if there are none."""
+        """Return the solution, and the result of its shadow prices, or None without prices."""
         best = _Found()
         if len(cannot_run(problem)):
             best.passes, best.infeasible = 1, True

@@ -73,7 +73,7 @@ class Outcome:
     def prices(self) -> dict[str, float]:
         """Return the shadow price of each row, in units of the last goal.
 
-        It is empty if there are none.
+        It is empty if no prices are known.
         """
         prices, rows = self.solution.prices, self.problem.rows
         return {
@@ -218,7 +218,9 @@ def _solved(
     broken, had = work.waived | lost | work.statement.lapsed, promised_before(snapshot)
     if admission is not None:  # a new promise that cannot be kept now was never made
         old = snapshot.jobs.admitted
-        admission = admission.without(frozenset(job for job in broken if not old[job])).told(old)
+        admission = admission.without(
+            frozenset(job for job in broken if not old[job])
+        ).as_seen_by_jobs(old)
     return _Answered(
         work=work,
         statement=replace(work.statement, problem=kept),

@@ -16,7 +16,7 @@ class Fcfs:
     A running job keeps its GPUs until it ends. A waiting job gets the GPU count and type that it
     requested, once there is room. The first job that finds none blocks its type for all later ones.
     The papers leave open what happens to a job that takes any type. Here it gets the fastest type
-    that has room and is not blocked; if there is none, it blocks every type that it could use. A
+    that has room and is not blocked; without such a type, it blocks every type that it could use. A
     job whose request has no Cell blocks no job, since no GPU that becomes free would ever help it.
     """
 

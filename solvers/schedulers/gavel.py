@@ -61,8 +61,9 @@ class GavelLas:
     of X x rate, times the job's GPUs, over weight x (its throughput if all types were shared
     equally). Among those, they maximize the sum. They are realized by priority, X over what the job
     has received (section 5), highest first, while there is room. The snapshot records the time for
-    which a job was served but not the type. So the service that it received is one number for each job:
-    GPU-seconds over requested GPUs x age. Remaining GPUs go to other jobs in the order of arrival.
+    which a job was served but not the type. So the service that it received is one number for each
+    job: GPU-seconds over requested GPUs x age. Remaining GPUs go to other jobs in the order of
+    arrival.
     """
 
     name = "gavel-las"

@@ -35,8 +35,8 @@ def most_valuable(
     """Return the columns that maximize the sum of ``value``, int64[jobs]; -1 if a job waits.
 
     ``value`` (float64[options]) is of the order of one. Only options ``allowed`` (bool[options])
-    may be chosen. At most ``max_changes`` running jobs leave the option that they run on, unless more
-    must; -1 means any number.
+    may be chosen. At most ``max_changes`` running jobs leave the option that they run on, unless
+    more must; -1 means any number.
     """
     problem, kept = _problem(seen, options, value, allowed, max_changes)
     budget = Budget(

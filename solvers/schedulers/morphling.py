@@ -33,8 +33,8 @@ class Morphling:
 
     The paper leaves some points open. These choices were made:
 
-    * GPUs are the only resource that is traded. CPU cores and host memory (lines 9 and 22) are fixed
-      with a Cell, if it states them; nodes (line 7) are left to placement.
+    * GPUs are the only resource that is traded. CPU cores and host memory (lines 9 and 22) are
+      fixed with a Cell, if it states them; nodes (line 7) are left to placement.
     * Morphling knows one GPU type. A job climbs the curve of the type that it runs on, or else of
       the type that it requested. If it takes any type, or has no Cell there, it climbs the curve on
       which its first step is steepest, types with room for it first.
@@ -194,7 +194,7 @@ class _Round:
         return True
 
     def _slope(self, job: int) -> float:
-        """Return the gain per GPU of the next step up, or 0 if there is none."""
+        """Return the gain per GPU of the next step up, or 0 without such a step."""
         curve, at = self._curves[job], self._at[job]
         to = curve.next(at)
         if to < 0:

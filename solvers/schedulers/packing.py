@@ -71,7 +71,7 @@ class Options:
 
     @cached_property
     def next_larger(self) -> Ints:
-        """Return each option's next larger count, int64[options]; -1 if there is none.
+        """Return each option's next larger count, int64[options]; -1 if it has none.
 
         It is an option of the same job and type.
         """
@@ -146,7 +146,7 @@ class Packing:
         self._options = options
         self._gpu_type, self._gpus = options.gpu_type.tolist(), options.gpus.tolist()
         self.free: list[int] = capacity.tolist()  # GPUs by type
-        self.option: list[int] = [-1] * (len(options.start) - 1)  # by job; -1 if there is none
+        self.option: list[int] = [-1] * (len(options.start) - 1)  # by job; -1 if it has none
         self._job: list[int] = options.job.tolist()
 
     def fits(self, option: int) -> bool:

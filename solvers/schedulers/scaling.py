@@ -125,8 +125,8 @@ class Scaling:
     def scale_down_for(self, job: int, halvings: Ints) -> bool:
         """Place ``job`` by the scalings of at most ``depth`` steps with the largest total, if any.
 
-        ``halvings`` (int64[slots]) is the number of its own steps to a slot, or -1 if it is not allowed.
-        Return whether it was placed.
+        ``halvings`` (int64[slots]) is the number of its own steps to a slot, or -1 if it is not
+        allowed. Return whether it was placed.
         """
         best: tuple[float, int, Partial] | None = None
         for slot in np.flatnonzero((halvings >= 0) & (halvings <= self._depth)).tolist():
@@ -267,7 +267,7 @@ class Scaling:
     def _larger(self, slot: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Yield the next slot of each job and the GPUs that it takes of its type, each int64[jobs].
 
-        The slot is -1 if there is none.
+        The slot is -1 if a job has no such slot.
         """
         gpus, width = self.slots.gpus[slot], len(self.slots.sizes)
         if self._resize:

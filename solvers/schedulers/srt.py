@@ -14,11 +14,11 @@ class Srt:
     """Preemptive shortest remaining time at the requested count.
 
     Remaining time is the remaining work over the job's reference rate (Eq. 6), so that jobs are
-    compared by what they requested and not by the GPUs that they hold. In that order, each job gets its
-    requested count. It stays where it runs now if it can, because a move costs a restart. Otherwise
-    it gets the fastest type with room; a requested type is only a wish to this scheduler, but a
-    pinned one is binding. A job for which there is no room waits, or is suspended, and blocks no
-    other job.
+    compared by what they requested and not by the GPUs that they hold. In that order, each job gets
+    its requested count. It stays where it runs now if it can, because a move costs a restart.
+    Otherwise it gets the fastest type with room; a requested type is only a wish to this scheduler,
+    but a pinned one is binding. A job for which there is no room waits, or is suspended, and blocks
+    no other job.
     """
 
     name = "srt"

@@ -19,9 +19,8 @@ class Synergy:
 
     The GPU count is fixed, and no job is preempted. Synergy tunes the CPUs and host memory of jobs
     whose GPUs and execution plan are fixed. The CPU cores and host memory that Cells may state are
-    fixed, too, so only its queue remains. Each job runs at the count and on
-    the type that it requested, by the best plan there. If it takes any type, it gets the fastest
-    one with room.
+    fixed, too, so only its queue remains. Each job runs at the count and on the type that it
+    requested, by the best plan there. If it takes any type, it gets the fastest one with room.
     """
 
     name: str = "synergy"

@@ -21,8 +21,8 @@ ABOVE_HOSTS = (Level.RACK, Level.POD, Level.CLUSTER)
 class HiveD:
     """A placer that puts each gang into the smallest cell that holds it.
 
-    Among several such cells, it takes the most used one. A gang larger than a host takes whole hosts
-    and, for the rest, a part of one more. If no cell offers that, the gang waits (``waits``).
+    Among several such cells, it takes the most used one. A gang larger than a host takes whole
+    hosts and, for the rest, a part of one more. If no cell offers that, the gang waits (``waits``).
     Otherwise it takes free GPUs in the smallest cell that has enough, spread as little as the
     hierarchy allows.
     """
@@ -107,9 +107,10 @@ class HiveD:
     def _close(self, units: Ints, level: int, wanted: int, left: list[Ints]) -> Ints:
         """Return ``wanted`` of the units, in as few cells as possible.
 
-        Units are free GPUs, or the first GPUs of hosts; all of them lie in one cell of ``level``. The
-        best child holds all wanted units, and the tightest such child is preferred. If there is none,
-        the child with the most units is used up, and the rest is sought in the others.
+        Units are free GPUs, or the first GPUs of hosts; all of them lie in one cell of ``level``.
+        The best child holds all wanted units, and the tightest such child is preferred. Without
+        such a child, the child with the most units is used up, and the rest is sought in the
+        others.
         """
         taken = [units[:0]]
         while wanted < len(units):

@@ -3,7 +3,7 @@
 Vertices of a kind are interchangeable, and a queue has few kinds of jobs. So the result is the
 number of pairs of each two kinds. Edmonds' blossom inequalities say that an odd number of vertices
 leaves one over. Without them, the linear program matches odd cycles by halves. Violated
-inequalities are added until there are none.
+inequalities are added until all of them hold.
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ class Sharing:
     """
 
     groups: tuple[Group, ...]
-    multiplier: (
-        Floats  # (J,) iteration time in the group over that alone; 1 for jobs alone or left out
-    )
+    multiplier: Floats  # (J,) iteration time in the group over that alone; 1 without a group
 
 
 def stages_s(demand: Demand) -> Floats:

@@ -158,9 +158,9 @@ def best_of(
 ) -> tuple[int, int]:
     """Return the best beginning in [low, high] of the last level of the first ``end`` places.
 
-    Ties go to the lowest. Also return the loss with that beginning, less what is lost inside the
-    Ties go to the lowest. Also return the loss with that beginning, less the loss inside the
-    last level if it begins at ``high``. Lower beginnings are not tried once that level alone loses
+    Ties go to the lowest. Also return the loss with that beginning, less the loss inside the last
+    level if it begins at ``high``. Lower beginnings are not tried once that level alone loses too
+    much; ``least`` never falls.
     """
     inside, best, begin = 0, least[high], high
     for j in range(high - 1, low - 1, -1):
