@@ -28,7 +28,7 @@ _NOT_WORTH_RESTART: Final = Reason(
 )
 _NO_PRICES: Final = Reason(
     code=ReasonCode.BUDGET_SPENT,
-    message="the round ran out of time before it knew any prices; other jobs had a higher value",
+    message="the round ran out of time before shadow prices were known; other jobs had higher values",
     next_step="give the round a longer deadline",
 )
 
@@ -292,7 +292,7 @@ def _by_prices(use: _Use, spent: str, value: float, cost: float) -> Reason:
     if value <= cost:
         return Reason(
             code=ReasonCode.OUTPRICED,
-            message=f"its best offer, {offer}, is worth {value:.3f}, but its price in this round is"
+            message=f"the job's best offer, {offer}, is worth {value:.3f}, but its price in this round is"
             f" {cost:.3f}",
             next_step="wait for demand to fall, raise the job's weight, or add Cells that use GPUs better",
             evidence=evidence,
@@ -323,13 +323,14 @@ def _only_costs(problem: Problem, use: _Use, value: float) -> Reason:
     if use.short and problem.unit != WEIGHTED_SUM:
         return Reason(
             code=ReasonCode.NO_CAPACITY,
-            message=f"its cheapest offer, {use.amount}, does not fit next to the jobs that run: {use.short}",
+            message=f"the job's cheapest offer, {use.amount}, does not fit next to the jobs that run:"
+            f" {use.short}",
             next_step="wait for a job to end, raise the job's weight, or add Cells with fewer GPUs",
             evidence=evidence,
         )
     return Reason(
         code=ReasonCode.OUTPRICED,
-        message=f"its best offer, {use.amount}, costs more than its value in the objective",
+        message=f"the job's best offer, {use.amount}, costs more than its value in the objective",
         next_step="raise the job's weight, or give cost less weight in the objective",
         evidence=evidence,
     )

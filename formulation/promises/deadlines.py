@@ -193,7 +193,7 @@ def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
         return None
     start = rfc3339(float(own_starts_s.min()))
     bound = admission.binding or draft.snapshot.jobs.admitted[job]
-    plan = "its deadline is promised, and its schedule" if bound else "this round's schedule"
+    plan = "the job's deadline is promised, and its schedule" if bound else "this round's schedule"
     return Reason(
         code=ReasonCode.DEADLINE_PLANNED,
         message=f"{plan} starts it at {start}",
@@ -251,9 +251,9 @@ def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
     past, deadline = deadline_s <= draft.snapshot.now_s, _deadline(draft, job)
     return Reason(
         code=ReasonCode.DEADLINE_PAST if past else ReasonCode.DEADLINE_UNREACHABLE,
-        message=f"its deadline {deadline} has passed"
+        message=f"the job's deadline {deadline} has passed"
         if past
-        else f"even alone and starting now, it would finish at {finish}, after its deadline {deadline}",
+        else f"even alone and starting now, the job would end at {finish}, after its deadline {deadline}",
         next_step=f"submit the job with a deadline of {finish} or later, or without one",
         evidence=(("deadline", deadline), ("finish", finish), ("earliest_deadline", finish)),
     )
