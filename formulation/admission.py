@@ -65,7 +65,7 @@ class Admission:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
 
-    def told(self, promised: Bools) -> Admission:
+    def as_seen_by_jobs(self, promised: Bools) -> Admission:
         """Return the admission in the form that jobs see.
 
         If it does not bind, only jobs in ``promised`` (bool[jobs]) stay admitted. The legs stay,

@@ -22,7 +22,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
 
 _MEBIBYTE: Final = 1 << 20
-"""Bytes in one unit of a host memory row. In bytes, the sum over columns may exceed 2^53.
+"""Bytes in one unit of a host memory row. Counted in bytes, the sum over columns may exceed 2^53.
 
 Needs and capacity are rounded down, so the row never refuses what fits exactly.
 """
@@ -56,11 +56,11 @@ def pools_have_enough(draft: Draft) -> Draft:
 
 def _rows(draft: Draft, kind: RowKind, needs: Ints, has: Ints, unit: int) -> list[RowUse]:
     """Return the rows of one resource. ``needs`` is int64[columns] and ``has`` is int64[nodes]."""
-    snapshot, found = draft.snapshot, []
+    snapshot, uses = draft.snapshot, []
     for index, gpu_type in enumerate(snapshot.gpu_types):
         pool: Bools = snapshot.nodes.schedulable & (snapshot.nodes.gpu_type == index)
         column = np.flatnonzero((draft.gpu_type == index) & (needs > 0))
         if len(column) and not (has[pool] == NOT_STATED).any():
             row = Row(kind=kind, subject=gpu_type.name, capacity=int(has[pool].sum()) // unit)
-            found.append(RowUse(row=row, column=column, amount=needs[column] // unit))
-    return found
+            uses.append(RowUse(row=row, column=column, amount=needs[column] // unit))
+    return uses

@@ -33,7 +33,7 @@ class Shapes(Table):
 
     INDEX: ClassVar[str] = "shapes"
     nodes: Ints
-    rate: Floats  # samples/s; 0: was tried and does not run
+    rate: Floats  # samples/s; 0 if the shape was tried and does not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,11 +48,11 @@ class Cells(CellTable):
     plan: Ints  # index into Snapshot.plans
     nodes: Ints  # of the shape that `rate` holds for: the fewest that this cluster allows
     rate: Floats  # samples/s at that shape
-    first_shape: Ints  # its rows of `shapes` are first_shape : first_shape + shape_count
+    first_shape: Ints  # the Cell's rows of `shapes` are first_shape : first_shape + shape_count
     shape_count: Ints
     shapes: Shapes
     cpus: Ints = usual(0, is_new=True)  # cores that a job on the Cell needs in all
-    host_bytes: Ints = usual(0, is_new=True)  # bytes of host memory that it needs in all
+    host_bytes: Ints = usual(0, is_new=True)  # bytes of host memory that a job on it needs in all
 
     def __post_init__(self) -> None:
         """Check that no demand is negative."""
@@ -162,8 +162,8 @@ def undominated_from(cells: Cells, workload: int, least: int) -> Ints:
     """
     first, last = np.searchsorted(cells.workload, [workload, workload + 1]).tolist()
     large = first + np.flatnonzero(cells.gpus[first:last] >= least)
-    found: Ints = large[_unbeaten(cells, large)]
-    return found
+    undominated: Ints = large[_unbeaten(cells, large)]
+    return undominated
 
 
 def _unbeaten(cells: Cells, among: Ints) -> Bools:
@@ -216,8 +216,8 @@ class _Known:
 
     def holds(self, estimates: Estimates) -> bool:
         """Return whether these are the estimates. If so, remember the new object."""
-        mine = self.estimates
-        same = mine is estimates or (len(mine) == len(estimates) and mine.equals(estimates))
+        old = self.estimates
+        same = old is estimates or (len(old) == len(estimates) and old.equals(estimates))
         if same:
             self.estimates = estimates
         return same
@@ -242,10 +242,10 @@ def cells_of(snapshot: Snapshot) -> tuple[Cells, Bools]:
         snapshot.schedulable_gpus(),
     )
     with _LOCK:
-        known = [one for one in _REMEMBERED if all(map(np.array_equal, one.given, given))]
-    for one in sorted(known, key=lambda one: one.estimates is not snapshot.estimates):
-        if one.holds(snapshot.estimates):
-            return one.cells, one.best
+        known = [entry for entry in _REMEMBERED if all(map(np.array_equal, entry.given, given))]
+    for entry in sorted(known, key=lambda entry: entry.estimates is not snapshot.estimates):
+        if entry.holds(snapshot.estimates):
+            return entry.cells, entry.best
     cells = build_cells(snapshot)
     best = find_undominated(cells)
     with _LOCK:

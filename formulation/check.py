@@ -35,11 +35,13 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
     choice, count = solution.choice, len(problem.jobs)
     if len(choice) != count:
         return [
-            Violation(rule="one choice a job", detail=f"{len(choice)} choices for {count} jobs")
+            Violation(
+                rule="one choice for each job", detail=f"{len(choice)} choices for {count} jobs"
+            )
         ]
     waits = choice == -1
     own = (problem.job_start[:-1] <= choice) & (choice < problem.job_start[1:])
-    found = [
+    broken = [
         _wrong_choice(problem, job, int(choice[job]))
         for job in np.flatnonzero(
             ~(own | waits) | (waits & problem.must_run if solution.has_answer else False)
@@ -48,16 +50,16 @@ def violations(problem: Problem, solution: Solution) -> list[Violation]:
     used = _used(problem, choice[own], waits)
     for row, amount in zip(problem.rows, used.tolist(), strict=True):
         if amount > row.capacity:
-            detail = f"{row.name}: {amount} used of {row.capacity}"
-            found.append(Violation(rule="capacity", detail=detail))
+            detail = f"{row.name}: {amount} are used, but the capacity is {row.capacity}"
+            broken.append(Violation(rule="capacity", detail=detail))
     objective = int(problem.value[choice[own]].sum())
     if solution.has_answer and objective != solution.objective:
-        detail = f"claims {solution.objective}, is {objective}"
-        found.append(Violation(rule="objective", detail=detail))
+        detail = f"claimed to be {solution.objective}, but is {objective}"
+        broken.append(Violation(rule="objective", detail=detail))
     if solution.has_answer and objective > solution.bound + 0.5:
-        detail = f"objective {objective} exceeds bound {solution.bound}"
-        found.append(Violation(rule="bound", detail=detail))
-    return found
+        detail = f"objective {objective} exceeds the bound {solution.bound}"
+        broken.append(Violation(rule="bound", detail=detail))
+    return broken
 
 
 def _wrong_choice(problem: Problem, job: int, column: int) -> Violation:
@@ -65,7 +67,7 @@ def _wrong_choice(problem: Problem, job: int, column: int) -> Violation:
     if column == -1:
         return Violation(rule="must run", detail=f"{name} does not run")
     first, last = int(problem.job_start[job]), int(problem.job_start[job + 1])
-    detail = f"{name} runs column {column}, which is not one of {first}..{last - 1}"
+    detail = f"{name} runs column {column}, but its own columns are {first}..{last - 1}"
     return Violation(rule="own column", detail=detail)
 
 
@@ -107,21 +109,21 @@ def placement_violations(
     """
     now = current_gangs(snapshot) if now is None else now
     chosen = np.flatnonzero(solution.choice >= 0).tolist()
-    found = [
+    broken = [
         Violation(
-            rule="all or nothing", detail=f"{problem.jobs[job]} is chosen or placed, not both"
+            rule="all or nothing", detail=f"{problem.jobs[job]} is chosen or placed, but not both"
         )
         for job in sorted(placement.gangs.keys() ^ chosen)
     ]
     given = _given(problem, solution, placement)
-    found.extend(_wrong_gangs(snapshot, problem, given))
-    found.extend(_wrong_nodes(snapshot, problem, given))
-    found.extend(_wrong_gpus(snapshot, problem, given))
-    found.extend(_more_than_nodes_have(snapshot, problem, solution, given))
-    found.extend(_slower_than_promised(problem, solution, placement))
-    found.extend(_not_kept_in_place(problem, solution, placement, now))
-    found.extend(_changes_over_cap(problem, solution, placement, now))
-    return found
+    broken.extend(_wrong_gangs(snapshot, problem, given))
+    broken.extend(_wrong_nodes(snapshot, problem, given))
+    broken.extend(_wrong_gpus(snapshot, problem, given))
+    broken.extend(_more_than_nodes_have(snapshot, problem, solution, given))
+    broken.extend(_slower_than_promised(problem, solution, placement))
+    broken.extend(_not_kept_in_place(problem, solution, placement, now))
+    broken.extend(_changes_over_cap(problem, solution, placement, now))
+    return broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,14 +164,15 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
     gangs = len(given.job)
     code = snapshot.jobs.state[given.job]
     may = snapshot.jobs.among(SCHEDULABLE)[given.job]
-    for job, its in zip(given.job[~may].tolist(), code[~may].tolist(), strict=True):
-        yield Violation(rule="may run", detail=f"{problem.jobs[job]} is {STATES[its]}")
+    for job, state in zip(given.job[~may].tolist(), code[~may].tolist(), strict=True):
+        yield Violation(
+            rule="may run",
+            detail=f"{problem.jobs[job]} is {STATES[state]}, a state in which it may not run",
+        )
     has = np.zeros(gangs, dtype=np.int64)
     np.add.at(has, given.gang, given.count)
     for k in np.flatnonzero(has != given.want_gpus).tolist():
-        detail = (
-            f"{problem.jobs[given.job[k]]} has {has[k]} GPUs, its Cell needs {given.want_gpus[k]}"
-        )
+        detail = f"{problem.jobs[given.job[k]]} has {has[k]} GPUs, but its Cell needs {given.want_gpus[k]}"
         yield Violation(rule="gang", detail=detail)
     least, most = np.full(gangs, np.iinfo(np.int64).max), np.zeros(gangs, dtype=np.int64)
     np.minimum.at(least, given.gang, given.count)
@@ -179,7 +182,7 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
     )  # shares that are not a whole node
     for k in np.flatnonzero((least < most) & (broken > 1)).tolist():
         shares = given.count[given.gang == k].tolist()
-        detail = f"{problem.jobs[given.job[k]]} has {shares} GPUs a node"
+        detail = f"{problem.jobs[given.job[k]]} has unequal numbers of GPUs on its nodes: {shares}"
         yield Violation(rule="equal shares", detail=detail)
 
 
@@ -210,9 +213,9 @@ def _wrong_gpus(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator
     key = _named(node, gpu)
     order = np.argsort(key, kind="stable")
     same = key[order[1:]] == key[order[:-1]]
-    for one, other in zip(order[:-1][same].tolist(), order[1:][same].tolist(), strict=True):
-        names = f"{problem.jobs[job[one]]} and {problem.jobs[job[other]]}"
-        detail = f"GPU {gpu[one]} of {nodes.name[node[one]]}: {names}"
+    for first, second in zip(order[:-1][same].tolist(), order[1:][same].tolist(), strict=True):
+        names = f"{problem.jobs[job[first]]} and {problem.jobs[job[second]]}"
+        detail = f"GPU {gpu[first]} of {nodes.name[node[first]]}: {names}"
         yield Violation(rule="GPU once", detail=detail)
 
 
@@ -245,7 +248,7 @@ def _more_than_nodes_have(
         used = np.zeros(len(nodes), dtype=np.int64)
         np.add.at(used, given.node, whole * given.count + -(-part * given.count // of_gpus))
         for node in np.flatnonzero((has >= 0) & (used > has)).tolist():
-            detail = f"{nodes.name[node]} has {has[node]} {what}, its jobs need {used[node]}"
+            detail = f"{nodes.name[node]} has {has[node]} {what}, but its jobs need {used[node]}"
             yield Violation(rule="node capacity", detail=detail)
 
 
@@ -262,7 +265,7 @@ def _slower_than_promised(
         least = float(problem.least_rate[job])
         rate = problem.cells.rate_on(int(problem.cell[column]), gang.nodes)
         if rate < least * (1 - 1e-9):
-            detail = f"{problem.jobs[job]} gets {rate:.6g} samples/s of the {least:.6g} promised"
+            detail = f"{problem.jobs[job]} gets {rate:.6g} samples/s, but was promised {least:.6g}"
             yield Violation(rule="promised rate", detail=detail)
 
 
@@ -277,16 +280,18 @@ def _not_kept_in_place(
     gangs, moved = placement.gangs, changed_gangs(placement.gangs, now)
     for job in sorted(moved - placement.migrated):
         if keeps[job]:
-            detail = f"{problem.jobs[job]} keeps its Cell but is given other GPUs"
+            detail = (
+                f"{problem.jobs[job]} keeps its Cell and is not migrated, but is given other GPUs"
+            )
             yield Violation(rule="kept in place", detail=detail)
     for job in sorted(placement.migrated):
         name, owned = problem.jobs[job], now.get(job)
         if job not in gangs:
-            yield Violation(rule="migrated", detail=f"{name} is migrated but has no GPUs")
+            yield Violation(rule="migrated", detail=f"{name} is marked as migrated but has no GPUs")
         elif solution.choice[job] < 0:
             continue  # already reported: it is placed and not chosen
         elif not keeps[job] or job not in moved:
-            detail = f"{name} does not keep its Cell, or has not moved"
+            detail = f"{name} is marked as migrated, but does not keep its Cell or has not moved"
             yield Violation(rule="migrated", detail=detail)
         elif not problem.movable[job] and owned is not None:
             cell = int(problem.cell[solution.choice[job]])
@@ -311,14 +316,14 @@ def _changes_over_cap(
             changed += now[job].gpus == int(problem.cells.gpus[problem.cell[stays[job]]])
     for cap in caps:
         if changed > cap:
-            detail = f"{changed} running jobs changed, {cap} allowed"
+            detail = f"{changed} running jobs are changed, but only {cap} may be"
             yield Violation(rule="changes", detail=detail)
 
 
 def held_twice(snapshot: Snapshot) -> list[Violation]:
     """Return a violation for each GPU with two holders or two successors.
 
-    A law of the database forbids both.
+    A constraint of the database forbids both.
     """
     a = snapshot.allocations
     reserved = (a.hold == Hold.RESERVED).astype(np.int64)
@@ -330,7 +335,7 @@ def held_twice(snapshot: Snapshot) -> list[Violation]:
     return [
         Violation(
             rule="GPU once",
-            detail=f"GPU {a.gpu[k]} of {snapshot.nodes.name[a.node[k]]}: {count} jobs",
+            detail=f"GPU {a.gpu[k]} of {snapshot.nodes.name[a.node[k]]} is given to {count} jobs",
         )
         for k, count in zip(order[first[holders > 1]], holders[holders > 1], strict=True)
     ]
@@ -345,7 +350,7 @@ def score(problem: Problem, solution: Solution, placement: Placement | None = No
     """
     jobs = np.flatnonzero(solution.choice >= 0)
     columns = solution.choice[jobs]
-    worth: list[float] = problem.value[columns].astype(np.float64).tolist()
+    values: list[float] = problem.value[columns].astype(np.float64).tolist()
     if placement is not None:
         gangs, migrated = placement.gangs, placement.migrated
         fewest = problem.cells.nodes[problem.cell[columns]].tolist()
@@ -353,10 +358,10 @@ def score(problem: Problem, solution: Solution, placement: Placement | None = No
             gang = gangs.get(job)
             if gang is not None:
                 if len(gang.members) != fewest[k]:
-                    worth[k] = placed_value(problem, column, gang.nodes)
+                    values[k] = placed_value(problem, column, gang.nodes)
                 if job in migrated:
-                    worth[k] -= migration_price(problem, job, column)
-    return sum(worth) / problem.scale
+                    values[k] -= migration_price(problem, job, column)
+    return sum(values) / problem.scale
 
 
 def placed_value(problem: Problem, column: int, nodes: int) -> float:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,31 +43,30 @@ from tessera.formulation.values import GpuType, Workload
 FORMAT = 2
 """Version of the JSON form. A reader refuses other versions."""
 
-_CLASSES: dict[str, type[Any]] = {
-    c.__name__: c
-    for c in (
-        Allocations,
-        Avoids,
-        Cells,
-        Estimates,
-        GpuType,
-        Jobs,
-        Legs,
-        Measured,
-        Nodes,
-        Prices,
-        Problem,
-        Quotas,
-        Row,
-        Shapes,
-        Snapshot,
-        Solution,
-        Standing,
-        Tenants,
-        Traffics,
-        Workload,
-    )
+_CLASSES: Final[dict[str, type[Any]]] = {
+    "Allocations": Allocations,
+    "Avoids": Avoids,
+    "Cells": Cells,
+    "Estimates": Estimates,
+    "GpuType": GpuType,
+    "Jobs": Jobs,
+    "Legs": Legs,
+    "Measured": Measured,
+    "Nodes": Nodes,
+    "Prices": Prices,
+    "Problem": Problem,
+    "Quotas": Quotas,
+    "Row": Row,
+    "Shapes": Shapes,
+    "Snapshot": Snapshot,
+    "Solution": Solution,
+    "Standing": Standing,
+    "Tenants": Tenants,
+    "Traffics": Traffics,
+    "Workload": Workload,
 }
+"""Classes by their names in the JSON form, which stay as they are when a class is renamed."""
+_NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
 
 
@@ -120,7 +119,7 @@ def _plain(value: Any) -> Any:
         body = {
             f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in left_out
         }
-        return {"is": type(value).__name__, **body}
+        return {"is": _NAMES.get(type(value), type(value).__name__), **body}
     if isinstance(value, StrEnum):
         return {"enum": type(value).__name__, "value": value.value}
     if isinstance(value, float):
@@ -197,5 +196,5 @@ def decode(text: bytes) -> Snapshot | Problem | Solution:
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidInput("body", f"does not describe a known value: {error}") from error
     if not isinstance(value, Snapshot | Problem | Solution):
-        raise InvalidInput("body", "is no snapshot, problem or solution")
+        raise InvalidInput("body", "must be a snapshot, a problem or a solution")
     return value

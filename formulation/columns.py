@@ -99,29 +99,30 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
 
 
 def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
-    """Return the Cell that each job can stay on unchanged, int64[jobs]. It is -1 if there is none.
+    """Return the Cell that each job can stay on unchanged, int64[jobs]. It is -1 if it has none.
 
     A job with a GPU on an unschedulable node cannot stay: wherever it goes, it restarts.
     """
     jobs = snapshot.jobs
-    found = np.full(len(jobs), -1, dtype=np.int64)
+    current = np.full(len(jobs), -1, dtype=np.int64)
     stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & snapshot.jobs.among(SCHEDULABLE)
     if not len(cells):
-        return found
+        return current
     most, types = int(cells.gpus.max()), len(snapshot.gpu_types)
     stays &= (jobs.current_gpus <= most) & (jobs.current_type >= 0)
-    who = np.flatnonzero(stays)
+    staying = np.flatnonzero(stays)
     # Find all Cells of the same workload, type and count by one sorted key.
     key = (cells.workload * types + cells.gpu_type) * (most + 1) + cells.gpus  # rises
-    wanted = (jobs.workload[who] * types + jobs.current_type[who]) * (most + 1)
-    wanted += jobs.current_gpus[who]
+    wanted = (jobs.workload[staying] * types + jobs.current_type[staying]) * (most + 1)
+    wanted += jobs.current_gpus[staying]
     first = np.searchsorted(key, wanted)
     count = np.searchsorted(key, wanted, side="right") - first
-    cell, job = ranges(first, count), np.repeat(who, count)  # several degrees and plans for each
+    # A job may have several such Cells, which differ in degree and execution plan.
+    cell, job = ranges(first, count), np.repeat(staying, count)
     # Of these, take the one with the same degree and execution plan.
     same = np.flatnonzero(
         (cells.pipeline_degree[cell] == jobs.current_degree[job])
         & (cells.plan[cell] == jobs.current_plan[job])
     )
-    found[job[same]] = cell[same]
-    return found
+    current[job[same]] = cell[same]
+    return current

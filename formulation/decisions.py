@@ -179,11 +179,11 @@ def _kinds(
 
 def _rates(problem: Problem, placement: Placement, cell: Ints) -> Floats:
     """Return samples/s of each placed job on the shape that it was given, float64[placed]."""
-    found: Floats = problem.cells.rate[cell]
+    rates: Floats = problem.cells.rate[cell]
     nodes = np.array([len(gang.members) for gang in placement.gangs.values()], dtype=np.int64)
     for k in np.flatnonzero(nodes != problem.cells.nodes[cell]).tolist():
-        found[k] = problem.cells.rate_on(int(cell[k]), int(nodes[k]))
-    return found
+        rates[k] = problem.cells.rate_on(int(cell[k]), int(nodes[k]))
+    return rates
 
 
 def _prices(problem: Problem, placement: Placement, job: Ints, column: Ints) -> Floats:

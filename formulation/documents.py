@@ -78,15 +78,15 @@ def read_json(field: str, text: str | bytes, limits: Limits) -> Any:
 
     Raises:
         NotJson: it is not JSON.
-        InvalidInput: it is beyond the limits, names a key twice, or holds a number that is not finite
-            or half a character; names ``field``.
+            InvalidInput: it is beyond the limits, names a key twice, or holds a number that is not
+                finite or half of a character. The error names ``field``.
     """
     raw = to_utf8(field, text, limits)
     longest = _check_structure(field, raw, limits)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) == len(pairs):
-            return found
+        if len(mapping := dict(pairs)) == len(pairs):
+            return mapping
         keys = [key for key, _ in pairs]
         repeated = next(key for i, key in enumerate(keys) if key in keys[:i])
         raise InvalidInput(field, f"the key {repeated[:80]!r} occurs twice; name it once")
@@ -143,9 +143,7 @@ def check_number(field: str, place: str, written: str) -> None:
 def check_counts(field: str, depth: int, nodes: int, limits: Limits) -> None:
     """Refuse a document that is nested too deep or has too many values."""
     if depth > limits.depth:
-        raise InvalidInput(
-            field, f"has lists and mappings inside each other on more than {limits.depth} levels"
-        )
+        raise InvalidInput(field, f"nests lists and mappings more than {limits.depth} levels deep")
     if nodes > limits.nodes:
         raise InvalidInput(field, f"has more than {limits.nodes:,} keys and values")
 
@@ -183,12 +181,12 @@ def _scalars(value: object) -> Iterator[tuple[str, object]]:
     """Yield (path, value) of all keys and of all values that are not lists or mappings."""
     left = [("", value)]
     while left:
-        path, found = left.pop()
-        if isinstance(found, dict):
-            for key, item in found.items():
+        path, item = left.pop()
+        if isinstance(item, dict):
+            for key, child in item.items():
                 yield path, key
-                left.append((f"{path}.{key}" if path else key, item))
-        elif isinstance(found, list):
-            left.extend((f"{path}[{i}]", item) for i, item in enumerate(found))
+                left.append((f"{path}.{key}" if path else key, child))
+        elif isinstance(item, list):
+            left.extend((f"{path}[{i}]", child) for i, child in enumerate(item))
         else:
-            yield path, found
+            yield path, item

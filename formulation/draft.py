@@ -38,7 +38,10 @@ def go_on() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowUse:
-    """A coupling row with its users: columns, and jobs that use it by waiting. None is repeated."""
+    """A coupling row with its users: columns, and jobs that use it by waiting.
+
+    Neither a column nor a job occurs twice.
+    """
 
     row: Row
     column: Ints  # int64[entries], index into the draft's columns
@@ -56,13 +59,13 @@ class Draft:
 
     snapshot: Snapshot
     policy: Policy
-    admission: Admission | None = None  # if the policy looks ahead
+    admission: Admission | None = None  # None if the policy does not look ahead
     cells: Cells
     job_start: Ints  # int64[jobs + 1]
     cell: Ints  # int64[columns], index into cells
-    current: Ints  # int64[jobs], the column that runs now and can go on unchanged; -1: none
+    current: Ints  # int64[jobs], the column that runs now and can go on unchanged, or -1
     must_run: Bools  # bool[jobs]
-    least_rate: Floats  # float64[jobs], samples/s that placement must reach; 0: any
+    least_rate: Floats  # float64[jobs], samples/s that placement must reach; 0 if any rate will do
     movable: Bools  # bool[jobs]
     opportunistic: Bools  # bool[jobs], started past a blocked job if it starts now
     rows: tuple[RowUse, ...] = ()
@@ -211,11 +214,11 @@ def _kept(witness: Ints | None, keep: Bools, position: Ints) -> Ints | None:
 
 
 def _narrowed(row: RowUse, keep: Bools, position: Ints, count: Ints) -> RowUse:
-    mine, idle = keep[row.column], count[row.idle_job] > 0
+    used, idle = keep[row.column], count[row.idle_job] > 0
     return replace(
         row,
-        column=position[row.column[mine]],
-        amount=row.amount[mine],
+        column=position[row.column[used]],
+        amount=row.amount[used],
         idle_job=row.idle_job[idle],
         idle_amount=row.idle_amount[idle],
     )

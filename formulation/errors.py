@@ -105,7 +105,7 @@ class RoundSuperseded(Conflict):
     reason = "ROUND_SUPERSEDED"
 
     def __init__(self, winner: str) -> None:
-        super().__init__(f"the cluster moved on while this round was solved: {winner} won")
+        super().__init__(f"{winner} was committed while this round was being solved")
         self.winner = winner
 
     def metadata(self) -> dict[str, str]:

@@ -30,14 +30,14 @@ def explain(
     ``given_up`` are jobs whose promise could not be kept. ``absent`` are the jobs that a rule left
     without a column, each with the reason.
     """
-    tried = np.zeros(len(snapshot.workloads), dtype=np.bool_)
-    tried[snapshot.estimates.workload] = True
+    estimated = np.zeros(len(snapshot.workloads), dtype=np.bool_)
+    estimated[snapshot.estimates.workload] = True
     feasible = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     feasible[snapshot.estimates.workload[np.isfinite(snapshot.estimates.iter_time_s)]] = True
     waits = np.flatnonzero(solution.choice < 0)
     workloads = snapshot.jobs.workload[waits]
     has_columns = problem.job_start[waits + 1] > problem.job_start[waits]
-    found: dict[int, Reason] = {}
+    reasons: dict[int, Reason] = {}
     others: list[int] = []
     may_run = snapshot.jobs.among(SCHEDULABLE)[waits]
     for job, may, workload, runs, offered in zip(
@@ -49,30 +49,32 @@ def explain(
         strict=True,
     ):
         if not may:
-            found[job] = _not_schedulable(STATES[snapshot.jobs.state[job]], snapshot.jobs.name[job])
+            reasons[job] = _not_schedulable(
+                STATES[snapshot.jobs.state[job]], snapshot.jobs.name[job]
+            )
         elif not runs:
-            found[job] = _no_cell(snapshot, workload, tried=bool(tried[workload]))
+            reasons[job] = _no_cell(snapshot, workload, estimated=bool(estimated[workload]))
         elif job in absent:
-            found[job] = absent[job]
+            reasons[job] = absent[job]
         elif not offered:
-            found[job] = _fits_nowhere(snapshot, workload)
+            reasons[job] = _fits_nowhere(snapshot, workload)
         elif job in unplaced:
-            found[job] = Reason(
+            reasons[job] = Reason(
                 code=ReasonCode.FRAGMENTED,
-                message=f"GPUs are free, but not together: {unplaced[job]}",
+                message=f"GPUs are free, but they are fragmented: {unplaced[job]}",
                 next_step="allow running jobs to be moved, or accept a smaller GPU count",
             )
         elif job in given_up:
-            found[job] = _GIVEN_UP
+            reasons[job] = _GIVEN_UP
         else:
             others.append(job)
-    return found | lost_out(problem, solution, np.array(others, dtype=np.int64))
+    return reasons | lost_out(problem, solution, np.array(others, dtype=np.int64))
 
 
 _GIVEN_UP: Final = Reason(
     code=ReasonCode.PROMISE_GIVEN_UP,
-    message="what was promised can no longer all be kept, and this job's promise is given up",
-    next_step="bring lost nodes back, raise its weight, or give it a later deadline",
+    message="not all promises can be kept any more, and the promise to this job is given up",
+    next_step="bring lost nodes back, raise the job's weight, or give it a later deadline",
 )
 
 
@@ -80,9 +82,9 @@ def _not_schedulable(state: JobState, name: str) -> Reason:
     return is_held(state, name) if state is JobState.HELD else is_leaving(state)
 
 
-def _no_cell(snapshot: Snapshot, workload: int, *, tried: bool) -> Reason:
+def _no_cell(snapshot: Snapshot, workload: int, *, estimated: bool) -> Reason:
     key = snapshot.workloads[workload].key
-    if not tried:
+    if not estimated:
         return Reason(
             code=ReasonCode.NO_ESTIMATE,
             message=f"there is no estimate of {key} on any GPU type",
@@ -100,12 +102,12 @@ def _no_cell(snapshot: Snapshot, workload: int, *, tried: bool) -> Reason:
 def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
     """Explain a job whose smallest Cells exceed the schedulable nodes, or the whole cluster."""
     e, kinds = snapshot.estimates, len(snapshot.gpu_types)
-    mine = (e.workload == workload) & np.isfinite(e.iter_time_s)
+    own = (e.workload == workload) & np.isfinite(e.iter_time_s)
     least = np.full(kinds, np.iinfo(np.int64).max)
-    np.minimum.at(least, e.gpu_type[mine], e.gpus[mine])
+    np.minimum.at(least, e.gpu_type[own], e.gpus[own])
     now = snapshot.schedulable_gpus()
     whole = np.bincount(snapshot.nodes.gpu_type, weights=snapshot.nodes.gpus, minlength=kinds)
-    types = sorted(set(e.gpu_type[mine].tolist()))
+    types = sorted(set(e.gpu_type[own].tolist()))
     needs = " or ".join(
         f"{least[t]} x {snapshot.gpu_types[t].name} ({now[t]} of {int(whole[t])} schedulable)"
         for t in types
@@ -113,13 +115,13 @@ def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
     if np.any(least <= whole):
         return Reason(
             code=ReasonCode.NODES_AWAY,
-            message=f"nodes that could run it are draining or silent: it needs {needs}",
+            message=f"the nodes that could run the job are draining or silent; it needs {needs}",
             next_step="start the agents of those nodes, or undrain them",
             evidence=(("needs", needs),),
         )
     return Reason(
         code=ReasonCode.FITS_NOWHERE,
-        message=f"its smallest Cells exceed the cluster: it needs {needs}",
+        message=f"the job's smallest Cells exceed the cluster; it needs {needs}",
         next_step="add nodes, or Cells with fewer GPUs",
         evidence=(("needs", needs),),
     )

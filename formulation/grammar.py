@@ -109,27 +109,30 @@ def parse(text: str) -> tuple[Stage, ...]:
     """
     stages = tuple(_stage(part.strip()) for part in re.split(r"\bthen\b", text))
     if len({frozenset(s.terms) for s in stages}) != len(stages):
-        raise InvalidInput("objective", f"{text!r} names a stage twice")
+        raise InvalidInput("objective", f"{text!r} names a stage twice; name each stage once")
     if stages[-1].lexicographic:
         return (*stages, Stage(terms=(Term(objective="throughput"),)))
     return stages
 
 
 def _stage(text: str) -> Stage:
-    found = _WITHIN.match(text)
-    if found is None:
+    match = _WITHIN.match(text)
+    if match is None:
         raise _wrong(text)
-    terms = tuple(_term(part.strip()) for part in _PLUS.split(found["sum"]))
+    terms = tuple(_term(part.strip()) for part in _PLUS.split(match["sum"]))
     if len({term.objective for term in terms}) != len(terms):
         raise InvalidInput("objective", f"{text!r} names an objective twice; add its weights up")
     if len(terms) > 1 and any(term.objective in LEXICOGRAPHIC for term in terms):
         raise InvalidInput(
             "objective",
-            f"{text!r}: {', '.join(LEXICOGRAPHIC)} have no sum; put them in order with 'then'",
+            f"{text!r}: {', '.join(LEXICOGRAPHIC)} cannot be added to another objective;"
+            " put them in order with 'then'",
         )
-    tolerance = _number(found["percent"] or "0") / 100
+    tolerance = _number(match["percent"] or "0") / 100
     if not 0 <= tolerance < 1:
-        raise InvalidInput("objective", f"{text!r}: the tolerance must lie in [0, 100) %")
+        raise InvalidInput(
+            "objective", f"{text!r}: the tolerance must be at least 0 % and below 100 %"
+        )
     terms = tuple(term for term in terms if term.weight > 0)
     if not terms:
         raise InvalidInput("objective", f"{text!r}: all weights are 0; give one a positive weight")
@@ -139,15 +142,15 @@ def _stage(text: str) -> Stage:
 
 
 def _term(text: str) -> Term:
-    found = _TERM.match(text)
-    if found is None or found["name"] not in OBJECTIVES:
+    match = _TERM.match(text)
+    if match is None or match["name"] not in OBJECTIVES:
         raise _wrong(text)
-    weight = _number(found["weight"] or "1")
+    weight = _number(match["weight"] or "1")
     if not 0 <= weight <= LARGEST_WEIGHT:
         raise InvalidInput(
             "objective", f"{text!r}: a weight must be a number from 0 to {LARGEST_WEIGHT:,.0f}"
         )
-    return Term(objective=found["name"], weight=weight)
+    return Term(objective=match["name"], weight=weight)
 
 
 def _number(text: str) -> float:
@@ -160,6 +163,6 @@ def _number(text: str) -> float:
 def _wrong(text: str) -> InvalidInput:
     return InvalidInput(
         "objective",
-        f"{text!r} is none of {', '.join(OBJECTIVES)}; combine as in"
+        f"{text!r} is not an objective; choose from {', '.join(OBJECTIVES)}, or combine them as in"
         " '0.7*throughput + 0.3*jct' or 'max-min within 5% then throughput'",
     )

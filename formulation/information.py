@@ -1,7 +1,7 @@
 """The estimates that a scheduler may see: functions from a snapshot to one with other estimates.
 
 The information that a scheduler sees is chosen separately and is never part of the scheduler. Its
-effect can then be told apart from the scheduler's own. Jobs still run at their true rates.
+effect can then be separated from the scheduler's own. Jobs still run at their true rates.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def optimum(snapshot: Snapshot) -> Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DpMemory(Table):
-    """Peak memory of each GPU under pure data parallelism. A workload and GPU count has one row."""
+    """The peak memory of each GPU under pure data parallelism, by workload and GPU count."""
 
     INDEX: ClassVar[str] = "data-parallel runs"
     workload: tuple[str, ...]  # Workload.key
     gpus: Ints  # the degree of data parallelism
-    memory_bytes: Floats  # inf: it was tried and ran out of memory
+    memory_bytes: Floats  # inf if the run was tried and ran out of memory
 
 
 def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) -> Information:
@@ -76,10 +76,10 @@ def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) 
         raise InvalidInput("data_parallel", "safety and fraction must be positive")
 
     def gated(snapshot: Snapshot) -> Snapshot:
-        seen = optimum(snapshot)
+        visible = optimum(snapshot)
         pairs = zip(memory.workload, memory.gpus.tolist(), strict=True)
         known = dict(zip(pairs, memory.memory_bytes.tolist(), strict=True))
-        e, keys = seen.estimates, [w.key for w in seen.workloads]
+        e, keys = visible.estimates, [w.key for w in visible.workloads]
         need = np.array(
             [
                 known.get((keys[workload], gpus), np.inf)
@@ -87,9 +87,9 @@ def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) 
             ],
             dtype=np.float64,
         )
-        have = np.array([t.memory_bytes for t in seen.gpu_types], dtype=np.float64)[e.gpu_type]
+        have = np.array([t.memory_bytes for t in visible.gpu_types], dtype=np.float64)[e.gpu_type]
         fits = safety * need <= fraction * have
-        return _with(seen, replace(e, iter_time_s=np.where(fits, e.iter_time_s, np.inf)))
+        return _with(visible, replace(e, iter_time_s=np.where(fits, e.iter_time_s, np.inf)))
 
     return gated
 
@@ -102,9 +102,10 @@ def single_gpu(measured_counts: int = 1) -> Information:
     section 2.3, where k goes from 1 to 5).
 
     Arena leaves open what happens where no measured count runs because the model is too large.
-    Here, the least count that does run is measured instead. Without it, nothing would be known of
-    that model. A count is measured at its best execution plan and shape. Throughput is extrapolated
-    only to counts in the optimum's table, in every shape alike, whether they truly run or not.
+    Here, the smallest count that does run is measured instead. Without it, nothing would be known
+    of that model. A count is measured at its best execution plan and shape. Throughput is
+    extrapolated only to counts in the optimum's table, in every shape alike, whether they truly run
+    or not.
 
     Raises:
         InvalidInput: ``measured_counts`` is not one of 1 to 5.
@@ -125,10 +126,11 @@ def _linear_beyond(e: Estimates, largest: int) -> Estimates:
     e = _rows(e, order)
     pair = _group(e.workload, e.gpu_type)
     runs = np.isfinite(e.iter_time_s)
-    base = _base_rows(pair, e.gpus, runs, largest)  # by pair; -1: no row runs
-    mine = base[pair] if len(pair) else base
-    beyond = (mine >= 0) & (e.gpus > np.maximum(largest, e.gpus[mine]))
-    linear_s = e.iter_time_s[mine] * e.gpus[mine] / e.gpus
+    base = _base_rows(pair, e.gpus, runs, largest)
+    # Each row is extrapolated from the base row of its pair, or not at all if that is -1.
+    base_of = base[pair] if len(pair) else base
+    beyond = (base_of >= 0) & (e.gpus > np.maximum(largest, e.gpus[base_of]))
+    linear_s = e.iter_time_s[base_of] * e.gpus[base_of] / e.gpus
     return replace(
         e,
         iter_time_s=np.where(beyond, linear_s, e.iter_time_s),
@@ -137,19 +139,19 @@ def _linear_beyond(e: Estimates, largest: int) -> Estimates:
 
 
 def _base_rows(pair: Ints, gpus: Ints, runs: Bools, largest: int) -> Ints:
-    """Return the row from which each pair is extrapolated, int64[pairs]; -1: no row runs.
+    """Return the row from which each pair is extrapolated, int64[pairs]. It is -1 if no row runs.
 
     Rows are sorted by pair, then count, then time. The result is the fastest row of the largest
-    count up to ``largest`` that runs. If there is none, it is the fastest row of the least count
-    that runs.
+    count up to ``largest`` that runs. Without such a row, it is the fastest row of the smallest
+    count that runs.
     """
     pairs = int(pair.max(initial=-1)) + 1
-    found = np.full(pairs, -1, dtype=np.int64)
+    base = np.full(pairs, -1, dtype=np.int64)
     for row in np.flatnonzero(runs).tolist():
-        has = int(found[pair[row]])
-        if has < 0 or (gpus[row] <= largest and gpus[row] > gpus[has]):
-            found[pair[row]] = row
-    return found
+        best = int(base[pair[row]])
+        if best < 0 or (gpus[row] <= largest and gpus[row] > gpus[best]):
+            base[pair[row]] = row
+    return base
 
 
 def _group(*keys: Ints) -> Ints:

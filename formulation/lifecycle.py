@@ -38,7 +38,7 @@ class JobEvent(StrEnum):
     MOVE = "move"
     RAN = "ran"
     SUSPEND = "suspend"
-    GONE = "gone"  # every agent has reported the gang gone
+    GONE = "gone"  # every agent has reported that the gang is gone
     LOST = "lost"  # a node that ran part of it is gone
     CANCEL = "cancel"
     FINISH = "finish"
@@ -120,8 +120,8 @@ def advance(state: JobState, event: JobEvent) -> JobState:
 
 def successors() -> dict[JobState, frozenset[JobState]]:
     """Return, for each state, the other states one event away. The database enforces this."""
-    found: dict[JobState, set[JobState]] = {state: set() for state in JobState}
+    following: dict[JobState, set[JobState]] = {state: set() for state in JobState}
     for (before, _), after in TRANSITIONS.items():
         if after is not before:
-            found[before].add(after)
-    return {state: frozenset(after) for state, after in found.items()}
+            following[before].add(after)
+    return {state: frozenset(after) for state, after in following.items()}

@@ -11,51 +11,51 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.goals import WEIGHTED_SUM
-from tessera.formulation.problem import Problem, RowKind, jobwise
+from tessera.formulation.problem import Problem, Row, RowKind, jobwise
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Floats, Ints, ranges
 
 _NO_WEIGHT: Final = Reason(
     code=ReasonCode.NO_WEIGHT,
-    message="its weight, with its tenant's and its queue's, is 0, so running it is worth nothing",
+    message="the job's weight, times its tenant's and its queue's, is 0, so it has no value",
     next_step="give the job, its tenant and its queue a positive weight",
 )
 _NOT_WORTH_RESTART: Final = Reason(
     code=ReasonCode.NOT_WORTH_RESTART,
-    message="starting it would cost as much as it could win before it ends",
-    next_step="lower its restart seconds, or raise its weight",
+    message="starting the job would cost as much as it could gain before it ends",
+    next_step="lower the job's restart seconds, or raise its weight",
 )
 _NO_PRICES: Final = Reason(
     code=ReasonCode.BUDGET_SPENT,
-    message="the round's time ran out before prices were known; others were worth more",
+    message="the round ran out of time before shadow prices were known; other jobs had higher values",
     next_step="give the round a longer deadline",
 )
 
 _LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str]]] = {
     RowKind.QUOTA: (
         ReasonCode.QUOTA_SPENT,
-        "the quota of {what} for guaranteed jobs is {capacity} GPUs; {free} are left, and it is charged"
-        " {amount}",
-        "wait for a guaranteed job of the tenant to end, raise the quota, or run it as best effort",
+        "the quota of {what} for guaranteed jobs is {capacity} GPUs, of which {free} are left, but the"
+        " job would be charged {amount}",
+        "wait for a guaranteed job of the tenant to end, raise the quota, or submit the job as best effort",
     ),
     RowKind.HELD: (
         ReasonCode.QUOTA_SPENT,
-        "{what} may hold {capacity} GPUs, its quota and what it may borrow; {free} are left, and it needs"
-        " {amount}",
+        "{what} may hold {capacity} GPUs (its quota and what it may borrow), of which {free} are left,"
+        " but the job needs {amount}",
         "wait for a job of the tenant to end, or let the tenant borrow more",
     ),
     RowKind.KEPT: (
         ReasonCode.QUOTA_SPENT,
-        "the quota of {what} is not lent: others may hold {capacity} GPUs; {free} are left, and it needs"
-        " {amount}",
+        "{what} does not lend its quota: other tenants may hold {capacity} GPUs, of which {free} are left,"
+        " but the job needs {amount}",
         "wait for a job of another tenant to end, or let the quota be lent",
     ),
     RowKind.RESERVED: (
         ReasonCode.RESERVED,
-        "GPUs are reserved for {what}, which has waited long: others may hold {capacity} beyond its start;"
-        " {free} are left, and it needs {amount}",
-        "wait for that job to start, or add Cells on which this one ends before",
+        "GPUs are reserved for {what}, which has waited long: other jobs may hold {capacity} beyond its"
+        " start, of which {free} are left, but the job needs {amount}",
+        "wait for {what} to start, or add Cells on which the job ends before that",
     ),
 }
 """Kind of row -> the reason if that row is what holds a job back."""
@@ -72,42 +72,42 @@ def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reas
     market = _Market(problem, solution)
     limits = _limits(problem, solution, market.free)
     gross = problem.value[offers.column] + problem.restart_price[offers.column]
-    found: dict[int, Reason] = {}
-    for job, column, weight, worth, cost, costs_only in zip(
+    reasons: dict[int, Reason] = {}
+    for job, column, weight, value, cost, costs_only in zip(
         jobs.tolist(),
         offers.column.tolist(),
         problem.weight[jobs].tolist(),
-        offers.worth.tolist(),
+        offers.value.tolist(),
         offers.cost.tolist(),
         (gross < 0).tolist(),
         strict=True,
     ):
-        limited = limits and weight > 0 and limits.reason(job, column, pays=worth > cost)
+        limited = limits and weight > 0 and limits.reason(job, column, pays=value > cost)
         if weight <= 0:
-            found[job] = _NO_WEIGHT
+            reasons[job] = _NO_WEIGHT
         elif limited:
-            found[job] = limited
+            reasons[job] = limited
         elif costs_only:
-            found[job] = _only_costs(problem, market.use(column), worth)
-        elif worth <= 0:
-            found[job] = _NOT_WORTH_RESTART
+            reasons[job] = _only_costs(problem, market.use(column), value)
+        elif value <= 0:
+            reasons[job] = _NOT_WORTH_RESTART
         elif not len(solution.prices):
-            found[job] = _NO_PRICES
+            reasons[job] = _NO_PRICES
         else:
-            found[job] = _by_prices(market.use(column), market.spent, worth, cost)
-    return found
+            reasons[job] = _by_prices(market.use(column), market.spent, value, cost)
+    return reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Offers:
     """The best offers of some jobs: for each, the column with the most value for its cost.
 
-    If no column of a job has a positive value, it is the one that loses least. Of equals it is the
-    first.
+    If no column of a job has a positive value, it is the one that loses least. Among equal columns,
+    it is the first.
     """
 
     column: Ints  # int64[some jobs]
-    worth: Floats  # float64[some jobs], units of the objective
+    value: Floats  # float64[some jobs], units of the objective
     cost: Floats  # float64[some jobs], units of the objective
 
 
@@ -116,17 +116,17 @@ def _best_offers(problem: Problem, solution: Solution, jobs: Ints) -> _Offers:
     cost = problem.cost(solution.prices) if known else np.zeros(len(problem.cell))
     first = problem.job_start[jobs]
     count = problem.job_start[jobs + 1] - first
-    mine = ranges(first, count)
-    value = problem.value[mine]
-    ratio = np.where(value > 0, value / np.maximum(cost[mine], 1e-9), value)
+    own = ranges(first, count)
+    value = problem.value[own]
+    ratio = np.where(value > 0, value / np.maximum(cost[own], 1e-9), value)
     owner = np.repeat(np.arange(len(jobs)), count)
     best = jobwise(np.maximum, ratio, np.append(0, np.cumsum(count)))
     top = np.flatnonzero(ratio == best[owner])[::-1]
     column = np.zeros(len(jobs), dtype=np.int64)
-    column[owner[top]] = mine[top]  # the first of each job is written last
+    column[owner[top]] = own[top]  # the first of each job is written last
     return _Offers(
         column=column,
-        worth=problem.value[column] / problem.scale,
+        value=problem.value[column] / problem.scale,
         cost=cost[column] / problem.scale,
     )
 
@@ -135,9 +135,35 @@ def _best_offers(problem: Problem, solution: Solution, jobs: Ints) -> _Offers:
 class _Use:
     """The use of rows by an offer, in words."""
 
-    what: str
-    short: str  # the rows with too little free; empty if there are none
+    amount: str  # e.g. "2 x a40"
+    short: str  # the rows with too little left; empty if the offer would fit
     free: tuple[tuple[str, str], ...]  # evidence: the free amount of each row that it uses
+
+
+_AMOUNTS: Final[dict[RowKind, str]] = {
+    RowKind.GPUS: "{amount} x {what}",
+    RowKind.CPUS: "{amount} CPU cores of {what} nodes",
+    RowKind.HOST_MEMORY: "{amount} MiB of host memory of {what} nodes",
+    RowKind.CHANGES: "{amount} of the changes that the round may make",
+}
+"""Kind of row -> an amount of it in words. Other kinds are called by the row's name."""
+
+
+def _amount_of(row: Row, amount: int) -> str:
+    """Return the use of a row in words, e.g. ``2 x a40``."""
+    if row.kind not in _AMOUNTS:
+        return f"{amount} of {row.name}"
+    return _AMOUNTS[row.kind].format(amount=amount, what=row.subject)
+
+
+def _shortage_of(row: Row, left: int) -> str:
+    """Return in words how much of a row the chosen jobs have left."""
+    if row.kind is RowKind.GPUS:
+        taken = "are taken by jobs of higher value"
+        if left <= 0:
+            return f"all {row.subject} GPUs {taken}"
+        return f"all but {left} of the {row.capacity} {row.subject} GPUs {taken}"
+    return f"only {_amount_of(row, max(left, 0))} are left"
 
 
 class _Market:
@@ -151,7 +177,7 @@ class _Market:
         self._amount = problem.amount.data
         self.spent = next(
             (
-                f"all {row.capacity} changes of running jobs that the round may make are spent"
+                f"the round has made all {row.capacity} changes of running jobs that it may make"
                 for row, free in zip(problem.rows, self.free, strict=True)
                 if row.kind is RowKind.CHANGES and free <= 0
             ),
@@ -162,20 +188,20 @@ class _Market:
         """Return the use of rows by ``column``."""
         first, end = self._start[column], self._start[column + 1]
         key = tuple(self._row[first:end]), tuple(self._amount[first:end])
-        found = self._uses.get(key)
-        if found is None:
+        use = self._uses.get(key)
+        if use is None:
             taken = [
-                (self._problem.rows[r].name, amount, self.free[r])
+                (self._problem.rows[r], amount, self.free[r])
                 for r, amount in zip(*key, strict=True)
             ]
-            found = self._uses[key] = _Use(
-                what=" + ".join(f"{amount} of {name}" for name, amount, _ in taken),
-                short="; ".join(
-                    f"{name} has {left} free" for name, amount, left in taken if amount > left
+            use = self._uses[key] = _Use(
+                amount=" + ".join(_amount_of(row, amount) for row, amount, _ in taken),
+                short=" and ".join(
+                    _shortage_of(row, left) for row, amount, left in taken if amount > left
                 ),
-                free=tuple((f"free {name}", str(left)) for name, _, left in taken),
+                free=tuple((f"free {row.name}", str(left)) for row, _, left in taken),
             )
-        return found
+        return use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,8 +217,8 @@ class _Limits:
     def reason(self, job: int, column: int, *, pays: bool) -> Reason | None:
         """Return the reason if a quota or a reservation holds the job back, else None.
 
-        It does if no column of the job finds room in such a row. It also does if the best offer,
-        ``column``, does not pay, and such a row is the largest part of its cost.
+        It does so if no column of the job finds room in such a row. It also does so if the best
+        offer, ``column``, is not worth its price, and such a row is the largest part of that price.
         """
         problem, prices = self.problem, self.prices
         entry = int(self.stopped[job])
@@ -207,12 +233,16 @@ class _Limits:
     def _by(self, row: int, amount: int) -> Reason:
         limit, free = self.problem.rows[row], self.free[row]
         code, message, next_step = _LIMITS[limit.kind]
+        facts = {
+            "what": limit.subject,
+            "capacity": limit.capacity,
+            "free": free,
+            "amount": amount,
+        }
         return Reason(
             code=code,
-            next_step=next_step,
-            message=message.format(
-                what=limit.subject, capacity=limit.capacity, free=free, amount=amount
-            ),
+            next_step=next_step.format(**facts),
+            message=message.format(**facts),
             evidence=(
                 ("row", limit.name),
                 ("capacity", str(limit.capacity)),
@@ -223,7 +253,7 @@ class _Limits:
 
 
 def _limits(problem: Problem, solution: Solution, free: list[int]) -> _Limits | None:
-    """Return the limits of the round, or None if there are none."""
+    """Return the limits of the round, or None if it has no limits."""
     limit = np.array([row.kind in _LIMITS for row in problem.rows], dtype=np.bool_)
     if not limit.any():
         return None
@@ -241,65 +271,66 @@ def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
 
     It is -1 if limits do not stop them all.
     """
-    found = np.full(len(problem.jobs), -1, dtype=np.int64)
+    first_entry = np.full(len(problem.jobs), -1, dtype=np.int64)
     entry = np.flatnonzero(limit[problem.row] & (problem.amount > free[problem.row]))
     column = problem.usage_column[entry]
     stopped = np.zeros(len(problem.cell))
     stopped[column] = 1.0
-    found[problem.column_job[column[::-1]]] = entry[::-1]  # the first of each job
-    return np.where(jobwise(np.minimum, stopped, problem.job_start) > 0, found, -1)
+    first_entry[problem.column_job[column[::-1]]] = entry[::-1]  # the first of each job
+    return np.where(jobwise(np.minimum, stopped, problem.job_start) > 0, first_entry, -1)
 
 
-def _by_prices(use: _Use, spent: str, worth: float, cost: float) -> Reason:
-    """Explain a job whose best offer has a value, by its cost at the round's shadow prices."""
-    what = use.what
+def _by_prices(use: _Use, spent: str, value: float, cost: float) -> Reason:
+    """Explain a job whose best offer has a positive value, by its cost at the shadow prices."""
+    offer = use.amount
     evidence = (
-        ("offer", what),
-        ("value", f"{worth:.6f}"),
+        ("offer", offer),
+        ("value", f"{value:.6f}"),
         ("price", f"{cost:.6f}"),
         *use.free,
     )
-    if worth <= cost:
+    if value <= cost:
         return Reason(
             code=ReasonCode.OUTPRICED,
-            message=f"its best offer, {what}, is worth {worth:.3f}; at this round's prices it costs"
+            message=f"the job's best offer, {offer}, is worth {value:.3f}, but its price in this round is"
             f" {cost:.3f}",
-            next_step="wait for demand to fall, raise its weight, or add Cells that use GPUs better",
+            next_step="wait for demand to fall, raise the job's weight, or add Cells that use GPUs better",
             evidence=evidence,
         )
     if not use.short:
         return Reason(
             code=ReasonCode.BUDGET_SPENT,
-            message=f"{what} would pay, but the round stopped at its gap or its time before it got there",
+            message=f"{offer} is worth more ({value:.3f}) than its price ({cost:.3f}), but the round reached"
+            " its gap or its time limit before it chose the job",
             next_step="give the round a longer deadline or a smaller gap",
             evidence=evidence,
         )
-    short = f"{use.short}; {spent}" if spent else use.short
+    short = f"{use.short}, and {spent}" if spent else use.short
     return Reason(
         code=ReasonCode.NO_CAPACITY,
-        message=f"{what} would pay ({worth:.3f} for {cost:.3f}), but does not fit beside better jobs:"
-        f" {short}",
+        message=f"{offer} is worth more ({value:.3f}) than its price ({cost:.3f}), but {short}",
         next_step="wait for a job to end, or add Cells with fewer GPUs",
         evidence=evidence,
     )
 
 
-def _only_costs(problem: Problem, use: _Use, worth: float) -> Reason:
+def _only_costs(problem: Problem, use: _Use, value: float) -> Reason:
     """Explain a job that the last goal counts as a loss.
 
-    Either room was short, or the job is not worth its cost.
+    Either GPUs were short, or the job is not worth its cost.
     """
-    evidence = (("offer", use.what), ("value", f"{worth:.6f}"), ("unit", problem.unit))
+    evidence = (("offer", use.amount), ("value", f"{value:.6f}"), ("unit", problem.unit))
     if use.short and problem.unit != WEIGHTED_SUM:
         return Reason(
             code=ReasonCode.NO_CAPACITY,
-            message=f"its cheapest offer, {use.what}, does not fit beside the jobs that run: {use.short}",
-            next_step="wait for a job to end, raise its weight, or add Cells with fewer GPUs",
+            message=f"the job's cheapest offer, {use.amount}, does not fit next to the jobs that run:"
+            f" {use.short}",
+            next_step="wait for a job to end, raise the job's weight, or add Cells with fewer GPUs",
             evidence=evidence,
         )
     return Reason(
         code=ReasonCode.OUTPRICED,
-        message=f"its best offer, {use.what}, costs more than the objective counts it worth",
-        next_step="raise its weight, or give cost less weight in the objective",
+        message=f"the job's best offer, {use.amount}, costs more than its value in the objective",
+        next_step="raise the job's weight, or give cost less weight in the objective",
         evidence=evidence,
     )

@@ -48,7 +48,7 @@ MAX_CAUTION: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The choices that shape a round's statement. Flat, so that a round can record it."""
+    """The choices that shape a round's statement. They are flat, so that a round can record them."""
 
     objective: str = "throughput"
     """The objective to optimize. ``tessera.formulation.grammar`` says how objectives combine."""
@@ -123,8 +123,8 @@ class Policy:
         """Refuse meaningless values."""
         for name in ("restart_horizon_s", "round_s", "promote_after_s", "reserve_after_s"):
             value = getattr(self, name)
-            endless = name in ("promote_after_s", "reserve_after_s")
-            if not value > 0 or not (endless or math.isfinite(value)):
+            may_be_endless = name in ("promote_after_s", "reserve_after_s")
+            if not value > 0 or not (may_be_endless or math.isfinite(value)):
                 raise InvalidInput(name, "must be a positive number of seconds")
         if not 0 <= self.max_restart_share < 1:
             raise InvalidInput("max_restart_share", "must lie in [0, 1)")
@@ -151,7 +151,7 @@ class Policy:
         if not (math.isfinite(self.network_measure_s) and self.network_measure_s >= 0):
             raise InvalidInput("network_measure_s", "must be 0 or a number of seconds")
         if self.opportunistic and not self.queue_order:
-            raise InvalidInput("opportunistic", "has a meaning only with queue_order")
+            raise InvalidInput("opportunistic", "needs queue_order; set that, too")
         _ = self.stages, self.weight_of_queue
 
     def require_bounded(self) -> None:
@@ -171,7 +171,9 @@ class Policy:
                 "queue_weights", f"names {len(weights)} queues; name at most {MAX_QUEUE_WEIGHTS}"
             )
         if max(weights.values(), default=0.0) > MAX_QUEUE_WEIGHT:
-            raise InvalidInput("queue_weights", f"a factor is above {MAX_QUEUE_WEIGHT:,.0f}")
+            raise InvalidInput(
+                "queue_weights", f"has a factor above {MAX_QUEUE_WEIGHT:,.0f}; lower it"
+            )
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -190,17 +192,17 @@ class Policy:
     @property
     def weight_of_queue(self) -> dict[int, float]:
         """Return queue -> factor. Raises InvalidInput."""
-        found: dict[int, float] = {}
+        factors: dict[int, float] = {}
         for part in filter(None, (p.strip() for p in self.queue_weights.split(","))):
             queue, colon, factor = part.partition(":")
             try:
                 key, value = int(queue), float(factor)
             except ValueError:
                 key, value = 0, math.nan
-            if not colon or key < 1 or not (math.isfinite(value) and value >= 0) or key in found:
+            if not colon or key < 1 or not (math.isfinite(value) and value >= 0) or key in factors:
                 raise InvalidInput(
                     "queue_weights",
-                    f"{part!r}: expected QUEUE:FACTOR, each queue once, e.g. 1:4,2:1",
+                    f"{part!r} must be QUEUE:FACTOR, with each queue once, e.g. 1:4,2:1",
                 )
-            found[key] = value
-        return found
+            factors[key] = value
+        return factors

@@ -103,11 +103,11 @@ class Problem:
     idle_row: Ints  # int64[idle nonzeros]
     idle_amount: Ints  # int64[idle nonzeros]
     must_run: Bools  # bool[jobs]
-    least_rate: Floats  # float64[jobs], samples/s below which it must not be placed; 0: any
-    movable: Bools  # bool[jobs], False: it keeps its GPUs while it keeps its Cell
-    current: Ints  # int64[jobs], the column that runs now; -1: none
+    least_rate: Floats  # float64[jobs], samples/s below which it must not be placed; 0 for any
+    movable: Bools  # bool[jobs]; if false, the job keeps its GPUs while it keeps its Cell
+    current: Ints  # int64[jobs], the column that runs now; -1 if it has none
     restart_share: Floats  # float64[jobs], share of a column's gross value that a restart costs
-    weight: Floats  # float64[jobs]; weight of its promise if promises must be given up
+    weight: Floats  # float64[jobs]; weight of its promise if not all promises can be kept
 
     def __post_init__(self) -> None:
         """Freeze the arrays, check their shapes, and check that no sum can overflow."""

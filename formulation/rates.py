@@ -33,7 +33,8 @@ def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
             weight[jobs.queue == queue] *= factor
     if not np.isfinite(weight).all():
         raise ProblemTooLarge(
-            "weight", "a job's, its tenant's and its queue's multiply to infinity"
+            "weight",
+            "a job's weight times its tenant's and its queue's is not finite; lower one of them",
         )
     return weight
 
@@ -73,8 +74,8 @@ def expected_rate(snapshot: Snapshot, cells: Cells, weight: Floats) -> Floats:
 
 def _by_job(snapshot: Snapshot, of_workload: Floats) -> Floats:
     """Return the workload's number for each job, NaN where it is 0."""
-    found = of_workload[snapshot.jobs.workload] if len(snapshot.jobs) else np.zeros(0)
-    return np.where(found > 0, found, np.nan)
+    rate = of_workload[snapshot.jobs.workload] if len(snapshot.jobs) else np.zeros(0)
+    return np.where(rate > 0, rate, np.nan)
 
 
 def requested_rate(snapshot: Snapshot, cells: Cells) -> Floats:
@@ -103,9 +104,9 @@ def requested_rate(snapshot: Snapshot, cells: Cells) -> Floats:
     where = np.searchsorted(unique, wanted)
     hit = where < len(unique)
     hit[hit] = unique[where[hit]] == wanted[hit]
-    found = best[jobs.workload] if len(jobs) else np.zeros(0)
-    found[hit] = at_count[where[hit]]
-    return np.where(found > 0, found, np.nan)
+    requested = best[jobs.workload] if len(jobs) else np.zeros(0)
+    requested[hit] = at_count[where[hit]]
+    return np.where(requested > 0, requested, np.nan)
 
 
 def restart_share(snapshot: Snapshot, expected: Floats, policy: Policy) -> Floats:

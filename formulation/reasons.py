@@ -21,7 +21,7 @@ class ReasonCode(StrEnum):
     NO_FEASIBLE_CELL = "NO_FEASIBLE_CELL"
     FITS_NOWHERE = "FITS_NOWHERE"
     NODES_AWAY = "NODES_AWAY"
-    # a rule of the round leaves the job no column
+    # A rule of the round leaves the job no column.
     BACK_OFF = "BACK_OFF"  # it failed, and is tried again later
     PINS_CONTRADICT = "PINS_CONTRADICT"  # pinned type and avoided nodes leave no GPUs
     GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as the request
@@ -34,7 +34,7 @@ class ReasonCode(StrEnum):
     RESERVED = "RESERVED"  # the GPUs are reserved for a job that has waited long
     QUOTA_SPENT = "QUOTA_SPENT"
     NO_WEIGHT = "NO_WEIGHT"
-    # the job had columns but was not chosen
+    # The job had columns but was not chosen.
     FRAGMENTED = "FRAGMENTED"
     PROMISE_GIVEN_UP = "PROMISE_GIVEN_UP"
     OUTPRICED = "OUTPRICED"
@@ -55,7 +55,7 @@ class Reason:
 
 
 def is_held(state: JobState, name: str, since_s: float | None = None) -> Reason:
-    """Return the reason of a job that a user holds.
+    """Return the reason for a job that a user holds.
 
     ``since_s`` is the start of the hold in seconds since 1970, or None if it is not known.
     """
@@ -63,16 +63,16 @@ def is_held(state: JobState, name: str, since_s: float | None = None) -> Reason:
     leaves = "; its GPUs are being given back" if state is JobState.HOLDING else ""
     return Reason(
         code=ReasonCode.HELD,
-        message=f"a user holds it{f' since {since}' if since else ''}{leaves}",
-        next_step=f"release it: `tessera release {name}`",
+        message=f"a user {f'has held the job since {since}' if since else 'holds the job'}{leaves}",
+        next_step=f"release the job: `tessera release {name}`",
         evidence=(("since", since),) if since else (),
     )
 
 
 def is_leaving(state: JobState) -> Reason:
-    """Return the reason of a job whose GPUs are being given back."""
+    """Return the reason for a job whose GPUs are being given back."""
     return Reason(
         code=ReasonCode.LEAVING,
         message=f"the job is {state}; its GPUs are being given back",
-        next_step="wait until its agents have reported it gone",
+        next_step="wait until the agents report that the job is gone",
     )

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 DISTRIBUTION: Final = "tessera-scheduler"
-"""The name to install: the name `tessera` belongs to another project."""
+"""The name to install. The name `tessera` belongs to another project."""
 
 UNPACKAGED: Final = "unpackaged"
 """The version of a source tree that was never installed."""

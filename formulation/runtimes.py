@@ -52,7 +52,7 @@ def _check_replayed(field: str, command: Sequence[str]) -> None:
 
 def _check_task(field: str, command: Sequence[str]) -> None:
     if len(command) != 1:
-        raise InvalidInput(field, "a profiling task has one word, its task")
+        raise InvalidInput(field, "must be one word, the name of the profiling task")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,15 +38,15 @@ class Nodes(Table):
     gpu_type: Ints  # index into Snapshot.gpu_types
     gpus: Ints
     rack: tuple[str, ...]
-    schedulable: Bools  # False: draining, or not heard for longer than its lease
+    schedulable: Bools  # False if the node is draining, or was silent for longer than its lease
     version: Ints
     cpus: Ints = usual(NOT_STATED, is_new=True)  # cores
     host_bytes: Ints = usual(NOT_STATED, is_new=True)  # host memory
 
     def states_more(self) -> Bools:
         """Return whether each node states a capacity other than its GPUs, bool[nodes]."""
-        found: Bools = (self.cpus != NOT_STATED) | (self.host_bytes != NOT_STATED)
-        return found
+        stated: Bools = (self.cpus != NOT_STATED) | (self.host_bytes != NOT_STATED)
+        return stated
 
     def capacity(self, node: int) -> Capacity:
         """Return the capacity of ``node``."""
@@ -70,12 +70,12 @@ class Estimates(CellTable):
     gpu_type: Ints
     gpus: Ints
     nodes: Ints  # nodes that the GPUs are spread over; with gpus, the shape
-    pipeline_degree: Ints  # BEST_FOUND: not recorded
+    pipeline_degree: Ints  # BEST_FOUND if it was not recorded
     plan: Ints  # index into Snapshot.plans
-    iter_time_s: Floats  # inf: was tried and does not run
+    iter_time_s: Floats  # inf if the shape was tried and does not run
     source: Ints  # Source
     sd: Floats = usual(np.nan, is_new=True)
-    """Standard deviation of the logarithm of ``iter_time_s``. NaN: it is not known."""
+    """Standard deviation of the logarithm of ``iter_time_s``. It is NaN if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,42 +99,42 @@ class Jobs(CellTable):
     iterations: Floats  # of the whole job
     iterations_left: Floats
     requested_gpus: Ints
-    requested_type: Ints = usual(-1)  # index into Snapshot.gpu_types; -1: any type
-    pinned_type: Bools = usual(False)  # True: the requested type is required, not only preferred
+    requested_type: Ints = usual(-1)  # index into Snapshot.gpu_types; -1 for any type
+    pinned_type: Bools = usual(False)  # if true, the requested type is required, not only preferred
     tenant: tuple[str, ...] = usual("")
     queue: Ints = usual(1)  # 1 is served first
     weight: Floats = usual(1.0)
     guaranteed: Bools = usual(False)
-    movable: Bools = usual(True)  # False: never moved by defragmentation
-    deadline_s: Floats = usual(np.inf)  # seconds since 1970; inf: no deadline
+    movable: Bools = usual(True)  # if false, defragmentation never moves the job
+    deadline_s: Floats = usual(np.inf)  # seconds since 1970; inf if there is no deadline
     admitted: Bools = usual(False)  # a round has promised that the deadline will be met
     opportunistic: Bools = usual(False)
-    """Whether the job was started past a blocked one. It gives way once that one fits."""
+    """Whether the job was started past a blocked one. It gives way once the blocked job fits."""
     submit_s: Floats  # seconds since 1970
     queued_s: Floats  # when it last began to wait: its submission, or the loss of its GPUs
-    since_s: Floats = usual(0.0)  # start of its allocation, seconds since 1970; 0: it has none
+    since_s: Floats = usual(0.0)  # start of its allocation, seconds since 1970; 0 if it has none
     service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held until now
     restart_s: Floats = usual(60.0)  # duration of a start, move or resize
-    generation: Ints = usual(0)  # of the latest allocation; 0: there was none yet
-    # the Cell that an ACTIVE job runs on; NO_CELL if there is none
-    current_type: Ints = usual(-1)  # -1: none
+    generation: Ints = usual(0)  # of the latest allocation; 0 if there was none yet
+    # The Cell that an ACTIVE job runs on. It is NO_CELL without one.
+    current_type: Ints = usual(-1)  # -1 without a Cell
     current_gpus: Ints = usual(0)
     current_degree: Ints = usual(0)
     current_plan: Ints = usual(0)  # index into Snapshot.plans
     min_gpus: Ints = usual(0, is_new=True)
-    """Least GPU count of the job's columns. 0: there is no bound."""
+    """Smallest GPU count of the job's columns. 0 means that there is no bound."""
     max_gpus: Ints = usual(0, is_new=True)
-    """Largest GPU count of the job's columns. 0: there is no bound."""
+    """Largest GPU count of the job's columns. 0 means that there is no bound."""
     failures: Ints = usual(0, is_new=True)  # consecutive failures
     retry_s: Floats = usual(0.0, is_new=True)
-    """Time before which the job is not tried again, in seconds since 1970. 0: immediately."""
+    """Time before which the job is not tried again, in seconds since 1970. 0 means immediately."""
 
     def among(self, states: Iterable[JobState]) -> Bools:
         """Return whether each job is in one of ``states``, bool[jobs]."""
         wanted = np.zeros(len(STATES), dtype=np.bool_)
         wanted[[STATE_CODE[state] for state in states]] = True
-        found: Bools = wanted[self.state]
-        return found
+        is_among: Bools = wanted[self.state]
+        return is_among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,7 +142,7 @@ class Allocations(Table):
     """One row for each pair of a GPU and a job that holds or awaits it."""
 
     INDEX: ClassVar[str] = "allocations"
-    job: Ints  # index into Snapshot.jobs; -1: a job that has ended or is not in the snapshot
+    job: Ints  # index into Snapshot.jobs; -1 for a job that has ended or is not in the snapshot
     node: Ints  # index into Snapshot.nodes
     gpu: Ints  # index of the GPU on its node
     hold: Ints  # Hold
@@ -156,8 +156,8 @@ class Tenants(Table):
     INDEX: ClassVar[str] = "tenants"
     name: tuple[str, ...]
     weight: Floats
-    borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1: any number
-    lends: Bools  # False: others may not use the quota while the tenant does not
+    borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1 for any number
+    lends: Bools  # if false, others may not use the quota even while the tenant does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,7 +166,7 @@ class Quotas(Table):
 
     INDEX: ClassVar[str] = "quotas"
     tenant: Ints  # index into Snapshot.tenants
-    gpu_type: Ints  # -1: of any type
+    gpu_type: Ints  # -1 for any type
     gpus: Ints
 
 
@@ -220,7 +220,7 @@ class Snapshot:
     gpu_types: tuple[GpuType, ...]
     nodes: Nodes
     workloads: tuple[Workload, ...]
-    plans: tuple[str, ...]  # ids of execution plans; "": the best that the Cell's author found
+    plans: tuple[str, ...]  # ids of execution plans; "" is the best that the Cell's author found
     estimates: Estimates
     jobs: Jobs
     allocations: Allocations
@@ -240,7 +240,7 @@ class Snapshot:
     def __post_init__(self) -> None:
         """Check that every index is in range and every number is meaningful."""
         if not 0 < self.clock_factor < np.inf:
-            raise InvalidInput("clock_factor", "must be above 0")
+            raise InvalidInput("clock_factor", "must be above 0 and finite")
         types, works = len(self.gpu_types), len(self.workloads)
         for table, column, low, high in (
             ("nodes", "gpu_type", 0, types),
@@ -303,7 +303,7 @@ class Snapshot:
                 raise InvalidInput(f"{table}.{column}", f"must be numbers of at least {least}")
 
         if (self.estimates.sd < 0).any() or np.isinf(self.estimates.sd).any():
-            raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN: not known")
+            raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN if not known")
 
     def cell(self, key: CellKey) -> Cell:
         """Return the Cell of ``key``, with names."""
@@ -326,7 +326,7 @@ class Snapshot:
         ).astype(np.int64)
 
     def node_size(self) -> Ints:
-        """Return the largest schedulable node of each type, int64[types]; 0 if there is none."""
+        """Return the largest schedulable node of each type, int64[types]; 0 without such a node."""
         size = np.zeros(len(self.gpu_types), dtype=np.int64)
         ok = self.nodes.schedulable
         np.maximum.at(size, self.nodes.gpu_type[ok], self.nodes.gpus[ok])

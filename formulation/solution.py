@@ -53,7 +53,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """Return (bound - objective) / |bound|. 0: proven optimal; inf: there is no answer."""
+        """Return (bound - objective) / |bound|. 0 means proven optimal, inf that there is no answer."""
         if not self.has_answer:
             return float("inf")
         return max(0.0, self.bound - self.objective) / max(abs(self.bound), 1.0)

@@ -31,7 +31,7 @@ class Statement:
 
     ``witness`` is int64[jobs], an answer in which every job that must run does so. It is None if
     the rules do not know one. It must be checked before it is used. ``admits`` are the jobs whose
-    deadlines are promised if they run. ``lapsed`` are those whose promise has ended.
+    deadlines are promised if they run. ``lapsed`` are the jobs whose promise has ended.
     """
 
     problem: Problem
@@ -113,7 +113,7 @@ def build_problem(snapshot: Snapshot, policy: Policy) -> Problem:
 
 def _problem(draft: Draft, goal: Goal) -> Problem:
     if not isinstance(goal, Linear):
-        raise AssertionError("the last goal of a policy is a sum")
+        raise AssertionError("the last goal of a policy must be a sum")
     rows = gpu_rows(draft.snapshot)
     columns, types = len(draft.cell), len(rows)
     usage_start, row, amount = _by_owner(

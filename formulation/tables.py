@@ -1,7 +1,7 @@
 """Frozen tables: dataclasses whose fields are read-only NumPy columns or tuples of equal length.
 
-A round reads 100,000 jobs and their estimates. One Python object per row would cost more than
-solving.
+A round reads 100,000 jobs and their estimates. With one Python object for each row, that would take
+longer than solving.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Table:
 
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]]) -> Self:
-        """Build a table from one dictionary per row.
+        """Build a table from one dictionary for each row.
 
         All dictionaries have the same columns. Columns with a default may be left out of all.
         """
@@ -77,13 +77,13 @@ class Table:
 
     def row(self, index: int) -> dict[str, Any]:
         """Return one row as plain Python values."""
-        found: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         for f in fields(self):
             column = getattr(self, f.name)
             if not isinstance(column, Table):
                 value = column[index]
-                found[f.name] = value.item() if isinstance(value, np.generic) else value
-        return found
+                plain[f.name] = value.item() if isinstance(value, np.generic) else value
+        return plain
 
     def without_news(self) -> frozenset[str]:
         """Return the new columns that have their usual value in every row."""
@@ -96,14 +96,14 @@ class Table:
     def equals(self, other: Self) -> bool:
         """Return whether every column is equal. NaN equals NaN."""
         for f in fields(self):
-            mine, theirs = getattr(self, f.name), getattr(other, f.name)
-            if isinstance(mine, Table):
-                if not mine.equals(theirs):
+            ours, theirs = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(ours, Table):
+                if not ours.equals(theirs):
                     return False
-            elif isinstance(mine, np.ndarray):
-                if not np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f"):
+            elif isinstance(ours, np.ndarray):
+                if not np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f"):
                     return False
-            elif mine != theirs:
+            elif ours != theirs:
                 return False
         return True
 

@@ -43,8 +43,8 @@ class GpuType:
 
     name: str
     memory_bytes: int
-    dollars_per_hour: float = 0.0  # of one GPU; 0: not known
-    watts: float = 0.0  # of one busy GPU; 0: not known
+    dollars_per_hour: float = 0.0  # of one GPU; 0 if it is not known
+    watts: float = 0.0  # of one busy GPU; 0 if it is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,25 +67,25 @@ class Cell:
 
     A Cell is the unit that is estimated, chosen and allocated (Crius, section 4; Arena, section
     3.1). Data and tensor parallelism, which those papers leave to a search within the Cell, are its
-    execution plan. With ``nodes`` it is a Cell and its shape, as in estimates and measurements. A
-    job is given a Cell, and is placed on nodes where there is room.
+    execution plan. With ``nodes``, it is a Cell and its shape, as in estimates and measurements. A
+    job is given a Cell and is then placed on nodes that have room for it.
     """
 
     gpu_type: str
     gpus: int
-    pipeline_degree: int  # BEST_FOUND: not recorded
-    plan: str = ""  # id of an execution plan; "": the best that the Cell's author found
-    nodes: int = 0  # nodes with equal numbers of the GPUs; 0: any, or the fewest
+    pipeline_degree: int  # BEST_FOUND if it was not recorded
+    plan: str = ""  # id of an execution plan; "" is the best that the Cell's author found
+    nodes: int = 0  # nodes with equal numbers of the GPUs; 0 for any number, or the fewest
 
     def on(self, nodes: int) -> Cell:
-        """Return the Cell spread over ``nodes`` nodes. 0: any number of nodes."""
+        """Return the Cell spread over ``nodes`` nodes. 0 means any number of nodes."""
         return self if nodes == self.nodes else replace(self, nodes=nodes)
 
 
 class CellKey(NamedTuple):
-    """A Cell by indices of a snapshot. A tuple, because rounds make and compare many."""
+    """A Cell by indices of a snapshot. It is a tuple because rounds make and compare many."""
 
-    gpu_type: int  # index into Snapshot.gpu_types; -1: no type
+    gpu_type: int  # index into Snapshot.gpu_types; -1 if there is no type
     gpus: int
     pipeline_degree: int
     plan: int  # index into Snapshot.plans
@@ -105,7 +105,7 @@ NO_CELL: Final = CellKey(gpu_type=-1, gpus=0, pipeline_degree=0, plan=0)
 
 
 def cell_to_plain(cell: Cell) -> dict[str, str | int]:
-    """Return a Cell as JSON's plain values. It does not say on how many nodes."""
+    """Return a Cell as JSON's plain values. They do not say on how many nodes it is."""
     return {name: getattr(cell, name) for name in CellKey._fields}
 
 

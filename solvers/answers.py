@@ -53,12 +53,12 @@ def trivial_bound(problem: Problem) -> float:
     return float(np.where(problem.must_run, best, np.maximum(best, 0.0)).sum())
 
 
-def proves_nothing(problem: Problem, found: Solution, gap: float) -> bool:
-    """Return whether the bound of ``found`` is the trivial one, and its gap larger than ``gap``.
+def proves_nothing(problem: Problem, solution: Solution, gap: float) -> bool:
+    """Return whether the bound of ``solution`` is the trivial one, and its gap larger than ``gap``.
 
     If the answer comes close enough to a trivial bound, that is a proof like any other.
     """
-    return found.gap > gap and found.bound >= math.floor(trivial_bound(problem))
+    return solution.gap > gap and solution.bound >= math.floor(trivial_bound(problem))
 
 
 def usage_matrix(problem: Problem) -> sparse.csc_array:

@@ -40,8 +40,8 @@ def require_wanted(cancelled: Callable[[], bool]) -> None:
     """Raise DeadlineTooShort if nobody waits for the answer any more."""
     if cancelled():
         raise DeadlineTooShort(
-            "the call was cancelled or its deadline ended while the round was decided; no round was"
-            " committed: call again, with a longer deadline"
+            "the call was cancelled or its deadline ended while the round was decided, so no round was"
+            " committed; call again, with a longer deadline"
         )
 
 

@@ -61,7 +61,7 @@ class Convex:
         """Solve ``problem``, with HiGHS's own bound.
 
         Raises:
-            SolverFailed: a status without a meaning here, or an answer that breaks a rule.
+            SolverFailed: the status has no meaning here, or the answer breaks a rule.
         """
         del hint
         status, choice, bound = self._answer(problem, budget)
@@ -85,7 +85,7 @@ class Convex:
         choice[problem.column_job[picked]] = picked
         if not is_answer(problem, choice):
             raise SolverFailed(self.name, "its answer breaks a rule of the problem")
-        # HiGHS minimises the negative value, in units of `unit`
+        # HiGHS minimizes the negative value, in units of `unit`.
         dual = float(model.solver_stats.extra_stats["mip_dual_bound"])
         return status, choice, float(round(-dual * unit)) if math.isfinite(dual) else math.inf
 
@@ -115,7 +115,7 @@ def _run(model: Any, budget: Budget) -> SolveStatus:
         options["time_limit"] = max(remaining_s, 0.0)
     try:
         with warnings.catch_warnings():
-            # "Solution may be inaccurate": the status below expresses this
+            # "Solution may be inaccurate": the status below says so.
             warnings.simplefilter("ignore", UserWarning)
             model.solve(solver=cp.SCIPY, scipy_options=options)
     except cp.SolverError as error:

@@ -53,8 +53,8 @@ class Core:
 
         ``choice`` must use columns of the core only.
         """
-        mine = choice[self.jobs]
-        return np.where(mine >= 0, np.searchsorted(self.columns, mine), -1)
+        in_core = choice[self.jobs]
+        return np.where(in_core >= 0, np.searchsorted(self.columns, in_core), -1)
 
 
 def losses(problem: Problem, priced: Priced) -> Floats:
@@ -72,7 +72,7 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
     settled = (count == 1) & ~may_idle
     open_jobs = np.flatnonzero((count > 0) & ~settled)
     fixed = np.where(settled, known, -1)
-    room = _room_beside(problem, fixed, open_jobs)
+    room = _room_next_to(problem, fixed, open_jobs)
     columns = np.flatnonzero(keep & np.isin(problem.column_job, open_jobs))
     return Core(
         problem=restrict_problem(problem, open_jobs, columns, capacity=room, must_run=~may_idle),
@@ -84,10 +84,10 @@ def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core
     )
 
 
-def _room_beside(problem: Problem, fixed: Ints, undecided: Ints) -> Ints:
-    """Return what the decided jobs leave of each row, int64[rows].
+def _room_next_to(problem: Problem, fixed: Ints, undecided: Ints) -> Ints:
+    """Return the part of each row that the decided jobs leave free, int64[rows].
 
-    A job without a column in ``fixed`` waits, and uses what its waiting uses. The jobs in
+    A job without a column in ``fixed`` waits, and uses the rows that waiting uses. The jobs in
     ``undecided`` are an exception, since it is not yet settled whether they wait.
     """
     room = problem.capacity - problem.used(fixed)

@@ -83,7 +83,7 @@ class Greedy:
 def outdoing(
     problem: Problem, known: Ints, shown: Shown, hint: Solution | None = None
 ) -> Ints | None:
-    """Return greedy's choice if it is worth more than the answer ``known``, else None.
+    """Return greedy's choice if its value is higher than that of the answer ``known``, else None.
 
     Greedy never stops a job and never moves it to a column of less value. So once a job has a
     column, it ends on that column or on one of more value. If the best margin of these columns is
@@ -93,19 +93,19 @@ def outdoing(
     ``known``.
     """
     columns = _columns(problem, shares(problem))
-    worth, better = objective_of(problem, known), None
+    value, better = objective_of(problem, known), None
     for start in _starts(problem, hint, columns):
         choice = np.array(start, dtype=np.int64)
         watch = (
             as_fixed_array(shown.prices),
             as_fixed_array(problem.must_run),
             as_fixed_array(shown.choice),
-            shown.bound + 1.0 - worth,
+            shown.bound + 1.0 - value,
         )
         free = _free(problem, choice, columns)
         ended = loops.climb(columns, choice, free, _all_jobs(problem), watch)
-        if ended and objective_of(problem, choice) > worth:
-            worth, better = objective_of(problem, choice), choice
+        if ended and objective_of(problem, choice) > value:
+            value, better = objective_of(problem, choice), choice
     return better
 
 
@@ -159,10 +159,10 @@ def repair_choice(
     must = as_fixed_array(problem.must_run)
     columns = _columns(problem, prices, None if must.any() else among)
     if must.any():
-        found = _must_run_repaired(problem, np.where(must, out, -1), columns)
-        if found is None:
+        packed = _must_run_repaired(problem, np.where(must, out, -1), columns)
+        if packed is None:
             return None
-        out = np.where(must, found, out)
+        out = np.where(must, packed, out)
     free = _free(problem, out, columns)
     movers = _all_jobs(problem) if among is None else as_fixed_array(among)
     if not loops.relieve(columns, _shares_or_units(problem), must, out, free, movers):
@@ -217,7 +217,7 @@ def _columns(problem: Problem, weight: Floats, among: Ints | None = None) -> loo
 
 
 def _free(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints:
-    """Return what ``choice`` leaves of each row, int64[rows]; negative if the row is overfull."""
+    """Return the free part of each row under ``choice``, int64[rows]; negative if it is overfull."""
     free = problem.capacity
     loops.occupy(columns, choice, free)
     waits = (choice < 0)[problem.idle_job] if len(problem.idle_row) else np.zeros(0, np.bool_)
@@ -240,11 +240,11 @@ def _starts(problem: Problem, hint: Solution | None, columns: loops.Columns) -> 
     """Return the distinct starts: the must-run jobs alone, what runs now, and the hint."""
     packed = _packed(problem, columns, stay=False)
     staying = _packed(problem, columns, stay=True)
-    found = [packed, _kept(problem, staying, columns), usable_hint(problem, hint)]
+    candidates = [packed, _kept(problem, staying, columns), usable_hint(problem, hint)]
     if packed is None:
-        found.append(staying)
+        candidates.append(staying)
     starts: list[Ints] = []
-    for start in found:
+    for start in candidates:
         if start is not None and not any(np.array_equal(start, other) for other in starts):
             starts.append(start)
     return starts

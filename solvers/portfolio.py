@@ -51,7 +51,7 @@ class _Best:
     infeasible: bool = False
 
     def gap_met(self, gap: float) -> bool:
-        """Return whether nothing is left to gain."""
+        """Return whether nothing is left to gain within the gap."""
         if self.choice is None:
             return self.infeasible
         return self.bound - self.objective <= gap * max(abs(self.bound), 1.0)
@@ -91,13 +91,14 @@ class Portfolio:
                 and (best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired())
             ):
                 continue
-            told = _told(problem, best, budget, work, hint)
-            found = _run(stage, problem, budget.share(1.0 - _RESERVE.get(stage.name, 0.0)), told)
-            if found is None:
+            next_hint = _next_hint(problem, best, budget, work, hint)
+            share = budget.share(1.0 - _RESERVE.get(stage.name, 0.0))
+            solution = _run(stage, problem, share, next_hint)
+            if solution is None:
                 continue
-            work[stage.name] = dict(found.work).get(stage.name, 0.0)
+            work[stage.name] = dict(solution.work).get(stage.name, 0.0)
             if work[stage.name] > 0 or budget.workers > 1:
-                _merge(best, problem, found)
+                _merge(best, problem, solution)
         return _solution(problem, best, budget, work)
 
 
@@ -111,9 +112,9 @@ def _from_prices(
 ) -> frozenset[str]:
     """Begin with the hint's shadow prices, if it has any; return the stages that are finished.
 
-    Greedy, which takes most of the time of such a round, then runs only until it is proven that its
-    answer is worth less. A hint that is greedy's own answer does not start this, since greedy has
-    run.
+    Greedy, which takes most of the time of such a round, then runs only until it is proven that the
+    value of its answer is lower. A hint that is greedy's own answer does not start this, since
+    greedy has run.
     """
     greedy, pricing = stages[0], stages[1] if len(stages) > 1 else None
     if (
@@ -126,20 +127,22 @@ def _from_prices(
     ):
         return frozenset()
     part = budget.share(1.0 - _RESERVE[pricing.name])
-    found, shown = pricing.solve_and_show(problem, part, hint)
-    if shown is None or not found.has_answer or not _verified(pricing.name, problem, found):
+    solution, shown = pricing.solve_and_show(problem, part, hint)
+    if shown is None or not solution.has_answer or not _verified(pricing.name, problem, solution):
         return frozenset()
-    work[pricing.name], work[greedy.name] = dict(found.work)[pricing.name], 1.0
-    _merge(best, problem, found)
-    better = outdoing(problem, found.choice, shown, hint)
+    work[pricing.name], work[greedy.name] = dict(solution.work)[pricing.name], 1.0
+    _merge(best, problem, solution)
+    better = outdoing(problem, solution.choice, shown, hint)
     if better is not None:
-        told = answer(problem, better, bound=best.bound, solver=greedy.name, seed=budget.seed)
-        if _verified(greedy.name, problem, told):
-            _merge(best, problem, told)
+        greedy_answer = answer(
+            problem, better, bound=best.bound, solver=greedy.name, seed=budget.seed
+        )
+        if _verified(greedy.name, problem, greedy_answer):
+            _merge(best, problem, greedy_answer)
     return frozenset((greedy.name, pricing.name))
 
 
-def _told(
+def _next_hint(
     problem: Problem, best: _Best, budget: Budget, work: dict[str, float], hint: Solution | None
 ) -> Solution | None:
     """Return the next stage's hint: the best answer so far.
@@ -148,9 +151,9 @@ def _told(
     """
     if best.choice is None:
         return hint
-    found = _solution(problem, best, budget, work)
+    solution = _solution(problem, best, budget, work)
     known = hint is not None and not len(best.prices)
-    return replace(found, prices=hint.prices) if hint is not None and known else found
+    return replace(solution, prices=hint.prices) if hint is not None and known else solution
 
 
 def stages_for(problem: Problem) -> tuple[Solver, ...]:
@@ -172,18 +175,18 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
     if hint is not None and own and not violations(problem, hint):
         return replace(hint, prices=np.zeros(0))  # its shadow prices are those of an earlier round
     try:
-        found = stage.solve(problem, budget, hint)
+        solution = stage.solve(problem, budget, hint)
     except SolverFailed as error:
         _LOG.warning("%s", error, extra={"action": "solver-failed", "solver": stage.name})
         return None
-    if found.has_answer and not _verified(stage.name, problem, found):
+    if solution.has_answer and not _verified(stage.name, problem, solution):
         return None
-    return found
+    return solution
 
 
-def _verified(name: str, problem: Problem, found: Solution) -> bool:
+def _verified(name: str, problem: Problem, solution: Solution) -> bool:
     """Return whether the answer breaks no rule; log the rules that it breaks."""
-    broken = violations(problem, found)
+    broken = violations(problem, solution)
     if broken:
         _LOG.error(
             "dropped the answer of %s: %s",
@@ -194,15 +197,15 @@ def _verified(name: str, problem: Problem, found: Solution) -> bool:
     return not broken
 
 
-def _merge(best: _Best, problem: Problem, found: Solution) -> None:
-    if found.status is SolveStatus.INFEASIBLE:
+def _merge(best: _Best, problem: Problem, solution: Solution) -> None:
+    if solution.status is SolveStatus.INFEASIBLE:
         best.infeasible = best.choice is None
         return
-    best.bound = min(best.bound, found.bound)
-    if len(found.prices):
-        best.prices = found.prices
-    if found.has_answer and (best.choice is None or found.objective > best.objective):
-        best.choice, best.objective = found.choice, objective_of(problem, found.choice)
+    best.bound = min(best.bound, solution.bound)
+    if len(solution.prices):
+        best.prices = solution.prices
+    if solution.has_answer and (best.choice is None or solution.objective > best.objective):
+        best.choice, best.objective = solution.choice, objective_of(problem, solution.choice)
 
 
 def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, float]) -> Solution:

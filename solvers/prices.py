@@ -19,8 +19,8 @@ class Priced:
 
     ``margin[c] = value[c] - p . usage[c]``, float64[columns]. ``best[j]`` is the largest margin of
     job j, float64[jobs]; it is at least 0 unless the job must run. ``choice[j]`` is the column with
-    that margin, int64[jobs]; -1 means that the job waits. ``lead[j]`` is by how much it beats the
-    job's next best choice, float64[jobs].
+    that margin, int64[jobs]; -1 means that the job waits. ``lead[j]`` is the margin by which it
+    beats the job's next best choice, float64[jobs].
 
     ``total = sum of best + p . capacity`` bounds every answer. The reason is that (3) multiplied by
     p only adds something non-negative (weak duality), so any non-negative prices will do. ``slack``
@@ -124,8 +124,8 @@ def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced,
         total=total + sold,
         slack=rounding(size + sold, problem),
     )
-    found = Open(drift=drift, columns=columns[:opened], count=count, must_take=must_take)
-    return priced, found
+    open_part = Open(drift=drift, columns=columns[:opened], count=count, must_take=must_take)
+    return priced, open_part
 
 
 def rounding(size: float, problem: Problem) -> float:

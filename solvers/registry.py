@@ -55,9 +55,7 @@ def require_product(name: str) -> None:
         InvalidInput: the solver is a baseline, or no solver has that name.
     """
     if name not in _CLASSES:
-        baseline = (
-            f"{name!r} is there to compare with" if name in _BASELINES else f"unknown {name!r}"
-        )
+        baseline = f"{name!r} is only for comparison" if name in _BASELINES else f"unknown {name!r}"
         raise InvalidInput(
             "solver",
             f"{baseline}; choose one of {', '.join(_CLASSES)}"

@@ -187,7 +187,7 @@ def _solve_over(
         return np.zeros(0), np.zeros(len(problem.rows))
     rows: Any = sparse.vstack([usage[:, columns].astype(np.float64), member[~must]], format="csr")
     equal: Any = member[must] if must.any() else None  # the stubs know dense matrices only
-    found = linprog(
+    result = linprog(
         -problem.value[columns] / unit,
         A_ub=rows,
         b_ub=np.concatenate([problem.capacity, np.ones(int((~must).sum()))]),
@@ -197,12 +197,12 @@ def _solve_over(
         method="highs-ds",
         options={"time_limit": max(time_s, 0.0)} if math.isfinite(time_s) else {},
     )
-    if found.status == 0:
-        duals = -np.asarray(found.ineqlin.marginals)[: len(problem.rows)] * unit
-        return np.asarray(found.x), np.maximum(duals, 0.0)
-    if found.status in (1, 2):
-        return SolveStatus.UNKNOWN if found.status == 1 else SolveStatus.INFEASIBLE
-    raise SolverFailed(Relaxation.name, f"HiGHS status {found.status}: {found.message}")
+    if result.status == 0:
+        duals = -np.asarray(result.ineqlin.marginals)[: len(problem.rows)] * unit
+        return np.asarray(result.x), np.maximum(duals, 0.0)
+    if result.status in (1, 2):
+        return SolveStatus.UNKNOWN if result.status == 1 else SolveStatus.INFEASIBLE
+    raise SolverFailed(Relaxation.name, f"HiGHS status {result.status}: {result.message}")
 
 
 def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float) -> Bools:

@@ -34,7 +34,7 @@ def spells_out_waiting(solve: Solve) -> Solve:
     def solve_any(
         self: Any, problem: Problem, budget: Budget, hint: Solution | None = None
     ) -> Solution:
-        return _solve_spelled_out(lambda *asked: solve(self, *asked), problem, budget, hint)
+        return _solve_spelled_out(lambda *arguments: solve(self, *arguments), problem, budget, hint)
 
     return cast(Solve, solve_any)
 
@@ -64,15 +64,15 @@ def _solve_spelled_out(
     if not len(problem.idle_row):
         return solve(problem, budget, hint)
     spelled, origin = spell_out(problem)
-    told = None
+    spelled_hint = None
     if hint is not None and hint.has_answer and is_answer(problem, hint.choice):
-        told = replace(hint, choice=_spelled(problem, origin, hint.choice))
+        spelled_hint = replace(hint, choice=_spelled(problem, origin, hint.choice))
     elif hint is not None and len(hint.prices):  # the shadow prices may still help
-        told = replace(
+        spelled_hint = replace(
             hint, status=SolveStatus.UNKNOWN, choice=np.full_like(hint.choice, -1), objective=0
         )
-    found = solve(spelled, budget, told)
-    return replace(found, choice=read_back(origin, found.choice))
+    solution = solve(spelled, budget, spelled_hint)
+    return replace(solution, choice=read_back(origin, solution.choice))
 
 
 def spell_out(problem: Problem) -> tuple[Problem, Ints]:

@@ -32,9 +32,11 @@ def schedule_violations(
     charged restart time. All work is done by the deadline. ``reserved_gpus`` maps a GPU type to
     GPUs that others hold throughout.
     """
-    found: list[Violation] = []
+    violations: list[Violation] = []
     cells, gangs = build_cells(snapshot), current_gangs(snapshot)
-    known = {of: c for c, of in enumerate(zip(cells.workload.tolist(), cells.keys(), strict=True))}
+    known_cells = {
+        of: c for c, of in enumerate(zip(cells.workload.tolist(), cells.keys(), strict=True))
+    }
     disturbed, jobs = snapshot.disturbed(), snapshot.jobs
     active = {STATE_CODE[state] for state in ACTIVE}
     order: dict[int, list[int]] = {}
@@ -43,8 +45,8 @@ def schedule_violations(
     for job in range(len(jobs)):
         if not promised[job]:
             if job in order:
-                found.append(
-                    Violation(rule="promised", detail=f"{jobs.name[job]} has legs, no promise")
+                violations.append(
+                    Violation(rule="promised", detail=f"{jobs.name[job]} has legs but no promise")
                 )
             continue
         trained, ends_s = 0.0, -math.inf
@@ -53,12 +55,12 @@ def schedule_violations(
             end_s = float(legs.end_s[leg])
             if start_s < ends_s - SAME_S:
                 detail = f"{jobs.name[job]} has two Cells at {start_s:.3f}"
-                found.append(Violation(rule="one Cell at a time", detail=detail))
+                violations.append(Violation(rule="one Cell at a time", detail=detail))
             ends_s = end_s
             spec = legs.key_at(leg)
-            cell = known.get((int(jobs.workload[job]), spec))
+            cell = known_cells.get((int(jobs.workload[job]), spec))
             if cell is None:
-                found.append(
+                violations.append(
                     Violation(rule="Cell exists", detail=f"{jobs.name[job]}: {tuple(spec)}")
                 )
                 continue
@@ -75,9 +77,11 @@ def schedule_violations(
         batch = snapshot.workloads[int(jobs.workload[job])].global_batch
         left = float(jobs.iterations_left[job]) * batch
         if trained < left - MILLIONTH * float(jobs.iterations[job]) * batch:
-            detail = f"{jobs.name[job]} trains {trained:.6g} of {left:.6g} samples by its deadline"
-            found.append(Violation(rule="deadline", detail=detail))
-    return [*found, *_overfull(snapshot, legs, reserved_gpus)]
+            detail = (
+                f"{jobs.name[job]} trains only {trained:.6g} of {left:.6g} samples by its deadline"
+            )
+            violations.append(Violation(rule="deadline", detail=detail))
+    return [*violations, *_overfull(snapshot, legs, reserved_gpus)]
 
 
 def _overfull(snapshot: Snapshot, legs: Legs, reserved_gpus: Mapping[int, int]) -> list[Violation]:
@@ -86,7 +90,7 @@ def _overfull(snapshot: Snapshot, legs: Legs, reserved_gpus: Mapping[int, int]) 
     There is one for each such moment and type. Use rises only where a leg starts, so only these
     moments are checked.
     """
-    found: list[Violation] = []
+    violations: list[Violation] = []
     schedulable = snapshot.schedulable_gpus()
     for at in sorted({max(s, snapshot.now_s) for s in legs.start_s.tolist()}):
         for kind, gpu_type in enumerate(snapshot.gpu_types):
@@ -95,6 +99,9 @@ def _overfull(snapshot: Snapshot, legs: Legs, reserved_gpus: Mapping[int, int]) 
                 on = legs.start_s[leg] <= at + SAME_S and at + SAME_S < legs.end_s[leg]
                 used += int(legs.gpus[leg]) if on and legs.gpu_type[leg] == kind else 0
             if used > schedulable[kind]:
-                detail = f"{gpu_type.name}: {used} used of {schedulable[kind]} at {at:.3f}"
-                found.append(Violation(rule="capacity", detail=detail))
-    return found
+                detail = (
+                    f"{gpu_type.name}: {used} GPUs are used at {at:.3f}, but only"
+                    f" {schedulable[kind]} are schedulable"
+                )
+                violations.append(Violation(rule="capacity", detail=detail))
+    return violations

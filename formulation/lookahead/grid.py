@@ -14,7 +14,7 @@ FINE: Final = 4
 MAX_DOUBLINGS: Final = 12
 """The horizon is 32,768 rounds: 113 days of 300 s, in 57 slots."""
 SAME_S: Final = 1e-3
-"""Moments closer than this are the same."""
+"""Moments that are closer to each other than this count as the same."""
 
 
 def spacing(distance: float) -> int:
@@ -34,13 +34,13 @@ def boundaries(now_s: float, until_s: float, round_s: float) -> Floats:
     b = math.floor(now) + 1
     if b * round_s - now_s < SAME_S:
         b += 1
-    found, horizon = [now_s, b * round_s], FINE * 2.0 ** (MAX_DOUBLINGS + 1)
-    while found[-1] < until_s:
+    edges, horizon = [now_s, b * round_s], FINE * 2.0 ** (MAX_DOUBLINGS + 1)
+    while edges[-1] < until_s:
         step = spacing(b - now)
         b = (b // step + 1) * step
         while b % spacing(b - now):
             b += step
         if b - now > horizon:
             break
-        found.append(b * round_s)
-    return np.array(found)
+        edges.append(b * round_s)
+    return np.array(edges)

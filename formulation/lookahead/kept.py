@@ -36,20 +36,20 @@ def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
 def reserve_columns(draft: Draft, among: Bools) -> list[tuple[int, float]]:
     """Return the (column, end time) that is kept for each job of ``among`` that must run (Eq. 28).
 
-    It is the job's smallest column on its own type, or its smallest if there is none: a round can
+    It is the job's smallest column on its own type, or else its smallest of all: a round can
     always shrink the job to it. Steady jobs keep it forever. Others, which are in their minimum
     run, keep it until that is over. Jobs without work left are about to end and keep nothing.
     """
-    jobs, found = draft.snapshot.jobs, []
+    jobs, kept = draft.snapshot.jobs, []
     for job in np.flatnonzero(draft.must_run & among & (work_left(draft.snapshot) > 0)).tolist():
         columns = np.arange(int(draft.job_start[job]), int(draft.job_start[job + 1]))
         own = columns[draft.gpu_type[columns] == jobs.current_type[job]]
         choice = own if len(own) else columns
-        least = int(choice[np.argmin(draft.gpus[choice])])
+        smallest = int(choice[np.argmin(draft.gpus[choice])])
         steady = bool(jobs.guaranteed[job]) or draft.policy.run_to_completion
         until_s = math.inf if steady else float(jobs.since_s[job]) + draft.policy.min_run_s
-        found.append((least, until_s))
-    return found
+        kept.append((smallest, until_s))
+    return kept
 
 
 def spare_gpus(draft: Draft, legs: Legs) -> Ints:

@@ -28,8 +28,8 @@ class Lookahead:
     one (``lag_s``). It continues from now without a break, or is not used at all.
 
     A steady job (guaranteed, or jobs run to completion) keeps ``floor`` GPUs of each type that it
-    was ever given, up to the horizon. ``held`` is the type of which it has some already, or -1 if
-    there is none. Resources are the GPU types, then those rows of the round that count only
+    ever given, up to the horizon. ``held`` is the type of which it has some already, or -1 if
+    it has none. Resources are the GPU types, then those rows of the round that only columns use.
     columns.
     """
 
@@ -50,13 +50,13 @@ class Lookahead:
     cell: Ints  # int64[options], index into cells
     rate: Floats  # float64[options], samples/s
     stays: Bools
-    now: Bools  # bool[options], False: a rule of this round excludes it from the first slot
+    now: Bools  # bool[options], False if a rule of this round excludes it from the first slot
     lag_s: Floats  # float64[options]
     floor: Ints  # int64[options], GPUs of its type that a steady job keeps
     use: Ints  # int64[options, resources]
     capacity: Ints  # int64[resources, slots], less promises to jobs without deadlines
     binding: bool = True  # schedules are promises, not only for this round
-    check: Callable[[], None] = go_on  # raises once nobody waits for the answer any more
+    check: Callable[[], None] = go_on  # raises an error once nobody waits for the answer any more
 
     @property
     def slots(self) -> int:
@@ -108,7 +108,7 @@ class Lookahead:
 
 
 Picks = Ints
-"""int64[jobs, slots]: the option of each job in each slot. -1: the job waits."""
+"""int64[jobs, slots]: the option of each job in each slot. It is -1 if the job waits."""
 
 
 def samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
@@ -177,10 +177,10 @@ def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
     return Legs.from_rows(rows)
 
 
-def join_legs(one: Legs, other: Legs) -> Legs:
+def join_legs(first: Legs, second: Legs) -> Legs:
     """Return the legs of both."""
     return Legs(
-        **{f.name: np.append(getattr(one, f.name), getattr(other, f.name)) for f in fields(Legs)}
+        **{f.name: np.append(getattr(first, f.name), getattr(second, f.name)) for f in fields(Legs)}
     )
 
 
@@ -191,10 +191,10 @@ def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
     earlier grid may be two now) and those without an option.
     """
     picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
-    mine = {int(job): index for index, job in enumerate(ahead.job.tolist())}
+    index_of = {int(job): index for index, job in enumerate(ahead.job.tolist())}
     start, end = ahead.boundary_s[:-1], ahead.boundary_s[1:]
     for leg in range(len(legs)):
-        job = mine.get(int(legs.job[leg]))
+        job = index_of.get(int(legs.job[leg]))
         if job is None:
             continue
         inside = (start >= legs.start_s[leg] - SAME_S) | (start == ahead.boundary_s[0])

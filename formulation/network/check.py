@@ -19,22 +19,28 @@ def network_violations(contention: Contention, plan: NetworkPlan) -> list[Violat
     if not (len(plan.priority) == len(plan.level) == count) or sorted(plan.order.tolist()) != list(
         range(count)
     ):
-        return [Violation(rule="one level a job", detail=f"not one for each of {count} jobs")]
-    found = []
+        return [
+            Violation(
+                rule="one level for each job",
+                detail=f"there is not exactly one priority and one level for each of {count} jobs",
+            )
+        ]
+    violations = []
     most = np.diff(contention.candidate_start)
     if len(plan.chosen) != len(most):
         return [
             Violation(
-                rule="one path a bundle", detail=f"{len(plan.chosen)} for {len(most)} bundles"
+                rule="one path for each bundle",
+                detail=f"{len(plan.chosen)} paths are chosen for {len(most)} bundles",
             )
         ]
     for bundle in np.flatnonzero((plan.chosen < 0) | (plan.chosen >= most)).tolist():
-        detail = f"bundle {bundle} takes path {plan.chosen[bundle]} of {most[bundle]}"
-        found.append(Violation(rule="own path", detail=detail))
+        detail = f"bundle {bundle} takes path {plan.chosen[bundle]}, but has {most[bundle]} paths"
+        violations.append(Violation(rule="own path", detail=detail))
     for job in np.flatnonzero((plan.level < 0) | (plan.level >= plan.levels)).tolist():
-        detail = f"{contention.jobs[job]} has level {plan.level[job]} of {plan.levels}"
-        found.append(Violation(rule="level exists", detail=detail))
-    return found or _inversions(contention, plan)
+        detail = f"{contention.jobs[job]} has level {plan.level[job]}, but there are {plan.levels}"
+        violations.append(Violation(rule="level exists", detail=detail))
+    return violations or _inversions(contention, plan)
 
 
 def _inversions(contention: Contention, plan: NetworkPlan) -> list[Violation]:
@@ -44,7 +50,7 @@ def _inversions(contention: Contention, plan: NetworkPlan) -> list[Violation]:
         for link in _links_of(contention, plan, job):
             users.setdefault(link, set()).add(job)
     rank = plan.rank
-    found: dict[tuple[int, int], Violation] = {}
+    inversions: dict[tuple[int, int], Violation] = {}
     for link, jobs in users.items():
         on_link = np.array(sorted(jobs, key=lambda j: int(rank[j])), dtype=np.int64)
         # From the most to the least urgent job on a link, levels must not rise.
@@ -53,14 +59,14 @@ def _inversions(contention: Contention, plan: NetworkPlan) -> list[Violation]:
             low = int(on_link[: at + 1][np.argmin(plan.level[on_link[: at + 1]])])
             pair = low, int(on_link[at + 1])
             names = [contention.jobs[j] for j in pair]
-            found.setdefault(
+            inversions.setdefault(
                 pair,
                 Violation(
                     rule="no inversion",
-                    detail=f"link {link}: {names[1]} goes before {names[0]}, which is more urgent",
+                    detail=f"on link {link}, {names[1]} is served before {names[0]}, which is more urgent",
                 ),
             )
-    return list(found.values())
+    return list(inversions.values())
 
 
 def _links_of(contention: Contention, plan: NetworkPlan, job: int) -> set[int]:

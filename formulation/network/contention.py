@@ -25,7 +25,7 @@ class Contention:
     """The J jobs that train, with their traffic over E links.
 
     A bundle is traffic that takes one path (a queue pair). The fixed links of a job are those that
-    it loads whatever is chosen. A bundle's candidates differ in the other links.
+    it loads whichever paths are chosen. A bundle's candidates differ in the other links.
     """
 
     jobs: tuple[str, ...]
@@ -46,8 +46,8 @@ class Contention:
     path_link: Ints  # in order
     path_delay_s: Floats  # (P,) of one message
     link_bytes_per_s: Floats  # (E,)
-    bundle_source: Ints = field(default_factory=_nobody)  # (B,) vertices, for setting paths;
-    bundle_target: Ints = field(default_factory=_nobody)  # empty if not requested
+    bundle_source: Ints = field(default_factory=_nobody)  # (B,) vertices, for setting paths
+    bundle_target: Ints = field(default_factory=_nobody)  # both are empty if not requested
 
     def __post_init__(self) -> None:
         """Refuse meaningless values, because later code relies on these checks."""
@@ -56,10 +56,10 @@ class Contention:
             values = getattr(self, name)
             wrong = np.flatnonzero(~((values >= 0) & np.isfinite(values)))
             if len(values) != jobs or len(wrong):
-                at = f" of {self.jobs[wrong[0]]}" if len(wrong) else ""
-                raise InvalidInput(name, f"{at} must be a number of at least 0 for each job")
+                at = f", and that of {self.jobs[wrong[0]]} is not" if len(wrong) else ""
+                raise InvalidInput(name, f"must be a number of at least 0 for each job{at}")
         if (self.start_s > self.compute_s).any() or (self.compute_s <= 0).any():
-            raise InvalidInput("start_s", "must be at most compute_s, and that above 0")
+            raise InvalidInput("start_s", "must be at most compute_s, which must be above 0")
         if not (self.link_bytes_per_s > 0).all():
             raise InvalidInput("link_bytes_per_s", "must be above 0")
         for name in ("fixed_bytes", "bundle_bytes"):
@@ -80,7 +80,7 @@ class Contention:
         return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.fixed_start))
 
     def with_background(self, share: Floats | float) -> Contention:
-        """Return the same with other traffic (storage) on ``share`` of each link, in [0, 1)."""
+        """Return the same jobs with other traffic (storage) on ``share`` of each link, in [0, 1)."""
         taken = np.broadcast_to(np.asarray(share, dtype=np.float64), self.link_bytes_per_s.shape)
         if not ((taken >= 0) & (taken < 1)).all():
             raise InvalidInput("share", "must lie in [0, 1)")
@@ -89,7 +89,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """Jobs and the links that they load once paths are chosen. Engines and baselines work on this.
+    """The links that jobs load once paths are chosen. Engines and baselines work on this.
 
     ``busy_s`` is M / B: the seconds that one iteration needs of the link at full bandwidth. The
     links of a job rise.
@@ -127,25 +127,25 @@ class Demand:
 
         It is 0 for a job without traffic.
         """
-        found: Floats = self.send_s + self.delay_s
-        return found
+        comm_s: Floats = self.send_s + self.delay_s
+        return comm_s
 
     @property
     def alone_s(self) -> Floats:
         """Return the length of an iteration without contention, (J,)."""
         comm_s = self.comm_s
-        found: Floats = np.where(
+        alone_s: Floats = np.where(
             comm_s > 0, np.maximum(self.compute_s, self.start_s + comm_s), self.compute_s
         )
-        return found
+        return alone_s
 
     @property
     def intensity(self) -> Floats:
-        """Return GPU intensity W / t, flop/s, (J,). inf: no traffic (Crux eq. 2)."""
+        """Return GPU intensity W / t, flop/s, (J,). It is inf for a job without traffic (Crux eq. 2)."""
         comm_s = self.comm_s
-        found = np.full(self.jobs, np.inf)
-        np.divide(self.work_flop, comm_s, out=found, where=comm_s > 0)
-        return found
+        intensity = np.full(self.jobs, np.inf)
+        np.divide(self.work_flop, comm_s, out=intensity, where=comm_s > 0)
+        return intensity
 
     @property
     def offered(self) -> Floats:
@@ -156,9 +156,9 @@ class Demand:
     def contended(self) -> Bools:
         """Return whether each job shares a link with another, (J,)."""
         users = np.bincount(self.link, minlength=self.links)
-        found = np.zeros(self.jobs, dtype=np.bool_)
-        found[self.job[users[self.link] > 1]] = True
-        return found
+        shares_link = np.zeros(self.jobs, dtype=np.bool_)
+        shares_link[self.job[users[self.link] > 1]] = True
+        return shares_link
 
     def among(self, jobs: Ints) -> Demand:
         """Return the demand of these jobs only, in this order. Links keep their numbers."""
@@ -211,7 +211,7 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
 
 
 def join_parts(parts: Sequence[Contention]) -> Contention:
-    """Return the jobs of all parts, of which there is at least one, in order.
+    """Return the jobs of all parts, in order. There must be at least one part.
 
     Parts are of one network.
 
@@ -229,9 +229,9 @@ def join_parts(parts: Sequence[Contention]) -> Contention:
     arrays["candidate"] = np.concatenate(
         [p.candidate + n for p, n in zip(parts, paths, strict=True)]
     )
-    told = all(len(p.bundle_source) == len(p.bundle_bytes) for p in parts)
+    have_ends = all(len(p.bundle_source) == len(p.bundle_bytes) for p in parts)
     for name in ("bundle_source", "bundle_target"):
-        arrays[name] = np.concatenate([getattr(p, name) for p in parts]) if told else _nobody()
+        arrays[name] = np.concatenate([getattr(p, name) for p in parts]) if have_ends else _nobody()
     return replace(first, jobs=tuple(name for part in parts for name in part.jobs), **arrays)
 
 

@@ -24,8 +24,8 @@ class Traffics(CellTable):
 
     def require_readable(self) -> None:
         """Read every document. Raises InvalidInput if one does not describe traffic."""
-        for one in self.document:
-            _ = one.cell
+        for document in self.document:
+            _ = document.cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,16 +33,16 @@ class Standing(Table):
     """The network plan in force, by job. A job that is absent has no part in it yet."""
 
     INDEX: ClassVar[str] = "standing"
-    job: Ints  # index into Snapshot.jobs; -1: it has ended
+    job: Ints  # index into Snapshot.jobs; -1 if it has ended
     generation: Ints  # of the allocation that the row was made for
     rank: Ints  # 0 is the most urgent
     level: Ints
-    tag: Ints  # DSCP code point for the allocation's lifetime; -1: it has no tag
+    tag: Ints  # DSCP code point for the allocation's lifetime; -1 if it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured(Table):
-    """Measurements by agents of running jobs, one row for each job and node."""
+    """Measurements of running jobs by agents, one row for each job and node."""
 
     INDEX: ClassVar[str] = "measured"
     job: Ints  # index into Snapshot.jobs
@@ -50,7 +50,7 @@ class Measured(Table):
     node: Ints  # index into Snapshot.nodes
     period_s: Floats  # of an iteration
     sent_bytes: Floats  # from the node to others in an iteration
-    unhindered: Bools  # no job was served before or with it on its links, so the period is its own
+    unhindered: Bools  # no job was served before or with it on its links, so no job delayed it
 
 
 NO_TRAFFIC: Final = Traffics.from_rows([])

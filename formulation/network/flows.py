@@ -17,10 +17,10 @@ from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts, sums
 from tessera.formulation.topologies.routes import MOST, Routes, Ways
 from tessera.formulation.topologies.topology import Topology
 
-_APART: Final = "it is taken to meet no other job"
+_APART: Final = "it is assumed to share no link with another job"
 
 Note = tuple[str, str]
-"""A job and a sentence about what the network does not see of it.
+"""A job, and a sentence about what the network plan does not cover of it.
 
 If the job is "", the sentence is about all jobs.
 """
@@ -54,14 +54,15 @@ def contention(
     """Return all jobs with their loads and choices, and notes on them.
 
     A job stays in the list without traffic if it is on a host or GPU that the topology lacks, or on
-    GPUs that no path joins. It then meets no other job. Bundles are in order of job, source and
-    target. A flow with only one way is not a bundle; its links are fixed. The delay that a job
-    always pays is the largest of its flows' delays.
+    GPUs that no path joins. It then shares no link with other jobs. Bundles are in order of job,
+    source and target. A flow with only one way is not a bundle; its links are fixed. The delay that
+    a job always pays is the largest of its flows' delays.
 
     Args:
-        most: paths a flow may choose from.
-        qps_per_connection: bundles that a flow is split in equally (NCCL_IB_QPS_PER_CONNECTION).
-        routes: of the same topology, to keep for later calls; ``most`` is then theirs.
+        most: the number of paths that a flow may choose from.
+        qps_per_connection: the number of equal bundles that a flow is split into
+            (NCCL_IB_QPS_PER_CONNECTION).
+        routes: routes of the same topology, kept for later calls. Their ``most`` then applies.
 
     Raises:
         InvalidInput: a name repeats, or an exchange names a rank that its job lacks.
@@ -79,21 +80,21 @@ def contention(
         # A job with a gap loads nothing, so list the flows again without such jobs.
         flows = flows_of([p for p in placed if p.job not in gaps], topology.vertices.host)
         ways = routes.ways(flows.source, flows.target)
-    notes += _said(jobs, flows, ways, {name for name, _ in notes})
+    notes += _silent_notes(jobs, flows, ways, {name for name, _ in notes})
     if len(cut := np.flatnonzero(ways.total > routes.most)):
         notes.append(
             (
                 "",
-                f"{len(cut):,} flows have more equal-cost paths than the {routes.most} that they choose from,"
-                f" up to {ways.total.max():,.0f}",
+                f"{len(cut):,} flows have up to {ways.total.max():,.0f} equal-cost paths, but they choose"
+                f" from {routes.most} only",
             )
         )
     if topology.adaptive and ways.crosses.any():
         notes.append(
             (
                 "",
-                "the network is adaptive: switches choose paths, so none can be chosen here; traffic is taken"
-                " to spread evenly over them",
+                "the network is adaptive: its switches choose the paths, so no path can be chosen here;"
+                " traffic is assumed to spread evenly over all paths",
             )
         )
     return _assembled(topology, jobs, flows, ways, qps_per_connection), notes
@@ -115,10 +116,12 @@ def sent_by_hosts(topology: Topology, jobs: Sequence[NetworkJob]) -> list[dict[s
     hosts = len(topology.hosts)
     key, which = np.unique(flows.job[out] * hosts + source[out], return_inverse=True)
     total = sums(which, flows.sent_bytes[out], len(key))
-    found: list[dict[str, float]] = [{} for _ in jobs]
-    for job, at, sent in zip((key // hosts).tolist(), (key % hosts).tolist(), total, strict=True):
-        found[job][topology.hosts[at]] = float(sent)
-    return found
+    sent_by_host: list[dict[str, float]] = [{} for _ in jobs]
+    for job, at, sent_bytes in zip(
+        (key // hosts).tolist(), (key % hosts).tolist(), total, strict=True
+    ):
+        sent_by_host[job][topology.hosts[at]] = float(sent_bytes)
+    return sent_by_host
 
 
 def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed], list[Note]]:
@@ -162,21 +165,26 @@ def _missing(job: NetworkJob, host_of: dict[str, int], counts: list[int]) -> str
         count = counts[host_of[host]]
         if indices and not 0 <= min(indices) <= max(indices) < count:
             wrong = next(i for i in indices if not 0 <= i < count)
-            return f"it has GPU {wrong} of {host}, and the topology knows {count} there, from 0"
+            return (
+                f"it has GPU {wrong} of {host}, but the topology has only {count} GPUs there,"
+                " counted from 0"
+            )
     return None
 
 
-def _said(jobs: Sequence[NetworkJob], flows: Flows, ways: Ways, told: set[str]) -> list[Note]:
-    """Return notes on jobs that load no links, or none beyond their hosts."""
+def _silent_notes(
+    jobs: Sequence[NetworkJob], flows: Flows, ways: Ways, noted: set[str]
+) -> list[Note]:
+    """Return notes on jobs that load no links, or only links within their hosts."""
     sends = np.bincount(flows.job, minlength=len(jobs))
     crosses = np.bincount(flows.job, ways.crosses, minlength=len(jobs))
     notes = []
     for number in np.flatnonzero(crosses == 0).tolist():
         job = jobs[number]
-        if job.name in told:
+        if job.name in noted:
             continue
         if not sends[number]:
-            sentence = "it sends nothing, so it meets no other job"
+            sentence = "it sends nothing, so it shares no link with another job"
         elif len({host for host, _ in job.gang}) == 1:
             sentence = f"it runs on {job.gang[0][0]} alone, so it loads no link between hosts"
         else:
@@ -252,8 +260,8 @@ def _longest(ways: Ways, path_delay_s: Floats) -> Floats:
     """Return the longest delay of each choice's paths."""
     if not len(path_delay_s):
         return path_delay_s
-    found: Floats = np.maximum.reduceat(path_delay_s, ways.choice_start[:-1])
-    return found
+    longest: Floats = np.maximum.reduceat(path_delay_s, ways.choice_start[:-1])
+    return longest
 
 
 def _summed(

@@ -26,10 +26,9 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.formulation.topologies.topology import Topology
 
 BELIEVED: Final = 4.0
-"""Largest credible factor. A factor above it, or below its inverse, is taken for a mistake.
+"""Largest credible factor. A factor above it, or below its inverse, is treated as a mistake.
 
 The cause may be another program's traffic, a period that is not the iteration's, or the estimate of
-another Cell.
 """
 
 
@@ -57,7 +56,7 @@ def with_bytes(
     Raises:
         InvalidInput: an exchange names a rank that its job lacks.
     """
-    found, notes, used = list(jobs), [], set()
+    corrected, notes, used = list(jobs), [], set()
     chosen = [k for k, job in enumerate(jobs) if job.name in seen]
     for k, estimated in zip(
         chosen, sent_by_hosts(topology, [jobs[k] for k in chosen]), strict=True
@@ -65,19 +64,25 @@ def with_bytes(
         name, measured = jobs[k].name, seen[jobs[k].name].sent_bytes
         ratios = [sent / estimated[host] for host, sent in measured.items() if host in estimated]
         if not ratios:
-            notes.append((name, f"{_on(measured)}, where its Cell sends nothing: not used"))
+            notes.append(
+                (
+                    name,
+                    f"{_on(measured)}, where its Cell sends nothing; the measurement is not used",
+                )
+            )
             continue
         factor = float(median(ratios))
-        note = f"{_on(ratios)}: {factor:.3g} of the estimate"
+        note = f"{_on(ratios)}: {factor:.3g} times the estimate"
         if not is_credible(factor):
             note += (
-                f", which is not believed (beyond {BELIEVED:g} times or a {BELIEVED:g}th): not used"
+                f", which is not credible (more than {BELIEVED:g} times the estimate, or less than a"
+                f" {BELIEVED:g}th of it); the measurement is not used"
             )
         else:
-            found[k] = _scaled(jobs[k], factor)
+            corrected[k] = _scaled(jobs[k], factor)
             used.add(name)
         notes.append((name, note))
-    return found, notes, used
+    return corrected, notes, used
 
 
 def is_credible(factor: float) -> bool:
@@ -92,8 +97,8 @@ def with_times(
 
     Args:
         comm_s: t of each job, (J,).
-        period_s: measured, (J,); NaN: not known. Jobs whose period leaves no time for their traffic,
-            or would scale their times beyond a credible factor, stay unchanged.
+        period_s: measured, (J,). It is NaN if it is not known. Jobs whose period leaves no time for
+            their traffic, or would scale their times beyond a credible factor, stay unchanged.
     """
     c = contention
     known = np.flatnonzero(np.isfinite(period_s))
@@ -112,7 +117,7 @@ def with_times(
     compute_s[at] *= factor[good]
     start_s[at] *= factor[good]
     notes = [
-        (c.jobs[k], f"{period_s[k]:.3g} s an iteration" + ("" if ok else _why(c, k, comm_s)))
+        (c.jobs[k], f"an iteration takes {period_s[k]:.3g} s" + ("" if ok else _why(c, k, comm_s)))
         for k, ok in zip(known.tolist(), good.tolist(), strict=True)
     ]
     return replace(c, compute_s=compute_s, start_s=np.minimum(start_s, compute_s)), notes
@@ -121,7 +126,8 @@ def with_times(
 def _why(c: Contention, job: int, comm_s: Floats) -> str:
     alone_s = max(float(c.compute_s[job]), float(c.start_s[job] + comm_s[job]))
     return (
-        f" does not fit the estimated {alone_s:.3g} s, {comm_s[job]:.3g} s of it traffic: not used"
+        f", which does not fit the estimate of {alone_s:.3g} s, of which {comm_s[job]:.3g} s are traffic;"
+        " the measurement is not used"
     )
 
 

@@ -33,8 +33,8 @@ class NetworkDecision:
     generation: int  # of the allocation that this is for
     rank: int
     level: int
-    tag: int  # -1: no tag was left, or it needs none
-    priority: float  # P = k I, flop/s; inf: no traffic
+    tag: int  # -1 if it needs none, or none was left
+    priority: float  # P = k I, flop/s; inf if it has no traffic
     intensity: float  # I = W / t, flop/s
     meets: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()

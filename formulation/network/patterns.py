@@ -12,7 +12,7 @@ from tessera.formulation.network.traffic import Exchange, Pattern
 from tessera.formulation.tables import Floats, Ints, ranges, sums
 
 LEAST_BYTES: Final = 1e-6
-"""Least bytes of a flow. Less counts as nothing, so that intensity stays a finite number.
+"""Smallest flow in bytes. Anything less counts as nothing, so that intensity stays a finite number.
 
 Intensity is work divided by seconds of traffic.
 """
@@ -77,7 +77,7 @@ def flows_of(placed: Sequence[Placed], host: Ints) -> Flows:
     """Return the flows of exchanges, sorted. Flows of one job with the same ends are merged.
 
     Args:
-        host: of each vertex.
+        host: the host of each vertex.
     """
     rings = [p for p in placed if p.exchange.pattern is Pattern.RING]
     parts = [_pairs(p) for p in placed if p.exchange.pattern is not Pattern.RING]
@@ -146,8 +146,8 @@ def _hosts_of(blocks: _Blocks, groups: _Groups) -> Ints:
 def _within(groups: _Groups, blocks: _Blocks) -> Flows:
     """Return the flows inside hosts (41).
 
-    Each channel visits all m members on a host and leaves by its own, so a member hands (m - 1) / m
-    to the next. If the ring stays on one host, it hands on all of it.
+    Each channel visits all m members on a host and leaves through its own member, so a member hands
+    (m - 1) / m of its bytes to the next. If the ring stays on one host, it hands on all of them.
     """
     several = np.flatnonzero(blocks.size > 1)
     size, start = blocks.size[several], blocks.start[several]
@@ -161,7 +161,7 @@ def _within(groups: _Groups, blocks: _Blocks) -> Flows:
 
 
 def _across(groups: _Groups, blocks: _Blocks) -> Flows:
-    """Return the flows from host to host: of m members each sends 1 / m, of n each receives 1 / n.
+    """Return the flows from host to host. Of m members each sends 1 / m, of n each receives 1 / n.
 
     Both sides divide the line from 0 to 1 into equal parts. There is a flow where two parts overlap
     (40).

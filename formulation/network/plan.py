@@ -17,7 +17,7 @@ class NetworkPlan:
     """
 
     chosen: Ints  # (B,) candidate of each bundle, from 0
-    priority: Floats  # (J,) P = k I, before swaps and compression; inf: no traffic
+    priority: Floats  # (J,) P = k I, before swaps and compression; inf if there is no traffic
     order: Ints  # (J,) jobs, the most urgent first
     level: Ints  # (J,)
     levels: int
@@ -27,6 +27,6 @@ class NetworkPlan:
     @property
     def rank(self) -> Ints:
         """Return the place of each job in ``order``, (J,); 0 is the most urgent."""
-        found = np.empty(len(self.order), dtype=np.int64)
-        found[self.order] = np.arange(len(self.order))
-        return found
+        rank = np.empty(len(self.order), dtype=np.int64)
+        rank[self.order] = np.arange(len(self.order))
+        return rank

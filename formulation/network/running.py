@@ -35,8 +35,8 @@ class Observed:
 
     ``unmeasured`` has (seconds left, job) of jobs on several nodes that have no measurement yet but
     time left for it. The job that has waited longest is first. Agents measure a job only while no
-    other job on its nodes sends. That is not known here, so the list says what should be measured,
-    not what is.
+    other job on its nodes sends. That is not known here, so the list has the jobs that should be
+    measured.
     """
 
     seen: Mapping[int, Seen]  # by job
@@ -109,7 +109,7 @@ def traffics(snapshot: Snapshot, running: Sequence[Running]) -> dict[int, Traffi
     """Return the traffic of each running job's Cell, by job, if it is known.
 
     If a Cell has several shapes, the job's own is used, else the first, as execution plans differ
-    little between them.
+    little from shape to shape.
     """
     t, workload = snapshot.traffic, snapshot.jobs.workload
     needed = np.flatnonzero(
@@ -117,11 +117,11 @@ def traffics(snapshot: Snapshot, running: Sequence[Running]) -> dict[int, Traffi
     )
     rows: defaultdict[tuple[int, CellKey], dict[int, int]] = defaultdict(dict)
     of = zip(needed.tolist(), t.workload[needed].tolist(), t.keys(needed), strict=True)
-    for k, its, cell in of:
-        rows[its, cell][int(t.nodes[k])] = k
-    found: dict[int, Traffic] = {}
+    for k, of_workload, cell in of:
+        rows[of_workload, cell][int(t.nodes[k])] = k
+    traffic: dict[int, Traffic] = {}
     for r in running:
         if shapes := rows.get((int(workload[r.job]), r.cell)):
             k = shapes.get(r.gang.nodes, next(iter(shapes.values())))
-            found[r.job] = t.document[k].traffic
-    return found
+            traffic[r.job] = t.document[k].traffic
+    return traffic

@@ -22,7 +22,7 @@ SHOWN = 10
 RESERVED: Mapping[int, str] = {
     0: "unmarked traffic",
     1: "lower effort (RFC 8622), which switches may serve last",
-    26: "what vendors' RoCE guides mark all RDMA with (NCCL_IB_TC 104 to 107): storage, other jobs",
+    26: "the mark that vendors' RoCE guides give all RDMA traffic (NCCL_IB_TC 104 to 107)",
     33: "HCCL's default",
     46: "expedited forwarding (RFC 3246), which switches often police",
     48: "routing protocols (CS6, RFC 4594), and congestion notifications of RoCE by default",
@@ -31,7 +31,7 @@ RESERVED: Mapping[int, str] = {
 """Code points that no job gets, each with the reason."""
 
 CONTROL_TAG = 40
-"""The tag of NCCL's control messages, of all jobs: CS5, which RFC 4594 calls signalling."""
+"""The tag of the NCCL control messages of all jobs: CS5, which RFC 4594 calls signalling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings that a node is to carry out: a tag for each job, a priority for each tag.
+    """The settings for a node to carry out: a tag for each job, a priority for each tag.
 
     ``remarks`` states in sentences what was not possible, e.g. that jobs share a tag.
     """
@@ -174,7 +174,7 @@ def _sharing(at: Mapping[int, set[str]], levels_of: Mapping[str, int]) -> Iterab
             continue
         carried = max(levels_of[job] for job in jobs)
         lifted = [job for job in jobs if levels_of[job] < carried]
-        rest = f", which lifts {_named(lifted)}" if lifted else ""
+        rest = f", which raises the level of {_named(lifted)}" if lifted else ""
         yield f"jobs {_named(jobs)} share DSCP tag {tag} at level {carried}{rest}"
 
 
@@ -182,7 +182,7 @@ def _misplaced(at: Mapping[int, set[str]], fabric: Fabric) -> Iterable[str]:
     for tag, jobs in sorted(at.items()):
         why = fabric.reserved.get(tag, "control messages" if tag == fabric.control_tag else "")
         if why:
-            yield f"jobs {_named(jobs)} run with DSCP tag {tag}, which is reserved: {why}"
+            yield f"jobs {_named(jobs)} run with DSCP tag {tag}, which is reserved for {why}"
 
 
 def _named(jobs: Collection[str]) -> str:

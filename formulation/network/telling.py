@@ -15,26 +15,26 @@ from tessera.formulation.tables import Ints
 from tessera.formulation.topologies.topology import Topology
 
 MEETS: Final = 10
-"""Largest number of jobs named as met by a job, those nearest in rank. It may meet more."""
+"""Largest number of jobs that are named as met by a job. They are the nearest in rank; it may meet more."""
 
 
 def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
     """Return, by job, the ``MEETS`` jobs nearest in rank with which it shares a link, by rank.
 
-    Jobs that are served before it or on the same level are preferred, so that one is named if there
-    is any.
+    Jobs that are served before it or on the same level are preferred, so that at least one of them
+    is named if there is any.
     """
     rank = plan.rank
     # Sort the users of each link by rank, so that near ranks are near in the arrays.
     order = np.lexsort((rank[demand.job], demand.link))
     link, job = demand.link[order], demand.job[order]
-    found: defaultdict[int, set[int]] = defaultdict(set)
+    met: defaultdict[int, set[int]] = defaultdict(set)
     for apart in range(1, MEETS + 1):
         same = np.flatnonzero(link[apart:] == link[:-apart])
         for a, b in set(zip(job[same].tolist(), job[same + apart].tolist(), strict=True)):
-            found[a].add(b)
-            found[b].add(a)
-    return {k: _nearest(others, rank, plan.level, k) for k, others in found.items()}
+            met[a].add(b)
+            met[b].add(a)
+    return {k: _nearest(others, rank, plan.level, k) for k, others in met.items()}
 
 
 def _nearest(others: Iterable[int], rank: Ints, level: Ints, job: int) -> list[int]:

@@ -20,9 +20,10 @@ MOST_FLOP: Final = 1e30
 SHORTEST_S: Final = 1e-9
 LONGEST_S: Final = 1e9
 MOST_BYTES: Final = 1e21
-"""The largest bytes that an iteration can send. The limits above are on its work and its length.
+"""Largest number of bytes that an iteration can send.
 
-A value beyond them is a mistake, and would spoil sums with others.
+The limits above are on its work and its length. A value beyond them is a mistake, and would spoil
+sums with other values.
 """
 
 
@@ -36,12 +37,12 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One kind of traffic inside groups of a job's GPUs that are equally large.
+    """One kind of traffic inside groups of a job's GPUs. The groups are equally large.
 
     ``members`` is int64[groups, size]: ranks (positions in the gang's GPUs, in its order of nodes
-    and indices), in the order of the pattern. ``sent_bytes`` is what a member sends to each of its
-    receivers in one iteration. For an all-reduce of V bytes in a ring of n it is 2 V (n - 1) / n.
-    ``messages`` is their number in sequence; each pays the delay.
+    and indices), in the order of the pattern. ``sent_bytes`` is the number of bytes that a member
+    sends to each of its receivers in one iteration. For an all-reduce of V bytes in a ring of n it
+    is 2 V (n - 1) / n. ``messages`` is their number in sequence; each pays the delay.
     """
 
     pattern: Pattern
@@ -135,11 +136,15 @@ class CellTraffic:
     def __post_init__(self) -> None:
         """Refuse an execution plan without stages, or groups that do not divide a stage."""
         if not self.stages:
-            raise InvalidInput("stages", "are empty; a plan has at least one")
+            raise InvalidInput(
+                "stages", "must not be empty: an execution plan has at least one stage"
+            )
         _check_times(self.work_flop, self.compute_s, self.start_s)
         for k, stage in enumerate(self.stages):
             if min(stage.dp, stage.tp, stage.ep) < 1 or stage.gpus % stage.ep:
-                raise InvalidInput(f"stages[{k}]", "has degrees below 1, or experts on odd GPUs")
+                raise InvalidInput(
+                    f"stages[{k}]", "must have degrees of at least 1, and ep must divide its GPUs"
+                )
 
     @property
     def gpus(self) -> int:
@@ -147,7 +152,7 @@ class CellTraffic:
         return sum(stage.gpus for stage in self.stages)
 
     def to_json(self) -> str:
-        """Return the traffic as a line that ``cell_traffic`` reads, without default amounts."""
+        """Return the traffic as a line that ``cell_traffic`` reads. Default amounts are left out."""
         stages = [
             {
                 f.name: getattr(stage, f.name)
@@ -183,7 +188,7 @@ def cell_traffic(text: str) -> CellTraffic:
     """Return the traffic that ``CellTraffic.to_json`` wrote.
 
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: the text is not such a line.
     """
     try:
         plain = read_json("traffic", text, CELL_TRAFFIC)

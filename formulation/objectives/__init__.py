@@ -57,21 +57,21 @@ def with_needs(draft: Draft) -> Draft:
 def goals_of(draft: Draft) -> tuple[Goal, ...]:
     """Return the goals of the policy's stages for ``draft``, in order. The last is a sum.
 
-    Cost alone is least if nothing runs. Unless an earlier sum determines which jobs run, a goal for
-    the greatest weight of running jobs therefore comes before it (Eq. 12).
+    Cost alone is least if nothing runs. Unless an earlier sum determines which jobs run, it is
+    therefore preceded by a goal for the greatest weight of running jobs (Eq. 12).
     """
-    found: list[Goal] = []
+    goals: list[Goal] = []
     rewarded = False  # an earlier sum rewards running
     for stage in draft.policy.stages:
         draft.check()
         if stage.lexicographic:
-            found.append(_levels(draft, stage))
+            goals.append(_levels(draft, stage))
             continue
         if _only_cost(stage) and not rewarded:
-            found.append(jobs_running(draft))
+            goals.append(jobs_running(draft))
         rewarded = rewarded or not _only_cost(stage)
-        found.append(_sum(draft, stage))
-    return tuple(found)
+        goals.append(_sum(draft, stage))
+    return tuple(goals)
 
 
 def _only_cost(stage: Stage) -> bool:
@@ -87,15 +87,15 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     parts = [(t.weight, LINEAR_VALUES[t.objective](draft)) for t in stage.terms]
     alone = len(parts) == 1
     scale = parts[0][1].scale if alone else float(VALUE_SCALE)
-    worth = reduce(np.add, [weight * v.gross for weight, v in parts])
-    taken = reduce(np.add, [weight * v.price for weight, v in parts])
-    worth, taken = bounded_worth(worth, taken, scale, draft.job_start)
-    gross, price = scale_values(worth, scale), scale_values(taken, scale)
+    gross = reduce(np.add, [weight * v.gross for weight, v in parts])
+    price = reduce(np.add, [weight * v.price for weight, v in parts])
+    gross, price = bounded_worth(gross, price, scale, draft.job_start)
+    value, charged = scale_values(gross, scale), scale_values(price, scale)
     return Linear(
         name=stage.name,
         unit=parts[0][1].unit if alone else WEIGHTED_SUM,
-        value=gross - price,
-        restart_price=price,
+        value=value - charged,
+        restart_price=charged,
         scale=scale,
         tolerance=stage.tolerance,
     )

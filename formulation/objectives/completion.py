@@ -17,9 +17,9 @@ from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Floats
 
 JCT_SCALE: Final = 100.0 * VALUE_SCALE
-"""Solver integers in one unit. In a horizon, a job with months to go does only a thousandth.
+"""Solver integers in one unit.
 
-That value must keep four digits, too.
+In a horizon, a job with months to go does only a thousandth. That value must keep four digits, too.
 """
 
 
@@ -47,9 +47,9 @@ def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> Valued:
     policy = draft.policy
     with np.errstate(invalid="ignore"):
         remaining_s = work_left(draft.snapshot) / draft.unit_rate
-        worth = draft.weight / draft.unit_rate
-        worth *= (policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)) ** exponent
-    gross = worth[draft.job] * draft.rate
+        value = draft.weight / draft.unit_rate
+        value *= (policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)) ** exponent
+    gross = value[draft.job] * draft.rate
     return Valued(
         gross=gross,
         price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),

@@ -15,11 +15,11 @@ from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.tables import Bools, Floats
 
 _FORGIVEN: Final = 1e-9
-"""Relative error of a rate that does not put it below the floor."""
+"""Relative rounding error of a rate that still counts as reaching the floor."""
 
 
 def price_of_gpu(draft: Draft) -> Floats:
-    """Return dollars/h or kW of one GPU of each type, float64[types]. 0: it is not known."""
+    """Return dollars/h or kW of one GPU of each type, float64[types]. It is 0 if not known."""
     types = draft.snapshot.gpu_types
     if draft.policy.cost_of == "watts":
         return np.array([t.watts / 1000 for t in types])
@@ -42,11 +42,11 @@ def cost(draft: Draft) -> Valued:
 def jobs_running(draft: Draft) -> Linear:
     """Return the goal that jobs of the greatest total weight run, on any columns (Eq. 12)."""
     scale, none = float(VALUE_SCALE), np.zeros(len(draft.job))
-    worth, _ = bounded_worth(draft.weight[draft.job], none, scale, draft.job_start)
+    value, _ = bounded_worth(draft.weight[draft.job], none, scale, draft.job_start)
     return Linear(
         name="jobs running",
         unit="weight",
-        value=scale_values(worth, scale),
+        value=scale_values(value, scale),
         restart_price=np.zeros(len(draft.cell), np.int64),
         scale=scale,
     )
@@ -73,17 +73,17 @@ def priced_and_fast_enough(draft: Draft) -> Draft:
 
 
 def _missing(draft: Draft, job: int, unpriced: Bools) -> Reason:
-    mine = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    own = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
     types = [
         draft.snapshot.gpu_types[t].name
-        for t in np.unique(draft.gpu_type[mine][unpriced[mine]]).tolist()
+        for t in np.unique(draft.gpu_type[own][unpriced[own]]).tolist()
     ]
     names, field = ", ".join(types), _FIELD[draft.policy.cost_of]
-    message = f"the objective cost needs {field} of {names}"
-    if not unpriced[mine].all():
+    message = f"the objective cost needs {field} of {names}, which is not set"
+    if not unpriced[own].all():
         message += (
-            f"; on the other types no Cell reaches the rate floor, {draft.policy.rate_floor:g} of its"
-            " rate at the requested GPUs"
+            f"; on the other types, no Cell reaches the rate floor, {draft.policy.rate_floor:g} of the"
+            " job's rate at the requested GPUs"
         )
     return Reason(
         code=ReasonCode.MISSING_DATA,

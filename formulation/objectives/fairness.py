@@ -84,15 +84,15 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     order = np.argsort(which.ravel(), kind="stable")
     bounds = np.searchsorted(which.ravel()[order], np.arange(distinct.shape[1] + 1))
     for k, (workload, pinned, least, most) in enumerate(distinct.T.tolist()):
-        mine = order[bounds[k] : bounds[k + 1]]
+        members = order[bounds[k] : bounds[k + 1]]
         draft.check()
-        shares, where = np.unique(share[mine], return_inverse=True)
+        shares, where = np.unique(share[members], return_inverse=True)
         cells = _cells_of(draft, workload, pinned, least, most, useful)
         at, slope = _corners(draft, cells, capacity)
         best = np.full(len(shares), np.inf)
         for level, rise in zip(at.tolist(), slope.tolist(), strict=True):
             np.minimum(best, level + shares * rise, out=best)
-        fair[mine] = best[where]
+        fair[members] = best[where]
     return np.maximum(fair, 1e-100)
 
 
@@ -105,16 +105,16 @@ def _cells_of(
     """
     table = draft.cells
     if min_gpus > 1:  # larger Cells that a smaller one dominates are needed too
-        found = undominated_from(table, workload, min_gpus)
+        cells = undominated_from(table, workload, min_gpus)
     else:
         first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
-        found = first + np.flatnonzero(useful[first:last])
-    within = np.ones(len(found), dtype=np.bool_)
+        cells = first + np.flatnonzero(useful[first:last])
+    within = np.ones(len(cells), dtype=np.bool_)
     if pin >= 0:
-        within &= table.gpu_type[found] == pin
+        within &= table.gpu_type[cells] == pin
     if max_gpus:
-        within &= table.gpus[found] <= max_gpus
-    return found[within]
+        within &= table.gpus[cells] <= max_gpus
+    return cells[within]
 
 
 def _corners(draft: Draft, cells: Ints, capacity: Ints) -> tuple[Floats, Floats]:
@@ -128,11 +128,11 @@ def _corners(draft: Draft, cells: Ints, capacity: Ints) -> tuple[Floats, Floats]
     some = np.unique(kind)
     groups = [(rate[kind == t], gpus[kind == t], float(capacity[t])) for t in some.tolist()]
     # The corners are 0, where a line reaches 0, and where two lines of a type cross.
-    found = [np.zeros(1), rate]
+    points = [np.zeros(1), rate]
     for r, n, _ in groups:
-        one, other = np.triu_indices(len(r), 1)  # by rising gpus, each count once
-        found.append((r[one] * n[other] - r[other] * n[one]) / (n[other] - n[one]))
-    at = np.concatenate(found)
+        first, second = np.triu_indices(len(r), 1)  # by rising gpus, each count once
+        points.append((r[first] * n[second] - r[second] * n[first]) / (n[second] - n[first]))
+    at = np.concatenate(points)
     at = np.unique(at[(at >= 0) & (at <= rate.max(initial=0.0))])
     slope = np.zeros(len(at))
     for r, n, all_gpus in groups:

@@ -1,4 +1,4 @@
-"""Jobs of weight 0, and promises that hold even for them."""
+"""Jobs that must keep running, and jobs of weight 0, which run only to keep a promise."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def _no_weight(draft: Draft, job: int) -> Reason:
         whose = f"queue_weights gives queue {queue} the factor 0"
         step = "give the queue a positive factor, or put the job into another queue"
     else:
-        whose = f"the weight of tenant {jobs.tenant[job]} is 0, or too small beside the job's"
+        whose = f"the weight of tenant {jobs.tenant[job]} is 0, or its product with the job's is 0"
         step = "give the tenant a positive weight"
     return Reason(
         code=ReasonCode.NO_WEIGHT,
-        message=f"{whose}: it is not to run for its own sake",
+        message=f"{whose}, so running the job has no value",
         next_step=step,
     )

@@ -12,7 +12,7 @@ from tessera.formulation.problem import VALUE_SCALE
 def throughput(draft: Draft) -> Valued:
     """Return w_j r_c / u_j of each column, its effective GPUs. A restart costs the share s_j of it.
 
-    Arena sums raw samples/s, which favors small models; ``policy.raw_throughput`` does as well.
+    Arena sums raw samples/s, which favors small models. So does ``policy.raw_throughput``.
     """
     raw = draft.policy.raw_throughput
     unit_of = np.ones(len(draft.unit_rate)) if raw else draft.unit_rate

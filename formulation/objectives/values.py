@@ -14,7 +14,7 @@ from tessera.formulation.tables import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Valued:
-    """Value of each column in ``unit``, float64[columns].
+    """The value of each column in ``unit``, float64[columns].
 
     ``gross`` is the value of the column once it runs. ``price`` is the cost of its start, move or
     resize (0 if it runs already). ``scale`` is the number of solver integers in one unit.

@@ -41,27 +41,27 @@ def failed_jobs_wait(draft: Draft) -> Draft:
 
 
 def backs_off(failures: int, retry_s: float, error: str = "") -> Reason:
-    """Return the reason of a job that failed and is tried again at ``retry_s``.
+    """Return the reason for a job that failed and is tried again at ``retry_s``.
 
-    ``failures`` is the number of consecutive failures. ``error`` is the last error; "" leaves it
-    out.
+    ``failures`` is the number of consecutive failures. ``error`` is the last error. If it is "",
+    the reason does not repeat it.
     """
     times, retry = "once" if failures == 1 else f"{failures} times in a row", rfc3339(retry_s)
     short = error if len(error) <= MAX_ERROR_CHARS else f"{error[:MAX_ERROR_CHARS]}..."
-    last = f", last with: {short}" if short else ""
+    last = f", the last time with: {short}" if short else ""
     return Reason(
         code=ReasonCode.BACK_OFF,
-        message=f"it failed {times}{last}; it is tried again at {retry}",
-        next_step="see its last error; cancel the job, or mend the cause: to try it at once,"
+        message=f"the job failed {times}{last}; it will be tried again at {retry}",
+        next_step="read the last error, then fix its cause or cancel the job; to try it again at once,"
         " hold and release it",
         evidence=(("failures", str(failures)), ("retry", retry)),
     )
 
 
 def tried_next() -> Reason:
-    """Return the reason of a job whose back-off has ended since the last round."""
+    """Return the reason for a job whose back-off has ended since the last round."""
     return Reason(
         code=ReasonCode.BACK_OFF,
-        message="it waited after a failure, which is over: the next round may start it",
+        message="the wait after its failure is over; the next round may start it",
         next_step="wait for the next round, or decide one now: `tessera round`",
     )

@@ -45,7 +45,7 @@ def fast_enough_from_now_on(draft: Draft) -> Draft:
     """Drop columns on which a job with a deadline would finish too late (Arena Eq. 6; Eq. 20).
 
         W_j <= r_c (D_j - now - restart_j)    where c starts, moves or resizes j
-        W_j <= r_c (D_j - now - what is left of its last restart)    for what it runs on
+        W_j <= r_c (D_j - now - the rest of its last restart)    for the c that it runs on
 
     A job that runs by this rule is admitted, and must run from then on. Waiting jobs that no column
     serves are dropped early (Crius section 8.5).
@@ -79,7 +79,7 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     """Leave admitted jobs only the columns after which their certificates still hold (Eq. 29).
 
     Refused waiting jobs get no columns, with a reason that has the earliest deadline that would be
-    met. If not even the empty cluster would meet the deadline, they are dropped. If an admission
+    met. They are dropped if not even the empty cluster would meet the deadline. If an admission
     does not bind, jobs that it does not plan keep their columns. Jobs that will keep their GPUs may
     start only on those that no certificate ever needs (``spare_gpus``).
     """
@@ -118,10 +118,10 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
     """Return the columns that ``job`` may run until the next slot, or None if it is not limited.
 
     The job may run any column with which it trains ``least_work`` until then, restart included. It
-    may also run the certificate's own column at its own rate, because that has the restart paid
-    later. Placement knows one least rate for all columns of a job. If the certificate's rate is
-    below what others need, the others are therefore dropped. If nothing is promised, only the
-    column that the plan has now is left.
+    may also run the certificate's own column at its own rate, because the certificate pays the
+    restart later. Placement knows one least rate for all columns of a job. If the certificate's
+    rate is below what others need, the others are therefore dropped. If nothing is promised, only
+    the column that the schedule has now is left.
     """
     work = float(admission.least_work[job])
     columns = draft.columns_of(job)
@@ -155,7 +155,7 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
                 keep[current] = kept_current
             least = float(rate[own])
         keep[own] = True
-    if not keep.any():  # behind its certificate: stay as close as possible
+    if not keep.any():  # the job is behind its certificate: it stays as close to it as possible
         return _Need(columns=columns, keep=~keep, least_rate=0.0, movable=True)
     moves = current < 0 or bool(rate[current] >= other * (1 - ROUNDING))
     if not moves and admission.bare_work is not None and keep[current] and after_s > 0:
@@ -166,7 +166,7 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
 
 
 def _certified(draft: Draft, admission: Admission, job: int) -> int:
-    """Return the column that the certificate has for ``job`` now; -1: it has none."""
+    """Return the column that the certificate has for ``job`` now. It is -1 if it has none."""
     legs, cells = admission.legs, draft.cells
     begun = legs.start_s <= draft.snapshot.now_s + _NOW_S
     for leg in legs.keys(np.flatnonzero((legs.job == job) & begun)):
@@ -188,16 +188,16 @@ def _witnessed(draft: Draft, admission: Admission, jobs: list[int]) -> Draft:
 
 def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
     """Explain an admitted job that need not run yet. Return None if it starts now."""
-    mine = admission.legs.start_s[admission.legs.job == job]
-    if not len(mine) or mine.min() <= draft.snapshot.now_s + _NOW_S:
+    own_starts_s = admission.legs.start_s[admission.legs.job == job]
+    if not len(own_starts_s) or own_starts_s.min() <= draft.snapshot.now_s + _NOW_S:
         return None
-    start = rfc3339(float(mine.min()))
+    start = rfc3339(float(own_starts_s.min()))
     bound = admission.binding or draft.snapshot.jobs.admitted[job]
-    plan = "its deadline is promised; its schedule" if bound else "the plan of this round"
+    plan = "the job's deadline is promised, and its schedule" if bound else "this round's schedule"
     return Reason(
         code=ReasonCode.DEADLINE_PLANNED,
         message=f"{plan} starts it at {start}",
-        next_step="nothing: it starts then, or earlier where GPUs are free",
+        next_step="nothing to do: it starts then, or earlier if GPUs are free",
         evidence=(("start", start), ("deadline", _deadline(draft, job))),
     )
 
@@ -210,21 +210,22 @@ def _refused(draft: Draft, admission: Admission, out: Bools) -> Draft:
     late = out & (_finish_s(draft) > draft.snapshot.jobs.deadline_s * (1 + 1e-15))
     refused = out & ~late & admission.binding
     reasons = {
-        job: _beside_promises(draft, float(admission.earliest_s[job]), job)
+        job: _refusal(draft, float(admission.earliest_s[job]), job)
         for job in np.flatnonzero(refused).tolist()
     }
     return _dropped(draft.without(reasons), late)
 
 
-def _beside_promises(draft: Draft, earliest_s: float, job: int) -> Reason:
+def _refusal(draft: Draft, earliest_s: float, job: int) -> Reason:
     deadline = _deadline(draft, job)
     known = math.isfinite(earliest_s)
     earliest = rfc3339(earliest_s) if known else ""
-    wish = f"; {earliest} would be met" if known else ""
+    advice = f"; the earliest deadline that would be met is {earliest}" if known else ""
     return Reason(
         code=ReasonCode.DEADLINE_REFUSED,
-        message=f"no schedule was found that meets {deadline} beside what is promised{wish}",
-        next_step=f"ask for a deadline of {earliest} or later, or raise its weight"
+        message=f"no schedule was found that meets the job's deadline {deadline} and keeps"
+        f" all promises{advice}",
+        next_step=f"ask for a deadline of {earliest} or later, or raise the job's weight"
         if known
         else "ask for a later deadline, or wait for promised jobs to end",
         evidence=(("deadline", deadline), *((("earliest_deadline", earliest),) if known else ())),
@@ -237,11 +238,11 @@ def _dropped(draft: Draft, late: Bools) -> Draft:
     Queued jobs are rejected for good, unless nodes that are away may return.
     """
     finish_s, jobs = _finish_s(draft), draft.snapshot.jobs
-    found = np.flatnonzero(late).tolist()
+    late_jobs = np.flatnonzero(late).tolist()
     queued = jobs.state == STATE_CODE[JobState.QUEUED]
     whole = bool(draft.snapshot.nodes.schedulable.all())
-    draft = draft.without({job: _too_late(draft, float(finish_s[job]), job) for job in found})
-    gone = frozenset(job for job in found if whole and queued[job])
+    draft = draft.without({job: _too_late(draft, float(finish_s[job]), job) for job in late_jobs})
+    gone = frozenset(job for job in late_jobs if whole and queued[job])
     return replace(draft, rejected=draft.rejected | gone)
 
 
@@ -250,10 +251,10 @@ def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
     past, deadline = deadline_s <= draft.snapshot.now_s, _deadline(draft, job)
     return Reason(
         code=ReasonCode.DEADLINE_PAST if past else ReasonCode.DEADLINE_UNREACHABLE,
-        message=f"its deadline {deadline} is past"
+        message=f"the job's deadline {deadline} has passed"
         if past
-        else f"even alone and from now on it would finish at {finish}, after its deadline {deadline}",
-        next_step=f"submit it with a deadline of {finish} or later, or with none",
+        else f"even alone and starting now, the job would end at {finish}, after its deadline {deadline}",
+        next_step=f"submit the job with a deadline of {finish} or later, or without one",
         evidence=(("deadline", deadline), ("finish", finish), ("earliest_deadline", finish)),
     )
 
@@ -266,8 +267,8 @@ def in_time(draft: Draft) -> Bools:
     with np.errstate(invalid="ignore"):
         done = rate * np.maximum(left_s - pause_s, 0.0)
     work = work_left(draft.snapshot)[draft.job]
-    found = (work <= done * (1 + ROUNDING)) & ((left_s > 0) | (work <= 0))
-    return np.asarray(found, dtype=np.bool_)
+    is_in_time = (work <= done * (1 + ROUNDING)) & ((left_s > 0) | (work <= 0))
+    return np.asarray(is_in_time, dtype=np.bool_)
 
 
 def _finish_s(draft: Draft) -> Floats:
@@ -276,14 +277,14 @@ def _finish_s(draft: Draft) -> Floats:
     It is inf if the job has no column.
     """
     rate, pause_s = _rate_and_pause(draft)
-    found = np.full(len(draft.current), np.inf)
+    finish_s = np.full(len(draft.current), np.inf)
     with np.errstate(divide="ignore"):
         np.minimum.at(
-            found,
+            finish_s,
             draft.job,
             draft.snapshot.now_s + pause_s + work_left(draft.snapshot)[draft.job] / rate,
         )
-    return found
+    return finish_s
 
 
 def _rate_and_pause(draft: Draft) -> tuple[Floats, Floats]:
@@ -296,11 +297,11 @@ def _rate_and_pause(draft: Draft) -> tuple[Floats, Floats]:
 
 
 def _current_rate(draft: Draft) -> Floats:
-    """Return samples/s of each job's current column at its Cell's own shape; 0: it has none."""
-    found = np.zeros(len(draft.current))
+    """Return samples/s of each job's current column at its Cell's own shape, or 0 without one."""
+    rate = np.zeros(len(draft.current))
     stays = draft.current >= 0
-    found[stays] = draft.rate[draft.current[stays]]
-    return found
+    rate[stays] = draft.rate[draft.current[stays]]
+    return rate
 
 
 def _new(draft: Draft) -> Bools:
@@ -310,15 +311,15 @@ def _new(draft: Draft) -> Bools:
 
 
 def _members(draft: Draft, jobs: list[int]) -> Bools:
-    found = np.zeros(len(draft.current), dtype=np.bool_)
-    found[jobs] = True
-    return found
+    is_member = np.zeros(len(draft.current), dtype=np.bool_)
+    is_member[jobs] = True
+    return is_member
 
 
 def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Draft:
     """Limit GPUs that new jobs would keep to those that no certificate needs (Eq. 30).
 
-        sum over j that would keep GPUs of t, and have no claim to any:  kept_jc x_c  <=  spare_t
+        sum over j that would keep GPUs of t, and have no claim to any of:  kept_jc x_c  <=  spare_t
 
     Steady jobs (guaranteed, or all under run to completion) keep the GPUs of their smallest column
     on the type. If the minimum run time is longer than a round, all other jobs keep what they start
@@ -362,5 +363,5 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
 
 
 def _deadline(draft: Draft, job: int) -> str:
-    """Return the deadline of ``job`` to the second, as the job itself shows it."""
+    """Return the deadline of ``job`` to the second, as it is shown for the job itself."""
     return rfc3339(math.floor(draft.snapshot.jobs.deadline_s[job]))

@@ -31,22 +31,22 @@ def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
     take one of these. A launched job that was placed on a slower shape is only guaranteed that
     shape's rate. Source: Morphling sections 5.1 and 5.2.
     """
-    owed = owed_a_rate(draft)
-    if not owed.any():
+    guaranteed = owed_a_rate(draft)
+    if not guaranteed.any():
         return draft
     floor = request_rate(draft)
     enough = draft.rate >= floor[draft.job] * (1 - ROUNDING)  # false where the floor is NaN
     reached = jobwise(np.maximum, enough.astype(np.float64), draft.job_start) > 0
     runs = is_launched(draft.snapshot)
-    behind = owed & runs & ~reached
+    behind = guaranteed & runs & ~reached
     stays = draft.current >= 0
     present = np.zeros(len(draft.current))
     present[stays] = draft.rate[draft.current[stays]]
     keep = enough | (behind[draft.job] & (draft.rate >= present[draft.job]))
-    lost = np.flatnonzero(owed & ~runs & ~reached & draft.has_columns).tolist()
+    lost = np.flatnonzero(guaranteed & ~runs & ~reached & draft.has_columns).tolist()
     draft = draft.only(keep, {job: _unmet(draft, floor, job) for job in lost})
-    least = np.where(owed & reached, floor, 0.0)
-    for job in np.flatnonzero(owed & reached & runs & (draft.current >= 0)).tolist():
+    least = np.where(guaranteed & reached, floor, 0.0)
+    for job in np.flatnonzero(guaranteed & reached & runs & (draft.current >= 0)).tolist():
         least[job] = min(least[job], _placed_rate(draft, job))
     return replace(draft, least_rate=np.maximum(draft.least_rate, least))
 
@@ -57,19 +57,19 @@ def owed_a_rate(draft: Draft) -> Bools:
 
 
 def request_rate(draft: Draft) -> Floats:
-    """Return F_j, samples/s of the request, float64[jobs] (Eq. 32). 0: the job is not guaranteed.
+    """Return F_j, samples/s of the request, float64[jobs] (Eq. 32). It is 0 without a guarantee.
 
         F_j = max { r_c : n_c = requested GPUs, t_c = requested type }
-            = min over types t of that, where the type is free: any type honours the request
+            = min over types t of that, where the type is free, because any type honors the request
 
-    Rates are those of the whole cluster, including nodes that are away: a guarantee does not shrink
-    with them. It is NaN if no Cell matches the request.
+    Rates are those of the whole cluster, including nodes that are away, because a guarantee does
+    not shrink with them. It is NaN if no Cell matches the request.
     """
-    found = np.zeros(len(draft.current))
+    rates = np.zeros(len(draft.current))
     cells = _cells_of_all_nodes(draft)
     for jobs, workload, gpus, kind in _requests(draft):
-        found[jobs] = _rate_of_request(cells, workload, gpus, kind)
-    return found
+        rates[jobs] = _rate_of_request(cells, workload, gpus, kind)
+    return rates
 
 
 def min_demand(draft: Draft) -> Ints:
@@ -83,15 +83,15 @@ def min_demand(draft: Draft) -> Ints:
     guarantee.
     """
     types = len(draft.snapshot.gpu_types)
-    found = np.zeros((len(draft.current), types), dtype=np.int64)
+    demand = np.zeros((len(draft.current), types), dtype=np.int64)
     cells = _cells_of_all_nodes(draft)
     for jobs, workload, gpus, kind in _requests(draft):
         floor = _rate_of_request(cells, workload, gpus, kind)
         reach = (cells.workload == workload) & (cells.rate >= floor * (1 - ROUNDING))
         least = np.full(types, gpus, dtype=np.int64)
         np.minimum.at(least, cells.gpu_type[reach], cells.gpus[reach])
-        found[jobs] = least
-    return found
+        demand[jobs] = least
+    return demand
 
 
 def _cells_of_all_nodes(draft: Draft) -> Cells:
@@ -117,12 +117,12 @@ def _requests(draft: Draft) -> Iterator[tuple[Ints, int, int, int]]:
 
 
 def _rate_of_request(cells: Cells, workload: int, gpus: int, kind: int) -> float:
-    mine = (cells.workload == workload) & (cells.gpus == gpus)
+    own = (cells.workload == workload) & (cells.gpus == gpus)
     if kind >= 0:
-        mine &= cells.gpu_type == kind
-    types = set(cells.gpu_type[mine].tolist())
+        own &= cells.gpu_type == kind
+    types = set(cells.gpu_type[own].tolist())
     return min(
-        (float(cells.rate[mine & (cells.gpu_type == t)].max()) for t in types), default=float("nan")
+        (float(cells.rate[own & (cells.gpu_type == t)].max()) for t in types), default=float("nan")
     )
 
 
@@ -147,16 +147,16 @@ def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
     if np.isnan(floor[job]):
         return Reason(
             code=ReasonCode.GUARANTEE_UNMET,
-            message=f"it is guaranteed what {request} would give, but no Cell of {key} has that",
-            next_step=f"add a Cell of {key} for {request}, or request what is known",
+            message=f"the job is guaranteed the rate of {request}, but {key} has no such Cell",
+            next_step=f"add a Cell of {key} for {request}, or request GPUs for which there is a Cell",
             evidence=(("request", request), ("workload", key)),
         )
-    mine = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
-    best = float(draft.rate[mine].max())
+    own = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    best = float(draft.rate[own].max())
     return Reason(
         code=ReasonCode.GUARANTEE_UNMET,
-        message=f"it is guaranteed the {floor[job]:.6g} samples/s of {request}; the fastest Cell that it"
-        f" may have now gives {best:.6g}",
+        message=f"the job is guaranteed the {floor[job]:.6g} samples/s of {request}, but the fastest Cell"
+        f" that it may have now gives {best:.6g}",
         next_step="bring lost nodes back, add Cells, or request less",
         evidence=(
             ("request", request),

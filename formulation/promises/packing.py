@@ -17,7 +17,7 @@ NOWHERE: Final = np.iinfo(np.int64).max
 """GPUs that a job needs of a type on which it has no column."""
 
 Release = tuple[int, int]
-"""(job, the column that it takes instead). -1: it waits."""
+"""A pair of a job and the column that it takes instead. The column is -1 if the job waits."""
 
 
 class Packing:
@@ -40,7 +40,7 @@ class Packing:
         self.free: list[int] = [*self._capacity.tolist(), *(use.row.capacity for use in draft.rows)]
         self._queue: list[float] = queue.tolist()
         self._idle: dict[int, dict[int, int]] = {}
-        self._kind: list[int] = draft.gpu_type.tolist()  # this and the next: of each column
+        self._kind: list[int] = draft.gpu_type.tolist()  # this and the next are by column
         self._gpus: list[int] = draft.gpus.tolist()
         self._first: list[int] = draft.job_start.tolist()
         self._capped = any(use.row.kind is RowKind.CHANGES for use in draft.rows)
@@ -77,12 +77,12 @@ class Packing:
         """Seat jobs that must run, then other launched jobs. Return whether the former all fit."""
         draft, current = self.draft, self.draft.current
         must = np.flatnonzero(draft.must_run)
-        told = draft.witness if draft.witness is not None else np.full(len(current), -1)
+        witness = draft.witness if draft.witness is not None else np.full(len(current), -1)
         # Running jobs are seated before waiting ones, and large jobs before small ones.
         for job in must[
             np.lexsort((-self.need[must].min(axis=1, initial=NOWHERE), current[must] < 0))
         ].tolist():
-            stays, column = int(current[job]), int(told[job])
+            stays, column = int(current[job]), int(witness[job])
             if column < 0 or not self.fits(job, column):
                 column = self._shrunk(job) if stays >= 0 else self.smallest_fit(job)
             if column < 0 or not (self.fits(job, column) or stays == column):
@@ -131,18 +131,18 @@ class Packing:
     def use(self, job: int, column: int) -> dict[int, int]:
         """Return row -> the use of ``column`` beyond what ``job`` uses by waiting."""
         span = slice(self._start[column], self._start[column + 1])
-        found = dict(zip(self._row[span], self._amount[span], strict=True))
-        found[self._kind[column]] = self._gpus[column]
+        uses = dict(zip(self._row[span], self._amount[span], strict=True))
+        uses[self._kind[column]] = self._gpus[column]
         for row, amount in self._idle.get(job, {}).items():
-            found[row] = found.get(row, 0) - amount
-        return found
+            uses[row] = uses.get(row, 0) - amount
+        return uses
 
     def fits(self, job: int, column: int) -> bool:
         """Return whether ``job``, which has no seat, may take ``column`` next to seated jobs."""
         return all(a <= 0 or a <= self.free[row] for row, a in self.use(job, column).items())
 
     def seat(self, job: int, column: int) -> None:
-        """Give ``job`` its column. -1 takes its column away."""
+        """Give ``job`` the column. A column of -1 takes the job's column away."""
         for sign, c in ((1, int(self.column[job])), (-1, column)):
             if c >= 0:
                 for row, amount in self.use(job, c).items():
@@ -150,7 +150,7 @@ class Packing:
         self.column[job] = column
 
     def smallest_fit(self, job: int) -> int:
-        """Return the smallest column of ``job`` that fits; -1: no column fits."""
+        """Return the smallest column of ``job`` that fits, or -1 if none does."""
         return next((c for c in self._by_size(job) if self.fits(job, c)), -1)
 
     def take(self, job: int) -> bool:
@@ -227,18 +227,18 @@ class Packing:
                 self._yields[self._kind[now]][self._queue[job]] += self._gpus[now]
 
     def _releases(self, kind: int, queue: float) -> Iterator[Release]:
-        """Yield what launched jobs can give of a type: lowest queue first, then latest start.
+        """Yield the releases that give GPUs of a type, from the lowest queue, then the latest start.
 
         If changes are capped, the jobs that give most come first, and jobs may also be shrunk.
         """
-        found: list[tuple[float, float, int, int]] = []
+        releases: list[tuple[float, float, int, int]] = []
         for job in sorted(self._soft):
             column = int(self.column[job])
             if self._kind[column] == kind and self._queue[job] > queue:
                 first = -self._gpus[column] if self._capped else -self._queue[job]
-                found.append((first, -float(self.draft.snapshot.jobs.since_s[job]), job, -1))
+                releases.append((first, -float(self.draft.snapshot.jobs.since_s[job]), job, -1))
         if self._capped:
-            yielding = {job for *_, job, _ in found}
+            yielding = {job for *_, job, _ in releases}
             for job in np.flatnonzero(
                 (self.column >= 0) & (self.column == self.draft.current)
             ).tolist():
@@ -246,8 +246,8 @@ class Packing:
                 if self._kind[column] == kind and job not in yielding:
                     small = self._smallest_of_type(job, kind)
                     if self._gpus[small] < self._gpus[column]:
-                        found.append((self._gpus[small] - self._gpus[column], 0.0, job, small))
-        for *_, job, instead in sorted(found):
+                        releases.append((self._gpus[small] - self._gpus[column], 0.0, job, small))
+        for *_, job, instead in sorted(releases):
             yield job, instead
 
     def _smallest_of_type(self, job: int, kind: int) -> int:

@@ -64,8 +64,8 @@ def avoided_nodes(draft: Draft) -> Draft:
 def _losers(draft: Draft, keep: Bools) -> list[int]:
     """Return the jobs that have columns but keep none."""
     kept = np.bincount(draft.job[keep], minlength=len(draft.current))
-    found: list[int] = np.flatnonzero(draft.has_columns & (kept == 0)).tolist()
-    return found
+    losers: list[int] = np.flatnonzero(draft.has_columns & (kept == 0)).tolist()
+    return losers
 
 
 def _room(snapshot: Snapshot) -> Ints:
@@ -93,21 +93,26 @@ def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
     e, jobs = snapshot.estimates, snapshot.jobs
     pin = int(jobs.requested_type[job])
     name, workload = snapshot.gpu_types[pin].name, int(jobs.workload[job])
-    mine = (e.workload == workload) & (e.gpu_type == pin) & np.isfinite(e.iter_time_s)
+    own = (e.workload == workload) & (e.gpu_type == pin) & np.isfinite(e.iter_time_s)
     whole = int(snapshot.nodes.gpus[snapshot.nodes.gpu_type == pin].sum())
     now, key = int(snapshot.schedulable_gpus()[pin]), snapshot.workloads[workload].key
     evidence = (("pinned type", name), ("workload", key), (f"schedulable {name}", str(now)))
-    if np.any(e.gpus[mine] <= whole):
+    if np.any(e.gpus[own] <= whole):
         return Reason(
             code=ReasonCode.NODES_AWAY,
-            message=f"it is pinned to {name}, of which {now} of {whole} GPUs are schedulable: too few",
-            next_step="start the agents of those nodes, undrain them, or unpin the job",
+            message=f"the job is pinned to {name}, but too few of these GPUs are schedulable:"
+            f" {now} of {whole}",
+            next_step=f"start the agents of the {name} nodes, undrain the nodes, or unpin the job",
             evidence=evidence,
         )
-    least = f"needs at least {int(e.gpus[mine].min())}" if mine.any() else "has no Cell there"
+    if own.any():
+        least = int(e.gpus[own].min())
+        lack = f"{key} needs at least {least} of these GPUs and the cluster has {whole}"
+    else:
+        lack = f"{key} has no Cell on this type"
     return Reason(
         code=ReasonCode.PINS_CONTRADICT,
-        message=f"it is pinned to {name}, of which there are {whole} GPUs, but {key} {least}",
+        message=f"the job is pinned to {name}, but {lack}",
         next_step=f"unpin the job, or add Cells of {key} on {name}",
         evidence=evidence,
     )
@@ -123,7 +128,7 @@ def _no_cell_within_bounds(draft: Draft, job: int) -> Reason:
     key = snapshot.workloads[int(jobs.workload[job])].key
     return Reason(
         code=ReasonCode.PINS_CONTRADICT,
-        message=f"it runs on {bounds}, but {key} has Cells on {counts} GPUs only",
+        message=f"the job may run on {bounds}, but {key} has Cells only on {counts} GPUs",
         next_step=f"change the job's min_gpus or max_gpus, or add Cells of {key} within the bounds",
         evidence=(("bounds", bounds), ("workload", key), ("GPU counts of its Cells", counts)),
     )
@@ -132,23 +137,24 @@ def _no_cell_within_bounds(draft: Draft, job: int) -> Reason:
 def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
     """Explain a job whose Cells all need more GPUs than the nodes that it does not avoid have."""
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
-    mine = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
-    kinds, gpus = draft.gpu_type[mine], draft.gpus[mine]
+    own = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    kinds, gpus = draft.gpu_type[own], draft.gpus[own]
     whole = snapshot.schedulable_gpus()
     left = "; ".join(
-        f"needs {int(gpus[kinds == t].min())} x {snapshot.gpu_types[t].name}, of whose {int(whole[t])} GPUs"
-        f" it does not avoid {int(room[job, t])}"
+        f"it needs {int(gpus[kinds == t].min())} x {snapshot.gpu_types[t].name}, but may use only"
+        f" {int(room[job, t])} of {int(whole[t])}"
         for t in sorted(set(kinds.tolist()))
     )
     nodes = sorted(
         {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == job].tolist()}
     )
-    more = f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else ""
+    more = len(nodes) - 4
+    others = f" and {more} more node{'s' if more > 1 else ''}" if more > 0 else ""
     pin = int(jobs.requested_type[job]) if jobs.pinned_type[job] else -1
     pinned = f"is pinned to {snapshot.gpu_types[pin].name} and " if pin >= 0 else ""
     return Reason(
         code=ReasonCode.PINS_CONTRADICT,
-        message=f"it {pinned}avoids {', '.join(nodes[:4])}{more}, which leaves too few GPUs: it {left}",
-        next_step="let it run on more nodes" + (", or unpin its type" if pinned else ""),
+        message=f"the job {pinned}avoids {', '.join(nodes[:4])}{others}, which leaves too few GPUs: {left}",
+        next_step="let the job run on more nodes" + (", or unpin its type" if pinned else ""),
         evidence=(("avoided nodes", " ".join(nodes[:16])), ("needs", left)),
     )

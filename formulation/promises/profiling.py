@@ -9,7 +9,7 @@ from tessera.formulation.reasons import Reason, ReasonCode
 
 _WAITS = Reason(
     code=ReasonCode.NOT_CHOSEN,
-    message="a published policy decides, which would give a profiling task GPUs as it gives them to any job",
+    message="a published scheduler decides this round, and would treat a profiling task like any other job",
     next_step="wait for a round that follows an objective, or profile by hand: `tessera profile`",
 )
 

@@ -151,8 +151,9 @@ def _behind(draft: Draft, lower: Bools, blocked: int, queue: int) -> Draft:
     name = draft.snapshot.jobs.name[blocked]
     reason = Reason(
         code=ReasonCode.BEHIND_QUEUE,
-        message=f"{name} of queue {queue} is blocked; until it starts, no job of a lower queue does",
-        next_step="wait for that job, raise this one's queue, or let lower queues run opportunistically",
+        message=f"{name} of queue {queue} is blocked, and no job of a lower queue starts before it",
+        next_step="wait for that job to start, put this job into a higher queue, or let lower queues run"
+        " opportunistically",
         evidence=(("blocked job", name), ("its queue", str(queue))),
     )
     draft = draft.without(dict.fromkeys(np.flatnonzero(out).tolist(), reason))

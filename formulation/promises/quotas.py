@@ -26,10 +26,10 @@ def guaranteed_jobs_stay_within_quota(draft: Draft) -> Draft:
     """
     if not len(draft.snapshot.quotas):
         return draft
-    owed = owed_a_rate(draft)
-    charge = np.where(owed[draft.job], min_demand(draft)[draft.job, draft.gpu_type], 0)
+    guaranteed = owed_a_rate(draft)
+    charge = np.where(guaranteed[draft.job], min_demand(draft)[draft.job, draft.gpu_type], 0)
     rows = [
-        _row(draft, RowKind.QUOTA, name, gpus, (of[draft.job] & on & owed[draft.job]), charge)
+        _row(draft, RowKind.QUOTA, name, gpus, (of[draft.job] & on & guaranteed[draft.job]), charge)
         for _, _, name, of, on, gpus in _quotas(draft)
     ]
     return _with_rows(draft, rows)
@@ -77,7 +77,7 @@ The jobs are bool[jobs] and the columns bool[columns].
 def _quotas(draft: Draft) -> list[Quota]:
     snapshot = draft.snapshot
     quotas, owner = snapshot.quotas, np.array(snapshot.jobs.tenant, dtype=object)
-    found: list[Quota] = []
+    rows: list[Quota] = []
     for tenant, kind, gpus in zip(
         quotas.tenant.tolist(), quotas.gpu_type.tolist(), quotas.gpus.tolist(), strict=True
     ):
@@ -85,15 +85,18 @@ def _quotas(draft: Draft) -> list[Quota]:
         of = np.asarray(owner == name, dtype=np.bool_)
         on = (draft.gpu_type == kind) | (kind < 0)
         full = name if kind < 0 else f"{name}/{snapshot.gpu_types[kind].name}"
-        found.append((tenant, kind, full, of, on, gpus))
-    return found
+        rows.append((tenant, kind, full, of, on, gpus))
+    return rows
 
 
 def _row(
-    draft: Draft, kind: RowKind, subject: str, capacity: int, mine: Bools, amount: Ints
+    draft: Draft, kind: RowKind, subject: str, capacity: int, counts: Bools, amount: Ints
 ) -> RowUse:
-    """Return the row over the columns ``mine``, with room for launched jobs that must run."""
-    column = np.flatnonzero(mine)
+    """Return the row over the columns that ``counts``, with room for jobs that must keep running.
+
+    ``counts`` is bool[columns].
+    """
+    column = np.flatnonzero(counts)
     promised = int(_promised(draft, column, amount).sum())
     row = Row(kind=kind, subject=subject, capacity=max(capacity, promised))
     return RowUse(row=row, column=column, amount=amount[column])
@@ -104,11 +107,11 @@ def _promised(draft: Draft, column: Ints, amount: Ints) -> Ints:
 
     It is the use of the job's current column, or else the least of its columns.
     """
-    found = np.full(len(draft.current), np.iinfo(np.int64).max)
-    np.minimum.at(found, draft.job[column], amount[column])
+    use = np.full(len(draft.current), np.iinfo(np.int64).max)
+    np.minimum.at(use, draft.job[column], amount[column])
     in_row = np.zeros(len(draft.cell), dtype=np.bool_)
     in_row[column] = True
     stays = draft.current >= 0
     now = draft.current[stays]
-    found[stays] = np.where(in_row[now], amount[now], 0)
-    return np.where(draft.must_run & (found < np.iinfo(np.int64).max), found, 0)
+    use[stays] = np.where(in_row[now], amount[now], 0)
+    return np.where(draft.must_run & (use < np.iinfo(np.int64).max), use, 0)

@@ -16,7 +16,7 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class ReservedFor:
-    """A draft, and the row that reserves GPUs for one of its jobs. None: nothing is reserved."""
+    """A draft, and the row that reserves GPUs for one of its jobs. It is None if nothing is reserved."""
 
     draft: Draft
     row: RowUse | None = None
@@ -49,7 +49,7 @@ def reservation(draft: Draft, packing: Packing, job: int, past: Bools) -> Reserv
     packing.restore()
     end_s = _end_s(draft)
     best: tuple[float, float, int] | None = None
-    # Choose the type with the earliest shadow time. Of equals, choose the smallest share.
+    # Choose the type with the earliest shadow time. Among equals, choose the smallest share.
     for kind, need in enumerate(packing.need[job].tolist()):
         if need < NOWHERE:
             shadow_s = _shadow_s(draft, packing, end_s, kind, need)
@@ -70,8 +70,8 @@ def _end_s(draft: Draft) -> Floats:
     """
     left_s = work_left(draft.snapshot)[draft.job] / draft.rate
     restart_s = np.where(draft.starts, draft.snapshot.jobs.restart_s[draft.job], 0.0)
-    found: Floats = draft.snapshot.now_s + restart_s + left_s
-    return found
+    end_s: Floats = draft.snapshot.now_s + restart_s + left_s
+    return end_s
 
 
 def _lasting(draft: Draft, packing: Packing) -> Ints:

@@ -39,7 +39,8 @@ def changes_are_capped(draft: Draft) -> Draft:
 
     The sums are over the jobs j that could stay unchanged. ``forced`` is the number of jobs that
     must change so that every job that must run does and every row holds. It comes from a packing
-    that keeps the other jobs unchanged, small ones first: promises and limits go before the cap.
+    that keeps the other jobs unchanged, small ones first, because promises and limits go before
+    the cap.
     Placement counts its moves within a column against the same row.
     """
     if draft.policy.max_changes < 0:
@@ -66,7 +67,7 @@ def _as_they_are(draft: Draft, use: RowUse) -> Ints | None:
     """Return a column or -1 for each job, such that all must-run jobs run and few jobs change.
 
     The result is int64[jobs]. Must-run jobs stay unchanged, or take the column of their witness, or
-    shrink. The first of these ways in which all fit is used. If none works, return None.
+    shrink. The first of these ways in which all of them fit is used. If none works, return None.
     """
     gpus = np.where(draft.current >= 0, draft.gpus[draft.current], 0) if len(draft.cell) else 0
     order = np.zeros(len(draft.current)) + gpus

@@ -33,10 +33,10 @@ class ObservedGang:
     generation: int
     node: str
     phase: str
-    iterations_done: float = -1.0  # of the whole job, from the leader; negative: not known
-    iter_time_s: float = 0.0  # 0: not known
+    iterations_done: float = -1.0  # of the whole job, from the leader; negative if it is not known
+    iter_time_s: float = 0.0  # 0 if it is not known
     error: str = ""
-    period_s: float = 0.0  # length of an iteration by the node's byte counters; 0: not measured
+    period_s: float = 0.0  # length of an iteration by the node's byte counters; 0 if not measured
     sent_bytes: float = 0.0  # bytes sent by this node in an iteration
 
 
@@ -48,10 +48,9 @@ class DesiredGang:
     generation: int
     allocation: AllocationRecord
     iterations_done: float
-    network: NetworkDecision | None = (
-        None  # its part in the network plan in force; None: there is none yet
-    )
-    job_number: int = 0  # rises with each submitted job; 0: not known
+    network: NetworkDecision | None = None
+    """Its part in the network plan in force. It is None if there is no plan yet."""
+    job_number: int = 0  # rises with each submitted job; 0 if it is not known
 
     @property
     def leader(self) -> str:
@@ -65,7 +64,6 @@ class Desired:
 
     revision: int
     gangs: tuple[DesiredGang, ...]
-    network_levels: int = 0  # of the network plan in force; 0: there is none
-    deleted_nodes: tuple[
-        str, ...
-    ] = ()  # nodes of the agent's hello that were deleted after it started
+    network_levels: int = 0  # of the network plan in force; 0 if there is no plan
+    deleted_nodes: tuple[str, ...] = ()
+    """Nodes of the agent's hello that were deleted after it started."""

@@ -18,15 +18,14 @@ class ClusterRecord:
     created_s: float
     nodes: int
     gpus: int
-    last_round: int  # 0: there was no round
+    last_round: int  # 0 if there was no round
     epoch: int
-    last_round_s: float | None = (
-        None  # seconds since 1970; None: there was no round, or it was pruned
-    )
-    node_gpus: tuple[
-        int, ...
-    ] = ()  # GPUs of the largest node of each GPU type; 0: there is no node
-    idle: bool = False  # all its jobs have ended
+    last_round_s: float | None = None
+    """Seconds since 1970. It is None if there was no round, or if it was pruned."""
+    node_gpus: tuple[int, ...] = ()
+    """GPUs of the largest node of each GPU type. It is 0 if there is no such node."""
+    idle: bool = False
+    """Whether all of its jobs have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +43,8 @@ class NodeSpec:
 class NodeRecord:
     """A node as stored.
 
-    ``silent_s`` is the time since its agent was last heard, by the database's clock. It is inf if
-    the agent was never heard.
+    ``silent_s`` is the time since the last sign of life of its agent, by the database's clock. It
+    is inf if there never was one.
     """
 
     spec: NodeSpec
@@ -54,12 +53,12 @@ class NodeRecord:
     free_gpus: int
     jobs: tuple[str, ...]
     silent_s: float
-    network_remarks: tuple[
-        str, ...
-    ] = ()  # what keeps network plans from having an effect, as reported by its agent
+    network_remarks: tuple[str, ...] = ()
+    """The reasons why network plans have no effect there, as its agent reports them."""
     drain_reason: str = ""
     drained_by: str = ""
-    drained_s: float | None = None  # since 1970; None: it is not drained, or the time is not known
+    drained_s: float | None = None
+    """Seconds since 1970. It is None if the node is not drained, or the time is not known."""
 
     @property
     def drained(self) -> bool:
@@ -73,7 +72,7 @@ class TenantSpec:
 
     name: str
     weight: float = 1.0
-    borrow_gpus: int = -1  # beyond its quota; -1: any number
+    borrow_gpus: int = -1  # beyond its quota; -1 for any number
     lends: bool = True
     quotas: dict[str, int] = field(default_factory=dict)
 

@@ -14,12 +14,12 @@ class EstimateRecord:
     """An estimate as stored. If ``iter_time_s`` is inf, the Cell was tried and does not run."""
 
     workload: Workload
-    cell: Cell  # with its nodes; 0 in a request: the fewest that the cluster allows
+    cell: Cell  # with its nodes; 0 in a request means the fewest that the cluster allows
     iter_time_s: float
     source: Source
     provenance: str = ""
-    sd: float | None = None  # of the logarithm of iter_time_s; None: not known
-    traffic: CellTraffic | None = None  # of its execution plan; None: not known
+    sd: float | None = None  # of the logarithm of iter_time_s; None if it is not known
+    traffic: CellTraffic | None = None  # of its execution plan; None if it is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class ModelSpec:
     model: str  # as in workloads
     params: str
     architecture: str  # as the user wrote it; read by ``tessera.estimator.architectures.files``
-    sequence: int = 0  # overrides the architecture's; 0: the architecture's
-    dtype: str = ""  # f32, bf16 or f16, overrides the architecture's; "": the architecture's
+    sequence: int = 0  # overrides the architecture's if it is not 0
+    dtype: str = ""  # f32, bf16 or f16; overrides the architecture's if it is not ""
     flash: bool = False  # attention does not keep its scores
     micro_batches: int = 16
     state_bytes: float = 16.0  # of a parameter with its gradient and optimizer states
     checkpointing: bool = False
     zero: int = 0  # stage of ZeRO
-    step: str = ""  # JAX step that profiling measures, module:function; "": there is none
+    step: str = ""  # JAX step that profiling measures, module:function; "" if the model has none
     step_arguments: tuple[str, ...] = ()  # of its function, "key=value"
 
 
@@ -47,7 +47,7 @@ class ProfileRow:
     workload: Workload
     gpu_type: str
     task: str  # the profiling task that measured
-    source: str  # what was measured: a step with its arguments
+    source: str  # the step that was measured, with its arguments
     kind: str
     layers: int  # number of the model's layers of this kind
     samples: float
@@ -88,18 +88,18 @@ class Kind:
     """A GPU type of a cluster, with its nodes there."""
 
     gpu_type: GpuType
-    node_gpus: int  # of the largest node; 0: there is none
+    node_gpus: int  # of the largest node; 0 if the cluster has none
     gpus: int  # of all nodes, including drained ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A workload of live jobs whose estimates, if there are any, the service derives itself."""
+    """A workload of live jobs that has no estimates from users, so the service derives them."""
 
     workload: Workload
     requests: tuple[int, ...]  # GPU counts that its jobs request, rising
     counts: tuple[int, ...]  # GPU counts of its analytic estimates and of its jobs' bounds, rising
-    derived_from: str  # digest of the inputs of its estimates; "": there are no estimates
+    derived_from: str  # digest of the inputs of its estimates; "" if there are no estimates
     profile: bool = False  # one of its jobs requests profiling
 
 
@@ -119,6 +119,6 @@ class Estimation:
 class CellFilter:
     """The Cells to delete: those that match every field that is given."""
 
-    workload: Workload | None = None  # None: all workloads
-    gpu_type: str = ""  # "": all types
-    gpus: int = 0  # 0: any number of GPUs
+    workload: Workload | None = None  # None for all workloads
+    gpu_type: str = ""  # "" for all types
+    gpus: int = 0  # 0 for any number of GPUs

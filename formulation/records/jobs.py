@@ -19,7 +19,7 @@ class JobSpec:
     workload: Workload
     iterations: int
     requested_gpus: int
-    requested_type: str = ""  # "": any type
+    requested_type: str = ""  # "" for any type
     pinned_type: bool = False  # the requested type is required
     avoid_nodes: tuple[str, ...] = ()
     tenant: str = ""
@@ -33,8 +33,8 @@ class JobSpec:
     command: tuple[str, ...] = ()
     max_retries: int = 3
     profile: bool = False  # measure its workload's layers, on one GPU of each type
-    min_gpus: int = 0  # least GPUs that it runs on; 0: no bound
-    max_gpus: int = 0  # most GPUs that it runs on; 0: no bound
+    min_gpus: int = 0  # smallest number of GPUs that it runs on; 0 if there is no bound
+    max_gpus: int = 0  # largest number of GPUs that it runs on; 0 if there is no bound
 
     @property
     def runtime(self) -> str:
@@ -48,13 +48,13 @@ class JobSpec:
         """
         if not 0 <= self.min_gpus <= self.requested_gpus:
             return "min_gpus", (
-                f"is {self.min_gpus}, but the job requests {self.requested_gpus} GPUs: give at most that,"
-                " or 0 for no bound"
+                f"is {self.min_gpus}, but the job requests {self.requested_gpus} GPUs; set it to at most"
+                " that, or to 0 for no bound"
             )
         if self.max_gpus and self.max_gpus < self.requested_gpus:
             return "max_gpus", (
-                f"is {self.max_gpus}, but the job requests {self.requested_gpus} GPUs: give at least that,"
-                " or 0 for no bound"
+                f"is {self.max_gpus}, but the job requests {self.requested_gpus} GPUs; set it to at least"
+                " that, or to 0 for no bound"
             )
         return None
 
@@ -101,7 +101,8 @@ class JobRecord:
     opportunistic: bool = False
     service_gpu_s: float = 0.0
     queued_s: float = 0.0  # time at which it last began to wait
-    retry_s: float = 0.0  # time before which it is not retried after a failure, since 1970; 0: none
+    retry_s: float = 0.0
+    """Time before which it is not tried again after a failure, in seconds since 1970, or 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,4 +112,4 @@ class JobEventRecord:
     at_s: float  # since 1970
     event: str
     state: JobState
-    detail: str  # e.g. a round's decision and its reason; "": no detail
+    detail: str  # e.g. a round's decision and its reason; "" without any

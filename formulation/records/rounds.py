@@ -18,7 +18,7 @@ class RoundSummary:
     """The facts of a round without its decisions. Numbers are in units of the objective."""
 
     cluster: str
-    number: int  # 0: a dry run
+    number: int  # 0 for a dry run
     epoch: int
     created_s: float
     options: dict[str, str | float | int | bool]
@@ -82,7 +82,7 @@ class RoundCommit:
     summary: RoundSummary
     legs: Legs = NO_LEGS  # the schedules of admitted jobs
     request: Request | None = None
-    network: NetworkOutcome | None = None  # None: the network is not described
+    network: NetworkOutcome | None = None  # None if the network is not described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Ages and counts up to which a store keeps data that is not current. Infinity: forever."""
+    """Ages and counts up to which a store keeps data that is not current. Infinity means forever."""
 
     requests_s: float = math.inf
     """Time for which request ids are kept. A call that is repeated later is carried out again."""

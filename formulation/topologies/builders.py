@@ -35,8 +35,8 @@ def clos(
     Hosts are on ToRs in equal blocks, in order. Each ToR is joined to each aggregation switch.
 
     Args:
-        tor_bytes_per_s: of one cable between a ToR and an aggregation switch.
-        cables: from each ToR to each aggregation switch.
+        tor_bytes_per_s: the speed of one cable between a ToR and an aggregation switch.
+        cables: the number of cables from each ToR to each aggregation switch.
     """
     _at_least_one(tors=tors, aggregations=aggregations, cables=cables)
     draft = Draft(cancelled)
@@ -77,17 +77,19 @@ def double_sided(
     pods = tors // 2 if pods is None else pods
     if tors % 2 or pods < 1 or (tors // 2) % pods:
         raise InvalidInput(
-            "tors", f"is {tors}; it must be a multiple of 2 x {pods} pods: pairs in each pod"
+            "tors",
+            f"is {tors}; it must be a multiple of 2 x {pods}, so that each pod has pairs of ToRs",
         )
     if aggregations % pods:
         raise InvalidInput(
-            "aggregations", f"is {aggregations}; it must be a multiple of {pods} pods"
+            "aggregations",
+            f"is {aggregations}; it must be a multiple of {pods}, the number of pods",
         )
     planes = aggregations // pods
     if cores % planes:
         raise InvalidInput(
             "cores",
-            f"is {cores}; it must be a multiple of the {planes} aggregation switches of a pod",
+            f"is {cores}; it must be a multiple of {planes}, the number of aggregation switches in a pod",
         )
     draft = Draft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
@@ -100,12 +102,12 @@ def double_sided(
             ports, low[2 * pair : 2 * pair + 2], shape.nic_bytes_per_s / 2, shape.nic_delay_s
         )
     for pod in range(pods):
-        mine = middle[pod * planes : (pod + 1) * planes]
-        its_tors = low[pod * tors // pods : (pod + 1) * tors // pods]
-        draft.mesh(its_tors, mine, tor_bytes_per_s, tor_delay_s)
-        for plane, agg in enumerate(mine):
-            its_cores = high[plane * cores // planes : (plane + 1) * cores // planes]
-            draft.mesh([agg], its_cores, aggregation_bytes_per_s, aggregation_delay_s)
+        own = middle[pod * planes : (pod + 1) * planes]
+        own_tors = low[pod * tors // pods : (pod + 1) * tors // pods]
+        draft.mesh(own_tors, own, tor_bytes_per_s, tor_delay_s)
+        for plane, agg in enumerate(own):
+            own_cores = high[plane * cores // planes : (plane + 1) * cores // planes]
+            draft.mesh([agg], own_cores, aggregation_bytes_per_s, aggregation_delay_s)
     return draft.topology(adaptive=adaptive)
 
 
@@ -129,7 +131,8 @@ def torus(
         raise InvalidInput("sizes", "must be 2 or 3 whole numbers of at least 1")
     if math.prod(sizes) != len(hosts):
         raise InvalidInput(
-            "sizes", f"{' x '.join(map(str, sizes))} is {math.prod(sizes)}, not {len(hosts)} hosts"
+            "sizes",
+            f"{' x '.join(map(str, sizes))} is {math.prod(sizes)}, but there are {len(hosts)} hosts",
         )
     draft = Draft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
@@ -163,21 +166,21 @@ def lingjun(
 ) -> Topology:
     """Return the network of hosts in groups of switches (Lingjun 2023), each group as one switch.
 
-    The data set only says which host is in which groups. The caller assumes the number and the
+    The data set says only which host is in which groups. The caller assumes the number and the
     speed of cables. A label of an asw is unique only within its psw.
 
     Args:
         rows: (host, dsw, psw, asw).
-        ports_per_nic: cables from a NIC to its asw, sharing the NIC's speed.
-        asw_cables: between an asw and its psw.
-        psw_cables: between a psw and its dsw.
+        ports_per_nic: the cables from a NIC to its asw, which share the NIC's speed.
+        asw_cables: the cables between an asw and its psw.
+        psw_cables: the cables between a psw and its dsw.
     """
     _at_least_one(ports_per_nic=ports_per_nic, asw_cables=asw_cables, psw_cables=psw_cables)
     above: dict[str, str] = {}
     for host, dsw, psw, _ in rows:
         if above.setdefault(psw, dsw) != dsw:
             raise InvalidInput(
-                "rows", f"{host}: psw {psw} is under dsw {dsw} and under {above[psw]}"
+                "rows", f"{host}: psw {psw} is under dsw {dsw} and also under dsw {above[psw]}"
             )
     draft = Draft(cancelled)
     nics = [shape.build(draft, host) for host, *_ in rows]

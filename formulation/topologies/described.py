@@ -23,7 +23,7 @@ A topology of 20,000 hosts takes seconds to read, and every snapshot of its clus
 _LATEST: Final[OrderedDict[str, DescribedTopology]] = OrderedDict()
 """Cached topologies by document, the latest last.
 
-A version would not do as the key: a network that is described again after its deletion begins at 1.
+A version could not be the key: a network that is described again after its deletion begins at 1.
 """
 _LOCK: Final = threading.Lock()
 
@@ -44,8 +44,9 @@ def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> Describ
     """Return the topology that a JSON document describes. A recent document gives the same object.
 
     Raises:
-        InvalidInput: it describes none; names the field by its path.
-        DeadlineTooShort: it was cancelled.
+        InvalidInput: the document does not describe a topology. The error names the field by its
+            path.
+        DeadlineTooShort: the call was cancelled.
     """
     with _LOCK:
         if (found := _LATEST.get(text)) is not None:

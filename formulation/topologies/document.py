@@ -50,8 +50,8 @@ def build_topology(document: object, cancelled: Callable[[], bool] = never) -> T
     """Return the topology that a document describes.
 
     Raises:
-        InvalidInput: names the field by its path and says what is allowed.
-        DeadlineTooShort: it was cancelled.
+        InvalidInput: a field is wrong. The error names it by its path and says what is allowed.
+        DeadlineTooShort: the call was cancelled.
     """
     if not isinstance(document, dict):
         raise InvalidInput(
@@ -59,13 +59,17 @@ def build_topology(document: object, cancelled: Callable[[], bool] = never) -> T
         )
     kind = document.get("kind", "explicit" if "links" in document else None)
     if not isinstance(kind, str) or kind not in KINDS:
-        said = "is needed" if kind is None else f"{show_value(kind)} is no kind{near(kind, KINDS)}"
-        raise InvalidInput("kind", f"{said}; there are {', '.join(KINDS)}")
+        problem = (
+            "must be given"
+            if kind is None
+            else f"unknown kind {show_value(kind)}{near(kind, KINDS)}"
+        )
+        raise InvalidInput("kind", f"{problem}; choose from {', '.join(KINDS)}")
     return KINDS[kind](document, cancelled)
 
 
 def write(topology: Topology) -> dict[str, Any]:
-    """Return the topology column by column. ``read`` restores it with the same numbering."""
+    """Return the topology column by column. ``build_topology`` restores it with the same numbering."""
     v, e = topology.vertices, topology.links
     return {
         "kind": "columns",
@@ -99,7 +103,7 @@ def _clos(document: object, cancelled: Callable[[], bool]) -> Topology:
     )
     hosts = _hosts(f)
     if ("tors" in f) == ("hosts_per_tor" in f):
-        raise InvalidInput("tors, hosts_per_tor", "one of them must be given, and only one")
+        raise InvalidInput("tors, hosts_per_tor", "give exactly one of them")
     if "tors" in f:
         tors = f.whole("tors", 1, MAX_SWITCHES)
     else:
@@ -207,7 +211,7 @@ def _rows(f: Fields) -> Iterator[tuple[str, str, str, str]]:
 def _hosts(f: Fields) -> list[str]:
     """Return the names of hosts: a count (host-0 and on), or a list. ``nodes`` means ``hosts``."""
     if ("hosts" in f) == ("nodes" in f):
-        raise InvalidInput("hosts, nodes", "one of them must be given, and only one")
+        raise InvalidInput("hosts, nodes", "give exactly one of them")
     key = "hosts" if "hosts" in f else "nodes"
     if isinstance(f.raw(key), int):
         return [f"host-{i}" for i in range(f.whole(key, 1, MAX_HOSTS))]
@@ -226,7 +230,9 @@ def _named(where: str, item: object) -> list[str]:
     entry = Fields(where, item, ("name", "count"))
     name, count = entry.text("name"), entry.whole("count", 1, MAX_HOSTS, 1)
     if count > 1 and "{}" not in name:
-        raise InvalidInput(entry.at("name"), f"must hold {{}} for the number, e.g. '{name}-{{}}'")
+        raise InvalidInput(
+            entry.at("name"), f"must contain {{}} for the number, e.g. '{name}-{{}}'"
+        )
     if len(name.replace("{}", str(count))) > MAX_NAME:
         raise InvalidInput(entry.at("name"), f"must make names of at most {MAX_NAME} characters")
     return [name.replace("{}", str(i)) for i in range(count)]
@@ -284,7 +290,7 @@ def _link(draft: Draft, link: Fields, ends: dict[str, list[int]]) -> None:
         name = link.text(key)
         if name not in ends:
             raise InvalidInput(
-                link.at(key), f"{name!r} is no switch, host or part of one{near(name, ends)}"
+                link.at(key), f"{name!r} is not a switch, a host or a part of one{near(name, ends)}"
             )
         sides.append(ends[name])
     speed, delay_s = link.speed("bytes_per_s"), link.delay("delay_s")
@@ -296,7 +302,8 @@ def _link(draft: Draft, link: Fields, ends: dict[str, list[int]]) -> None:
                 a
             ) != draft.host_of(b):
                 raise InvalidInput(
-                    link.where, "joins two hosts; put a switch between, for hosts pass nothing on"
+                    link.where,
+                    "joins two hosts, which pass no traffic on; put a switch between them",
                 )
             if one_way:
                 for _ in range(cables):
@@ -314,7 +321,7 @@ def _columns(document: object, cancelled: Callable[[], bool]) -> Topology:
     e = Fields("links", f.raw("links"), _COLUMNS)
     speed = _numbers(e, "bytes_per_s", cancelled)
     if len(wrong := np.flatnonzero(~((speed >= 1e6) & (speed <= 1e14)))):
-        raise InvalidInput(f"links.bytes_per_s[{wrong[0]}]", "must lie in 1e6 to 1e14")
+        raise InvalidInput(f"links.bytes_per_s[{wrong[0]}]", "must be from 1e6 to 1e14")
     return Topology(
         hosts=tuple(text(at, name) for at, name in f.items("hosts")),
         vertices=Vertices(
@@ -360,11 +367,11 @@ KINDS: Final[dict[str, Callable[[object, Callable[[], bool]], Topology]]] = {
 
 _ASSUMED: Final = {
     "double-sided": (
-        "wiring of pods and planes is assumed: the paper gives only counts of switches",
+        "the wiring of pods and planes is assumed, because the paper gives only the numbers of switches",
     ),
     "lingjun": (
-        "counts and speeds of cables and the insides of hosts are assumed: the data set has only which host"
-        " is in which groups of switches",
-        "a group of switches is drawn as one switch",
+        "the numbers and speeds of cables and the insides of hosts are assumed, because the data set says"
+        " only which host is in which groups of switches",
+        "a group of switches is modeled as one switch",
     ),
 }

@@ -14,7 +14,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
 
 MAX_LINKS: Final = 4_000_000
-"""Largest number of directed links, about that of 100,000 hosts. More is taken for a mistake."""
+"""Largest number of directed links, about that of 100,000 hosts. A larger number is treated as a mistake."""
 
 MAX_NAME: Final = 128
 """Largest number of characters of a host's or switch's name.
@@ -79,11 +79,11 @@ class Draft:
         self._costs.extend((bytes_per_s, delay_s))
 
     def cable(
-        self, one: int, other: int, bytes_per_s: float, delay_s: float, cables: int = 1
+        self, first: int, second: int, bytes_per_s: float, delay_s: float, cables: int = 1
     ) -> None:
         """Add links in both directions, ``cables`` of each."""
         self._expect(2 * cables)
-        self._ends.extend((one, other, other, one) * cables)
+        self._ends.extend((first, second, second, first) * cables)
         self._costs.extend((bytes_per_s, delay_s) * (2 * cables))
 
     def mesh(
@@ -91,8 +91,8 @@ class Draft:
     ) -> None:
         """Add cables from each of ``low`` to each of ``high``."""
         self._expect(2 * cables * len(low) * len(high))
-        for one, other in product(low, high):
-            self.cable(one, other, bytes_per_s, delay_s, cables)
+        for below, above in product(low, high):
+            self.cable(below, above, bytes_per_s, delay_s, cables)
 
     def _expect(self, links: int) -> None:
         require_caller(self._cancelled)

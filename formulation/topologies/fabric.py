@@ -19,7 +19,10 @@ from tessera.formulation.topologies.topology import NOWHERE, Topology
 GOLDEN: Final = (5**0.5 - 1) / 2
 
 KEPT: Final = 2**26
-"""Numbers of earlier searches that are kept, 512 MiB. On a torus, they grow by switches squared."""
+"""Largest number of integers and floats of earlier searches that are kept, 512 MiB.
+
+On a torus, their number grows by switches squared.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,14 +30,14 @@ class Listed:
     """Shortest paths of P pairs of attachments, M in all.
 
     A link below the topology's number of links is that link. Other numbers are placeholders for the
-    n-th link of a port (``Fabric.real``). Links that all paths of a pair share are its common ones;
-    paths hold the rest.
+    n-th link of a port (``Fabric.real``). Links that all paths of a pair share are its common
+    links; paths hold the rest.
     """
 
-    ways: Floats  # (P,) number of paths; 0: there is no path
+    ways: Floats  # (P,) number of paths; 0 if there is no path
     common_start: Ints  # (P + 1,)
     common: Ints
-    first: Ints  # (P + 1,) the paths of a pair; a pair with only one has none here
+    first: Ints  # (P + 1,) the paths of a pair; a pair with only one path has none here
     path_start: Ints  # (M + 1,)
     path_link: Ints
 
@@ -43,7 +46,7 @@ class Listed:
 class _Hops:
     """The next hops of traffic to one attachment: N entries in order of vertex, then of link."""
 
-    distance: Ints  # (switches,) links to the port; -1: no path
+    distance: Ints  # (switches,) links to the port; -1 if there is no path
     ways: Floats  # (switches,)
     vertex: Ints  # (N,)
     link: Ints  # (N,)
@@ -51,7 +54,7 @@ class _Hops:
 
     @property
     def numbers(self) -> int:
-        """Return how many numbers this holds."""
+        """Return the number of integers and floats that this holds."""
         return 2 * len(self.distance) + 3 * len(self.vertex)
 
 
@@ -67,10 +70,10 @@ class _Ends:
         kinds: list[Ints] = []
         self.kind = np.empty(len(ports), dtype=np.int64)
         for i, (begin, size) in enumerate(zip(self.start.tolist(), count.tolist(), strict=True)):
-            mine = switch[order[begin : begin + size]]
-            self.kind[i] = known.setdefault(mine.tobytes(), len(kinds))
+            own = switch[order[begin : begin + size]]
+            self.kind[i] = known.setdefault(own.tobytes(), len(kinds))
             if self.kind[i] == len(kinds):
-                kinds.append(mine)
+                kinds.append(own)
         sizes = np.array([len(k) for k in kinds], dtype=np.int64)
         self.kind_start = starts(sizes)
         self.switch = np.concatenate(kinds) if kinds else np.empty(0, dtype=np.int64)
@@ -107,8 +110,8 @@ class Fabric:
         """Return a number for the attachments of each pair of ports, for use with ``listed``."""
         up = self._up.kind[np.searchsorted(self._ports, source)]
         down = self._down.kind[np.searchsorted(self._ports, target)]
-        found: Ints = down * (len(self._up.kind_start) - 1) + up
-        return found
+        attachments: Ints = down * (len(self._up.kind_start) - 1) + up
+        return attachments
 
     def at_ports(self, link: Ints) -> tuple[Bools, Bools]:
         """Return whether each link is a placeholder of the source's port, and of the target's."""
@@ -117,12 +120,12 @@ class Fabric:
 
     def real(self, link: Ints, source: Ints, target: Ints) -> Ints:
         """Return links of the topology for links of ``Listed``, each between two ports."""
-        found = link.copy()
+        real = link.copy()
         up, down = self.at_ports(link)
         for ends, port, mask in ((self._up, source, up), (self._down, target, down)):
             at = np.searchsorted(self._ports, port[mask])
-            found[mask] = ends.link[ends.start[at] + ends.place[link[mask] - ends.first]]
-        return found
+            real[mask] = ends.link[ends.start[at] + ends.place[link[mask] - ends.first]]
+        return real
 
     def listed(self, pairs: Ints, most: int) -> Listed:
         """Return the shortest paths of each pair of attachments, in order of their links.
@@ -177,11 +180,11 @@ class Fabric:
         """Return the result of ``_search``. It is kept for later if there is room."""
         if (known := self._hops.get(down)) is not None:
             return known
-        found = self._search(down)
-        if self._kept + found.numbers <= KEPT:
-            self._hops[down] = found
-            self._kept += found.numbers
-        return found
+        hops = self._search(down)
+        if self._kept + hops.numbers <= KEPT:
+            self._hops[down] = hops
+            self._kept += hops.numbers
+        return hops
 
     def _search(self, down: int) -> _Hops:
         """Search breadth first from one attachment, against the direction of links."""
@@ -238,7 +241,7 @@ class _Chooser:
         self._group[at[begin]] = np.arange(len(begin))
 
     def paths(self, vertex: Ints, share: Floats, *, end: int) -> Ints:
-        """Return the links of each path, int64[paths, longest], -1 after the end."""
+        """Return the links of each path, int64[paths, longest]. They are -1 after the end."""
         columns: list[Ints] = []
         active = np.arange(len(vertex))
         vertex, share = vertex.copy(), share.copy()
@@ -264,8 +267,8 @@ def _spread(index: Ints, taken: Ints, ways: Floats) -> Floats:
     equal distances all paths would end with the same link.
     """
     low, high = np.floor(index * ways / taken), np.floor((index + 1) * ways / taken)
-    found: Floats = (low + np.floor(index * GOLDEN % 1.0 * (high - low)) + 0.5) / ways
-    return found
+    place: Floats = (low + np.floor(index * GOLDEN % 1.0 * (high - low)) + 0.5) / ways
+    return place
 
 
 def _split(links: Ints, owner: Ints, taken: Ints, ways: Floats) -> Listed:

@@ -50,9 +50,9 @@ class Fields:
         return f"{self.where}.{key}" if self.where else key
 
     def raw(self, key: str) -> object:
-        """Return the value unchanged. Raises InvalidInput if there is none."""
+        """Return the value unchanged. Raises InvalidInput if it is absent."""
         if key not in self:
-            raise InvalidInput(self.where, f"needs {key!r}")
+            raise InvalidInput(self.where, f"needs the key {key!r}")
         return self._values[key]
 
     def text(self, key: str) -> str:
@@ -65,7 +65,7 @@ class Fields:
         if not isinstance(value, str) or value not in allowed:
             raise InvalidInput(
                 self.at(key),
-                f"{show_value(value)} is none of {', '.join(allowed)}{near(value, allowed)}",
+                f"must be one of {', '.join(allowed)}, not {show_value(value)}{near(value, allowed)}",
             )
         return value
 
@@ -149,9 +149,9 @@ def real(value: float) -> float:
 
 
 def near(value: object, allowed: Collection[str]) -> str:
-    """Return a hint at a similar allowed word, or "" if there is none."""
-    found = difflib.get_close_matches(str(value), allowed, n=1, cutoff=_NEAR)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    """Return a hint at a similar allowed word, or "" if no word is similar."""
+    matches = difflib.get_close_matches(str(value), allowed, n=1, cutoff=_NEAR)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def show_value(value: object) -> str:
@@ -171,11 +171,11 @@ def _amount(
 ) -> float:
     """Return a number, with or without a unit. It may be one that YAML reads as text (25e9)."""
     match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
-    found = float("nan")
+    number = float("nan")
     if match is not None and match[2] in units:
-        found = float(match[1]) * units[match[2]]
+        number = float(match[1]) * units[match[2]]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = real(value)
-    if not low <= found <= high:
+        number = real(value)
+    if not low <= number <= high:
         raise InvalidInput(where, f"must be {wanted}, not {show_value(value)}")
-    return found
+    return number

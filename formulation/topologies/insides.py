@@ -17,7 +17,7 @@ RELAYS = (Tier.NVSWITCH, Tier.PCIE)
 """Tiers that pass traffic on inside a host. A GPU or a NIC does not."""
 
 NONE = -1
-"""No port or no link. It pads rows."""
+"""Stands for no port or no link, and pads rows."""
 
 
 class Insides:
@@ -47,29 +47,29 @@ class Insides:
         self._kind_of = np.empty(hosts, dtype=np.int64)
         known: dict[tuple[bytes, ...], int] = {}
         for host in range(hosts):
-            mine = vertices[starts[host] : starts[host + 1]]
+            own = vertices[starts[host] : starts[host + 1]]
             links = self._link[self._link_start[host] : self._link_start[host + 1]]
             ends = self._local[e.source[links]], self._local[e.target[links]]
             looks = (
-                v.tier[mine].tobytes(),
-                is_port[mine].tobytes(),
+                v.tier[own].tobytes(),
+                is_port[own].tobytes(),
                 *(end.tobytes() for end in ends),
             )
             if looks not in known:
                 known[looks] = len(self._kinds)
-                self._kinds.append(_searched(v.tier[mine], is_port[mine], *ends))
+                self._kinds.append(_searched(v.tier[own], is_port[own], *ends))
             self._kind_of[host] = known[looks]
         self._vertices, self._starts = vertices, starts
 
     def port(self, gpus: Ints) -> Ints:
         """Return the port of each GPU vertex. It is ``NONE`` if traffic cannot leave the host."""
-        found = np.full(len(gpus), NONE, dtype=np.int64)
+        ports = np.full(len(gpus), NONE, dtype=np.int64)
         host = self._host[gpus]
         for kind, at in self._split(gpus):
             port = kind.port[self._local[gpus[at]]]
             has = port != NONE
-            found[at[has]] = self._vertices[self._starts[host[at[has]]] + port[has]]
-        return found
+            ports[at[has]] = self._vertices[self._starts[host[at[has]]] + port[has]]
+        return ports
 
     def leaving(self, gpus: Ints) -> Ints:
         """Return the links from each GPU vertex to its port, int64[GPUs, most]."""
@@ -88,11 +88,11 @@ class Insides:
 
         A row without links means that there is no path inside the host.
         """
-        found = [
+        rows = [
             kind.within[self._local[source[at]], self._local[target[at]]]
             for kind, at in self._split(source)
         ]
-        return self._links(source, found)
+        return self._links(source, rows)
 
     def _split(self, gpus: Ints) -> list[tuple[_Kind, Ints]]:
         kind = self._kind_of[self._host[gpus]]
@@ -100,15 +100,15 @@ class Insides:
 
     def _links(self, gpus: Ints, local: list[Ints]) -> Ints:
         """Return rows of links, given the rows of each kind of host in its own numbers."""
-        found = np.full(
+        links = np.full(
             (len(gpus), max((r.shape[1] for r in local), default=0)), NONE, dtype=np.int64
         )
         begin = self._link_start[self._host[gpus]]
         for (_, at), rows in zip(self._split(gpus), local, strict=True):
             has = rows != NONE
             row, column = np.nonzero(has)
-            found[at[row], column] = self._link[begin[at[row]] + rows[has]]
-        return found
+            links[at[row], column] = self._link[begin[at[row]] + rows[has]]
+        return links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,35 +165,38 @@ def _searched(tier: Ints, is_port: Bools, source: Ints, target: Ints) -> _Kind:
         turns[nearest] = turn + 1
         port_of[gpu] = port = nearest[turn % len(nearest)]
         leaves[gpu], comes[gpu] = paths[port], entries[port][gpu]
-    found = np.full(count, NONE, dtype=np.int64)
-    found[list(port_of)] = list(port_of.values())
+    nearest_port = np.full(count, NONE, dtype=np.int64)
+    nearest_port[list(port_of)] = list(port_of.values())
     longest = max(map(len, within.values()), default=0)
     pairs = np.full((count, count, longest), NONE, dtype=np.int64)
     for ends, links in within.items():
         pairs[ends][: len(links)] = links
-    return _Kind(port=found, out=_rows(leaves, count), back=_rows(comes, count), within=pairs)
+    return _Kind(
+        port=nearest_port, out=_rows(leaves, count), back=_rows(comes, count), within=pairs
+    )
 
 
 def _paths(out: list[list[tuple[int, int]]], start: int, relays: set[int]) -> dict[int, list[int]]:
     """Return the links of a shortest path from ``start`` to each reachable vertex.
 
-    Of equal paths, the one found with the first links is used.
+    Among equal paths, the one found with the first links is used.
     """
-    found: dict[int, list[int]] = {start: []}
+    path_to: dict[int, list[int]] = {start: []}
     queue = deque([start])
     while queue:
         at = queue.popleft()
         if at != start and at not in relays:
             continue
-        for link, neighbour in out[at]:
-            if neighbour not in found:
-                found[neighbour] = [*found[at], link]
-                queue.append(neighbour)
-    return found
+        for link, neighbor in out[at]:
+            if neighbor not in path_to:
+                path_to[neighbor] = [*path_to[at], link]
+                queue.append(neighbor)
+
+    return path_to
 
 
 def _rows(links: dict[int, list[int]], count: int) -> Ints:
-    found = np.full((count, max(map(len, links.values()), default=0)), NONE, dtype=np.int64)
+    rows = np.full((count, max(map(len, links.values()), default=0)), NONE, dtype=np.int64)
     for row, of_row in links.items():
-        found[row, : len(of_row)] = of_row
-    return found
+        rows[row, : len(of_row)] = of_row
+    return rows

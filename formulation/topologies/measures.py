@@ -24,8 +24,8 @@ class LinkKind:
 
 def tiers(topology: Topology) -> dict[Tier, int]:
     """Return the number of vertices of each tier that occurs."""
-    found = Counter(topology.vertices.tier.tolist())
-    return {Tier(tier): found[tier] for tier in sorted(found)}
+    counts = Counter(topology.vertices.tier.tolist())
+    return {Tier(tier): counts[tier] for tier in sorted(counts)}
 
 
 def link_kinds(topology: Topology) -> list[LinkKind]:
@@ -37,21 +37,21 @@ def link_kinds(topology: Topology) -> list[LinkKind]:
         e.bytes_per_s.tolist(),
         e.delay_s.tolist(),
     )
-    found = Counter(zip(*columns, strict=True))
+    counts = Counter(zip(*columns, strict=True))
     return [
         LinkKind(source=Tier(a), target=Tier(b), bytes_per_s=speed, delay_s=delay_s, links=count)
-        for (a, b, speed, delay_s), count in sorted(found.items())
+        for (a, b, speed, delay_s), count in sorted(counts.items())
     ]
 
 
 def apart(topology: Topology) -> list[list[int]]:
-    """Return hosts, by index, in groups that no link joins. One group: all hosts are connected.
+    """Return hosts, by index, in groups that no link joins. If there is one group, all are connected.
 
     Links count in both directions, because cables have two.
     """
     v, e = topology.vertices, topology.links
     label = np.arange(len(v), dtype=np.int64)
-    while True:  # repeated at most as often as the longest path has links
+    while True:  # at most as many passes as the longest path has links
         least = label.copy()
         np.minimum.at(least, e.source, label[e.target])
         np.minimum.at(least, e.target, label[e.source])
@@ -109,14 +109,14 @@ def _flow(room: dict[int, dict[int, float]], source: int, sink: int) -> float:
 
 
 def _levels(room: dict[int, dict[int, float]], source: int, least: float) -> dict[int, int]:
-    found, queue = {source: 0}, deque([source])
+    level, queue = {source: 0}, deque([source])
     while queue:
         at = queue.popleft()
         for then, left in room[at].items():
-            if left > least and then not in found:
-                found[then] = found[at] + 1
+            if left > least and then not in level:
+                level[then] = level[at] + 1
                 queue.append(then)
-    return found
+    return level
 
 
 def _path(

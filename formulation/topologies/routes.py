@@ -16,7 +16,7 @@ from tessera.formulation.topologies.topology import Topology
 MOST: Final = 64
 """Largest number of equal-cost paths that are listed.
 
-Switches limit groups of next hops similarly.
+Switches have a similar limit on groups of next hops.
 """
 
 
@@ -30,11 +30,11 @@ class Ways:
     crosses: Bools  # (F,) goes through a port of a host
     fixed_flow: Ints  # (N,)
     fixed_link: Ints  # (N,)
-    choice: Ints  # (F,) -1: there is only one way
+    choice: Ints  # (F,) -1 if there is only one way
     choice_start: Ints  # (choices + 1,) into paths
     path_start: Ints  # (P + 1,)
     path_link: Ints
-    total: Floats  # (F,) number of ways, listed or not; 0: the flow has none and loads nothing
+    total: Floats  # (F,) number of ways, listed or not; a flow without a way loads nothing
 
 
 class Routes:
@@ -102,7 +102,7 @@ class Routes:
         """Return the listed paths from GPU to GPU, each as its links in order.
 
         Raises:
-            InvalidInput: there is none.
+            InvalidInput: there is no path.
         """
         if source == target:
             return [()]
@@ -120,7 +120,7 @@ class Routes:
         """Return the number of shortest paths from GPU to GPU, listed or not.
 
         Raises:
-            InvalidInput: there is none.
+            InvalidInput: there is no path.
         """
         if source == target:
             return 1
@@ -132,10 +132,10 @@ class Routes:
         for end, verb in ((source, "leave"), (target, "reach")):
             if self.insides.port(np.array([end]))[0] == NONE:
                 return (
-                    f"{none}: nothing leads traffic to {verb} {self._name(end)} from its host to a switch and"
-                    " back"
+                    f"{none}: traffic cannot {verb} {self._name(end)}, because no port of its host leads"
+                    " to a switch and back"
                 )
-        return f"{none}; join their switches, or place jobs so that they need none"
+        return f"{none}; join their switches, or place jobs so that they need no such path"
 
     def _way(self, source: int, target: int) -> Ways:
         ways = self.ways(np.array([source]), np.array([target]))
@@ -158,23 +158,23 @@ class Routes:
         own_up = np.bincount(owner, up, minlength=len(count)) > 0
         own_down = np.bincount(owner, down, minlength=len(count)) > 0
         has = np.flatnonzero(count[pair] > 0)
-        mine = pair[has]
-        a, b = np.where(own_up[mine], out[has], -1), np.where(own_down[mine], into[has], -1)
+        own = pair[has]
+        a, b = np.where(own_up[own], out[has], -1), np.where(own_down[own], into[has], -1)
         size = len(self.topology.vertices) + 1
         # Flows with the same pair of attachments and the same such ports share a choice.
         key, of_choice, which = np.unique(
-            (mine * size + a + 1) * size + b + 1, return_index=True, return_inverse=True
+            (own * size + a + 1) * size + b + 1, return_index=True, return_inverse=True
         )
         choice = np.full(len(pair), -1, dtype=np.int64)
         choice[has] = which
-        mine, a, b = mine[of_choice], a[of_choice], b[of_choice]
-        path = ranges(listed.first[mine], count[mine])
+        own, a, b = own[of_choice], a[of_choice], b[of_choice]
+        path = ranges(listed.first[own], count[own])
         length = np.diff(listed.path_start)[path]
-        of_link = np.repeat(np.repeat(np.arange(len(key)), count[mine]), length)
+        of_link = np.repeat(np.repeat(np.arange(len(key)), count[own]), length)
         links = listed.path_link[ranges(listed.path_start[path], length)]
         return (
             choice,
-            starts(count[mine]),
+            starts(count[own]),
             (starts(length), self._fabric.real(links, a[of_link], b[of_link])),
         )
 
@@ -183,11 +183,11 @@ class Routes:
         leaves: dict[int, list[int]] = {}
         for link in sorted(links, key=lambda link: -int(host[e.target[link]])):
             leaves.setdefault(int(e.source[link]), []).append(link)
-        found = []
+        path = []
         while left := leaves.get(at):
-            found.append(left.pop())  # a port that is passed twice leads to its switch first
-            at = int(e.target[found[-1]])
-        return tuple(found)
+            path.append(left.pop())  # a port that is passed twice leads to its switch first
+            at = int(e.target[path[-1]])
+        return tuple(path)
 
     def _name(self, vertex: int) -> str:
         return self.topology.vertices.name[vertex]

@@ -27,7 +27,7 @@ class HostShape:
     pcie_switches: int
     nic_bytes_per_s: float  # of one, all its ports together
     pcie_bytes_per_s: float  # of a slot
-    nvlink_bytes_per_s: float = 0.0  # of one GPU, to all others together; 0: PCIe only
+    nvlink_bytes_per_s: float = 0.0  # of one GPU, to all others together; 0 if there is only PCIe
     gpu_pcie: tuple[int, ...] = ()  # switch of each GPU
     nic_pcie: tuple[int, ...] = ()
     nic_delay_s: float = 0.0
@@ -35,16 +35,17 @@ class HostShape:
     nvlink_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built. The topology checks speeds and delays."""
+        """Refuse a host that cannot be built. The topology checks speeds and delays."""
         for name in ("gpus", "nics", "pcie_switches"):
             if getattr(self, name) < 1:
-                raise InvalidInput(name, f"is {getattr(self, name)}; a host has at least 1")
+                raise InvalidInput(name, f"is {getattr(self, name)}; it must be at least 1")
         for name, count in (("gpu_pcie", self.gpus), ("nic_pcie", self.nics)):
             given = getattr(self, name)
             if given and (len(given) != count or not set(given) <= set(range(self.pcie_switches))):
                 raise InvalidInput(
                     name,
-                    f"must name a PCIe switch, 0 to {self.pcie_switches - 1}, for each of {count}",
+                    f"must name a PCIe switch, 0 to {self.pcie_switches - 1}, for each of the"
+                    f" {count} devices",
                 )
 
     def build(self, draft: Draft, name: str) -> list[int]:
@@ -65,8 +66,8 @@ class HostShape:
             draft.cable(device, pcie[at], self.pcie_bytes_per_s, self.pcie_delay_s)
         if len(pcie) > 1:
             root = draft.vertex(f"{name}/pcie-root", Tier.PCIE, host)
-            for one in pcie:
-                draft.cable(one, root, self.pcie_bytes_per_s, self.pcie_delay_s)
+            for switch in pcie:
+                draft.cable(switch, root, self.pcie_bytes_per_s, self.pcie_delay_s)
         return nics
 
     def _spread(self, given: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ A100_HOST: Final = HostShape(
     pcie_bytes_per_s=31.5e9,
     nvlink_bytes_per_s=300e9,
 )
-"""Crux's testbed (section 6): 8 A100, 4 x 200 Gb/s, two GPUs to a NIC.
+"""Crux's testbed (section 6): 8 A100, 4 x 200 Gb/s, and one NIC for every two GPUs.
 
 PCIe is 4.0 x16. NVLink 3 is by NVIDIA's data sheet, 600 GB/s in both directions together. The
 wiring of PCIe switches is our assumption.

@@ -13,7 +13,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints, Table
 
 NOWHERE = -1
-"""Host of a vertex that is in none: a switch of the fabric."""
+"""Host of a vertex that is in no host, such as a switch of the fabric."""
 
 
 class Tier(IntEnum):
@@ -35,7 +35,7 @@ class Vertices(Table):
     INDEX: ClassVar[str] = "vertices"
     name: tuple[str, ...]
     tier: Ints  # Tier
-    host: Ints  # index into Topology.hosts; NOWHERE: it is in no host
+    host: Ints  # index into Topology.hosts; NOWHERE if it is in no host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ class Topology:
         gpus = np.flatnonzero(v.tier == Tier.GPU)
         gpus = gpus[np.argsort(v.host[gpus], kind="stable")]
         if len(gpus) and v.host[gpus[0]] == NOWHERE:
-            raise InvalidInput("vertices.host", f"{v.name[gpus[0]]} is a GPU in no host")
+            raise InvalidInput("vertices.host", f"{v.name[gpus[0]]} is a GPU that is in no host")
         cuts = np.searchsorted(v.host[gpus], np.arange(1, len(self.hosts)))
         object.__setattr__(self, "_gpus", tuple(np.split(gpus, cuts)) if self.hosts else ())
 

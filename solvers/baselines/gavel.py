@@ -33,10 +33,10 @@ _WHOLE = 1 - 1e-6
 
 
 class GavelProgram:
-    """A solver that maximises the sum of value x share over (job, type).
+    """A solver that maximizes the sum of value x share over (job, type).
 
     It keeps whole shares and lets greedy fill what is free. The comparison is not like for like.
-    Gavel realises shares over many rounds by priorities, and keeps each job at its requested count.
+    Gavel realizes shares over many rounds by priorities, and keeps each job at its requested count.
     Here one round is decided. Since a problem has no requests, the middle one of a job's counts
     stands for it. Must-run jobs keep all of their columns. The linear program bounds only those
     columns, so the bound is the trivial one. The recorded work is 1, or 0 if there was no time for
@@ -74,18 +74,18 @@ class GavelProgram:
         )
 
     def _choice(self, problem: Problem, budget: Budget) -> Ints | None:
-        asked, origin = only_columns(problem, _as_requested(problem))
-        share = _shares(asked, budget)
-        rounded = np.full(len(asked.jobs), -1, dtype=np.int64)
+        requested, origin = only_columns(problem, _as_requested(problem))
+        share = _shares(requested, budget)
+        rounded = np.full(len(requested.jobs), -1, dtype=np.int64)
         whole = np.flatnonzero(share >= _WHOLE)
-        rounded[asked.column_job[whole]] = whole
+        rounded[requested.column_job[whole]] = whole
         known = None
-        if is_answer(asked, rounded):
-            known = answer(asked, rounded, bound=trivial_bound(asked), solver=self.name)
-        found = Greedy().solve(asked, budget, known)
-        if not found.has_answer:
+        if is_answer(requested, rounded):
+            known = answer(requested, rounded, bound=trivial_bound(requested), solver=self.name)
+        filled = Greedy().solve(requested, budget, known)
+        if not filled.has_answer:
             return None
-        return np.where(found.choice >= 0, origin[found.choice], -1) if len(origin) else rounded
+        return np.where(filled.choice >= 0, origin[filled.choice], -1) if len(origin) else rounded
 
 
 def _as_requested(problem: Problem) -> Bools:
@@ -94,7 +94,7 @@ def _as_requested(problem: Problem) -> Bools:
     order = np.lexsort((gpus, job))
     new = np.ones(len(order), dtype=np.bool_)
     new[1:] = (np.diff(job[order]) != 0) | (np.diff(gpus[order]) != 0)
-    # the number of counts of each job
+    # Count the distinct GPU counts of each job.
     count = np.bincount(job[order][new], minlength=len(problem.jobs))
     first = np.cumsum(count) - count
     some = count > 0

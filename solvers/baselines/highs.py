@@ -40,7 +40,7 @@ class Highs:
         """Solve ``problem``, with HiGHS's own bound.
 
         Raises:
-            SolverFailed: a status without a meaning here, or an answer that breaks a rule.
+            SolverFailed: the status has no meaning here, or the answer breaks a rule.
         """
         del hint
         status, choice, bound = self._answer(problem, budget)
@@ -57,34 +57,34 @@ class Highs:
         remaining_s = budget.time_limit_s()
         if remaining_s <= 0 or budget.cancelled():
             return SolveStatus.UNKNOWN, None, math.inf
-        found = milp(
+        result = milp(
             -problem.value / unit,
             integrality=np.ones(len(problem.cell), np.int64),
             bounds=Bounds(0, 1),
             constraints=rules,
             options={"disp": False, "mip_rel_gap": budget.gap, "time_limit": remaining_s},
         )
-        if found.status == _INFEASIBLE:
+        if result.status == _INFEASIBLE:
             return SolveStatus.INFEASIBLE, None, math.inf
-        if found.status not in (_ENDED, _LIMIT):
-            raise SolverFailed(self.name, str(found.message))
-        bound = _bound(found.mip_dual_bound, unit)
-        if found.x is None:
+        if result.status not in (_ENDED, _LIMIT):
+            raise SolverFailed(self.name, str(result.message))
+        bound = _bound(result.mip_dual_bound, unit)
+        if result.x is None:
             return SolveStatus.UNKNOWN, None, bound
-        picked = np.flatnonzero(found.x > 0.5)
+        picked = np.flatnonzero(result.x > 0.5)
         choice[problem.column_job[picked]] = picked
         if not is_answer(problem, choice):
             raise SolverFailed(self.name, "its answer breaks a rule of the problem")
-        ended = found.status == _ENDED
+        ended = result.status == _ENDED
         return SolveStatus.OPTIMAL if ended else SolveStatus.FEASIBLE, choice, bound
 
 
 def _bound(dual: float | None, unit: float) -> float:
-    """Return HiGHS's bound in the problem's integers; HiGHS minimises the negative value."""
+    """Return HiGHS's bound in the problem's integers; HiGHS minimizes the negative value."""
     if dual is None or not math.isfinite(dual):
         return math.inf
-    found = -dual * unit
-    return float(round(found + _TRUST * abs(found)))
+    bound = -dual * unit
+    return float(round(bound + _TRUST * abs(bound)))
 
 
 def _rules(problem: Problem) -> list[LinearConstraint]:

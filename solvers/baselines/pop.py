@@ -44,12 +44,12 @@ class Pop:
         groups = [np.sort(group) for group in np.array_split(order, self._parts)]
         choice = np.full(len(problem.jobs), -1, dtype=np.int64)
         for number, jobs in enumerate(groups):
-            found = self._part(problem, jobs, number, budget)
-            if not found.has_answer and problem.must_run[jobs].any():
+            solution = self._part(problem, jobs, number, budget)
+            if not solution.has_answer and problem.must_run[jobs].any():
                 return without_answer(
                     problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
                 )
-            choice[jobs] = _lifted(problem, jobs, found.choice)
+            choice[jobs] = _lifted(problem, jobs, solution.choice)
         return answer(
             problem,
             choice,
@@ -60,9 +60,9 @@ class Pop:
         )
 
     def _part(self, problem: Problem, jobs: Ints, number: int, budget: Budget) -> Solution:
-        mine = budget.share(1.0 / (self._parts - number))
+        share = budget.share(1.0 / (self._parts - number))
         part = part_of(problem, jobs, _even(problem.capacity, self._parts, number))
-        return self._inner.solve(part, mine)
+        return self._inner.solve(part, share)
 
 
 def _even(capacity: Ints, parts: int, number: int) -> Ints:

@@ -32,7 +32,7 @@ _LARGEST = 1e4
 class SiaProgram:
     """A solver that chooses one configuration per job, by a binary matrix A.
 
-    It maximises the sum of utility x A. A configuration is what a column uses: (GPU type, GPUs) in
+    It maximizes the sum of utility x A. A configuration is what a column uses: (GPU type, GPUs) in
     an ordinary round. As published, the matrix has an entry for every job and every configuration
     of any job.
 
@@ -50,7 +50,7 @@ class SiaProgram:
         """Solve ``problem``.
 
         Raises:
-            SolverFailed: a status without a meaning here, or an answer that breaks a rule.
+            SolverFailed: the status has no meaning here, or the answer breaks a rule.
         """
         del hint
         status, choice, bound = self._answer(problem, budget)
@@ -81,9 +81,9 @@ class SiaProgram:
 
 
 def _configurations(problem: Problem) -> tuple[Ints, sparse.csr_array]:
-    """Return the best column of each job in each configuration; -1 if it has none.
+    """Return the best column of each job in each configuration. It is -1 if the job has none.
 
-    The shape is int64[jobs, configurations]. Also return what each configuration uses,
+    The shape is int64[jobs, configurations]. Also return the use of each row by each configuration,
     float64[rows, configurations]. Columns that do not fit into the empty cluster have no
     configuration.
     """

@@ -18,7 +18,7 @@ from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
 from tessera.solvers.waiting import spells_out_waiting
 
 
-def _unheard(_objective: float) -> None:
+def _ignore(_objective: float) -> None:
     return None
 
 
@@ -32,7 +32,7 @@ class StockCpSat:
 
     name = "stock-cp-sat"
 
-    def __init__(self, on_answer: Callable[[float], None] = _unheard) -> None:
+    def __init__(self, on_answer: Callable[[float], None] = _ignore) -> None:
         self._on_answer = on_answer
 
     @spells_out_waiting
@@ -57,7 +57,9 @@ class StockCpSat:
         objective.maximise_value(model, x, problem, 0)
         solver = solver_of(budget)
         solver.parameters.relative_gap_limit = budget.gap
-        status = STATUS.get(solve_while_wanted(solver, model, budget, _Heard(self._on_answer)))
+        status = STATUS.get(
+            solve_while_wanted(solver, model, budget, _AnswerCallback(self._on_answer))
+        )
         if status is None:
             raise SolverFailed(self.name, f"status {solver.status_name()}")
         if status not in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):
@@ -70,7 +72,7 @@ class StockCpSat:
         return status, choice, float(round(solver.best_objective_bound))
 
 
-class _Heard(cp_model.CpSolverSolutionCallback):
+class _AnswerCallback(cp_model.CpSolverSolutionCallback):
     """A callback that passes on the objective of each better answer."""
 
     def __init__(self, on_answer: Callable[[float], None]) -> None:
@@ -78,5 +80,5 @@ class _Heard(cp_model.CpSolverSolutionCallback):
         self._on_answer = on_answer
 
     def on_solution_callback(self) -> None:
-        """Report the answer just found."""
+        """Report the answer that was just found."""
         self._on_answer(self.objective_value)

@@ -57,8 +57,8 @@ class CpSat:
     If the hint has shadow prices, it solves a small core first and widens it until what was left
     out cannot matter (``tessera.solvers.fixing``). Otherwise it solves the whole problem. Its work
     is the limit of deterministic seconds that it ran under, which is the same for every repetition.
-    It is 0 if a wall clock cut the run short, since that cannot be repeated. The solution is never
-    worse than a usable hint.
+    It is 0 if a wall clock cut the run short, since such a run cannot be repeated. The solution is
+    never worse than a usable hint.
     """
 
     name = "cp-sat"
@@ -72,7 +72,7 @@ class CpSat:
         limit = _work_limit(budget, built)
         bound = trivial_bound(problem)
         if budget.expired() or limit <= 0:
-            return self._said(problem, budget, SolveStatus.UNKNOWN, known, bound, 0.0)
+            return self._solution(problem, budget, SolveStatus.UNKNOWN, known, bound, 0.0)
         if known is None or hint is None or priceless:
             core = _whole(problem)
             native = _run(core, budget, limit, known)
@@ -85,9 +85,9 @@ class CpSat:
         if choice is None or (known is not None and _less(problem, choice, known)):
             choice = known
         work = limit if repeatable else 0.0
-        return self._said(problem, budget, status, choice, bound, work)
+        return self._solution(problem, budget, status, choice, bound, work)
 
-    def _said(
+    def _solution(
         self,
         problem: Problem,
         budget: Budget,
@@ -111,7 +111,7 @@ def _less(problem: Problem, choice: Ints, known: Ints) -> bool:
 
 
 def _work_limit(budget: Budget, built: int) -> float:
-    """Return the deterministic seconds to work: as recorded, or as many as surely fit in the time.
+    """Return the deterministic seconds to work: as recorded, or the most that surely fit.
 
     ``built`` is the number of columns, or of their uses of rows if that is larger, of a model that
     is built as a whole. It is 0 for cores, which start small.
@@ -158,13 +158,12 @@ def _widen(
         bound = max(value, min(bound, max(native.bound, core.outside)))
         met = bound - value <= budget.gap * max(abs(bound), 1.0)
         proven = reach >= needed and native.status is SolveStatus.OPTIMAL
-        # a core contains a known answer, so "infeasible" is a fault of the solver
+        # A core contains a known answer, so "infeasible" is a fault of the solver.
         faulty = native.status is SolveStatus.INFEASIBLE
         if met or proven or done >= limit or faulty:
             return known, bound, native.repeatable
-        if (
-            not native.repeatable or budget.expired()
-        ):  # the clock ended it, so it cannot be repeated
+        if not native.repeatable or budget.expired():
+            # The clock ended the run, so it cannot be repeated.
             return known, bound, False
         size, allowed = size * GROWTH, allowed * GROWTH
 
@@ -193,9 +192,9 @@ def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Nativ
     choice, bound = None, math.inf
     if status in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE):
         picked = np.flatnonzero([solver.boolean_value(v) for v in x])
-        mine = np.full(len(core.problem.jobs), -1, dtype=np.int64)
-        mine[core.problem.column_job[picked]] = picked
-        choice = core.lift(mine)
+        own = np.full(len(core.problem.jobs), -1, dtype=np.int64)
+        own[core.problem.column_job[picked]] = picked
+        choice = core.lift(own)
         bound = float(round(solver.best_objective_bound))
     return _Native(status=status, choice=choice, bound=bound, work=work, repeatable=ended)
 

@@ -28,7 +28,7 @@ def solve_while_wanted(
     solver: cp_model.CpSolver,
     model: cp_model.CpModel,
     budget: Budget,
-    heard: cp_model.CpSolverSolutionCallback | None = None,
+    on_answer: cp_model.CpSolverSolutionCallback | None = None,
 ) -> cp_model.CpSolverStatus:
     """Return the status of the search, which ends soon after the budget is cancelled.
 
@@ -37,19 +37,19 @@ def solve_while_wanted(
     """
     budget.check()
     if budget.cancelled is never:
-        return solver.solve(model, heard)
+        return solver.solve(model, on_answer)
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(POLL_S):
             if budget.cancelled():
-                # repeat this, since a call before the search begins has no effect
+                # Repeat this, since a call before the search begins has no effect.
                 solver.stop_search()
 
     watcher = threading.Thread(target=watch, name="cp-sat-watcher", daemon=True)
     watcher.start()
     try:
-        status = solver.solve(model, heard)
+        status = solver.solve(model, on_answer)
     finally:
         ended.set()
         watcher.join()

@@ -45,9 +45,9 @@ class Calls:
             budget = replace(budget, work=self._recorded[self._count])
         elif budget.expired():
             return None
-        found = solver.solve(problem, budget, hint)
-        self._work += [(f"{self._count}:{name}", work) for name, work in found.work]
-        return found
+        solution = solver.solve(problem, budget, hint)
+        self._work += [(f"{self._count}:{name}", work) for name, work in solution.work]
+        return solution
 
     def over(self, budget: Budget) -> bool:
         """Return whether the time for a goal is over, or was when the round was recorded.
@@ -68,9 +68,9 @@ class Calls:
 
 
 def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+    by_call: dict[int, dict[str, float]] = {}
     for key, amount in work.items():
         call, colon, name = key.partition(":")
         if colon and call.isdecimal():
-            found.setdefault(int(call), {})[name] = amount
-    return found
+            by_call.setdefault(int(call), {})[name] = amount
+    return by_call

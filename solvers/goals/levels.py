@@ -1,4 +1,4 @@
-"""The max-min goal: the worst-off job is as well off as can be, then the next, and so on.
+"""The max-min goal: the worst-off job is as well off as possible, then the next, and so on.
 
 It is exact, by bisection over feasibility problems.
 """
@@ -39,7 +39,7 @@ ANY_ANSWER: Final = 0.9
 Tried = Ints | bool
 """The result of trying a level.
 
-It is a choice; or False if it is proven that there is none; or True if it was not decided."""
+It is a choice; or False if it is proven that no choice exists; or True if it was not decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +78,7 @@ def settle(
 
     Place n (from 0) is the least level above which a choice can have at most n jobs, while the
     places before it hold. This property is monotone in the level, so place n is found by bisection
-    over the levels that occur. A level that time leaves undecided is treated like one that is
+    over the levels that occur. A level that remains undecided for lack of time is treated as
     impossible, but only what is proven counts for the bound. Places for which no time is left keep
     the level that they have in ``choice``, which must be feasible.
     """
@@ -115,7 +115,7 @@ def nothing_excluded(problem: Problem, goal: Levels, bound: float, reached: floa
 def limits_of(places: Sequence[float]) -> list[Limit]:
     """Return the limits that hold ``places``, worst first.
 
-    Of equal levels, the first limit suffices.
+    Among equal levels, the first limit suffices.
     """
     return [
         Limit(above=level, most=place)
@@ -125,7 +125,7 @@ def limits_of(places: Sequence[float]) -> list[Limit]:
 
 
 def loosen_levels(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
-    """Return the levels to which later goals may raise ``places``."""
+    """Return the levels up to which later goals may raise ``places``."""
     return tuple(
         level + goal.tolerance * abs(level) if math.isfinite(level) else level for level in places
     )
@@ -169,72 +169,74 @@ def _place(
 
 def _floors(problem: Problem, goal: Levels) -> Floats:
     """Return the least level that each job could have if it were alone, worst first."""
-    who = np.flatnonzero(counting_jobs(problem))
+    counted = np.flatnonzero(counting_jobs(problem))
     alone = np.where(lonely_fit(problem), goal.level, np.inf)
     best = jobwise(np.minimum, alone, problem.job_start)
     best = np.where(problem.must_run, best, np.minimum(best, goal.waiting))
-    return np.asarray(np.sort(best[who])[::-1])
+    return np.asarray(np.sort(best[counted])[::-1])
 
 
 def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
-    """Return a choice that also keeps ``limit``, or whether it is undecided that none does."""
+    """Return a choice that also keeps ``limit``, or the result that a bool stands for (``Tried``)."""
     goal, solver, calls, budget = search.goal, search.solver, search.calls, search.budget
     jobs = int(counting_jobs(problem).sum())
     if search.excludes(limit, jobs):
         return False
-    asked = add_limits(problem, goal, [limit])
-    needed, origin = only_columns(asked, _needed(asked, goal, limit))
+    limited = add_limits(problem, goal, [limit])
+    needed, origin = only_columns(limited, _needed(limited, goal, limit))
     if len(cannot_run(needed)):
         return False
-    if solver.name == "portfolio":  # a count by its shadow prices usually decides, and ends sooner
+    if solver.name == "portfolio":  # counting by its shadow prices usually decides, and ends sooner
         counts, waiting = _count(problem, goal, limit, origin)
-        found = calls.solve(Pricing(), counts, budget.share(QUICK), _hint(counts, origin, known))
-        if found is None:
+        solution = calls.solve(Pricing(), counts, budget.share(QUICK), _hint(counts, origin, known))
+        if solution is None:
             return True
-        most = found.bound + waiting
+        most = solution.bound + waiting
         if limit.most > 0 or not (problem.must_run.any() or len(problem.idle_row)):
-            # otherwise columns above the limit might make room
+            # With other limits, columns above the limit might make room, so it is not a proof.
             search.proofs.append((limit.above, most))
         if most < jobs - limit.most:
             return False
-        answer = _lifted(asked, origin, found)
+        answer = _lifted(limited, origin, solution)
         if answer is not None:
             return answer
     any_answer = replace(needed, value=np.zeros(len(origin), np.int64))
-    asked_of = replace(budget.share(EXACT), gap=ANY_ANSWER)
-    found = calls.solve(solver, any_answer, asked_of)
-    if found is not None and found.status is SolveStatus.INFEASIBLE:
+    any_budget = replace(budget.share(EXACT), gap=ANY_ANSWER)
+    solution = calls.solve(solver, any_answer, any_budget)
+    if solution is not None and solution.status is SolveStatus.INFEASIBLE:
         return False
-    answer = None if found is None else _lifted(asked, origin, found)
+    answer = None if solution is None else _lifted(limited, origin, solution)
     return True if answer is None else answer
 
 
-def _needed(asked: Problem, goal: Levels, limit: Limit) -> Bools:
-    """Return which columns a choice may need, bool[columns].
+def _needed(limited: Problem, goal: Levels, limit: Limit) -> Bools:
+    """Return the columns that a choice may need, bool[columns].
 
     They are columns that fit, of jobs that cannot simply wait. Of a job's columns that keep the
     limit and use only the same single row, the one that uses least is enough. If no column of a job
     fits, but the job uses a row by waiting, it keeps all its columns, since it must have some.
     """
-    fits, job = lonely_fit(asked), asked.column_job
-    idles = np.diff(asked.idle_start) > 0
+    fits, job = lonely_fit(limited), limited.column_job
+    idles = np.diff(limited.idle_start) > 0
     stuck = idles & (np.bincount(job[fits], minlength=len(idles)) == 0)
-    free = ~asked.must_run & ~idles
+    free = ~limited.must_run & ~idles
     keep = fits.copy()
-    simple = np.flatnonzero(fits & (np.diff(asked.usage_start) == 1) & (goal.level <= limit.above))
-    row, amount = (part[asked.usage_start[simple]] for part in (asked.row, asked.amount))
+    simple = np.flatnonzero(
+        fits & (np.diff(limited.usage_start) == 1) & (goal.level <= limit.above)
+    )
+    row, amount = (part[limited.usage_start[simple]] for part in (limited.row, limited.amount))
     order = np.lexsort((amount, row, job[simple]))
     again = np.zeros(len(order), dtype=np.bool_)
-    mine, its_row = job[simple][order], row[order]
-    again[1:] = (mine[1:] == mine[:-1]) & (its_row[1:] == its_row[:-1])
+    own_job, own_row = job[simple][order], row[order]
+    again[1:] = (own_job[1:] == own_job[:-1]) & (own_row[1:] == own_row[:-1])
     keep[simple[order[again]]] = False
     return np.asarray((keep | stuck[job]) & ~free[job])
 
 
 def _count(problem: Problem, goal: Levels, limit: Limit, origin: Ints) -> tuple[Problem, int]:
-    """Return the problem that counts jobs at or below the limit, and how many are there by waiting.
+    """Return the problem that counts jobs at or below the limit, and the number there by waiting.
 
-    The latter are not counted, so waiting is worth 0. Its columns are ``origin`` of the whole
+    The latter are not counted, so waiting has the value 0. Its columns are ``origin`` of the whole
     problem. If no job may be above the limit, columns above it are not among them.
     """
     waits_below = ~problem.must_run & (goal.waiting <= limit.above)
@@ -262,9 +264,9 @@ def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:
     )
 
 
-def _lifted(asked: Problem, origin: Ints, found: Solution) -> Ints | None:
-    """Return the solution's choice in the columns of ``asked``; None if it is infeasible there."""
-    if not found.has_answer:
+def _lifted(limited: Problem, origin: Ints, solution: Solution) -> Ints | None:
+    """Return the solution's choice in the columns of ``limited``; None if it is infeasible there."""
+    if not solution.has_answer:
         return None
-    choice = read_back(origin, found.choice)
-    return choice if is_answer(asked, choice) else None
+    choice = read_back(origin, solution.choice)
+    return choice if is_answer(limited, choice) else None

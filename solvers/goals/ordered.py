@@ -31,8 +31,8 @@ from tessera.solvers.goals.rows import add_limits, keeps, least_kept_value, leve
 class Solved:
     """A solution of a statement, in the values of the last goal, with a result for each goal.
 
-    ``floors`` has, for each goal but the last, what later goals had to leave of it. For a sum it is
-    the least value, and for levels the most in each place.
+    ``floors`` has, for each goal but the last, the part that later goals had to leave of it. For a
+    sum it is the least value, and for levels the highest level in each place.
     """
 
     solution: Solution
@@ -53,20 +53,20 @@ class Solved:
         The choice with the greater standing is better. What a goal has beyond its floor does not
         count. The standing is empty for a single goal.
         """
-        found: list[float] = []
+        standing: list[float] = []
         if len(statement.goals) == 1:
             return ()
         for position, goal in enumerate(statement.goals):
             floor = self.floors[position] if position < len(self.floors) else None
             if isinstance(goal, Levels):
                 worst = levels_of(statement.problem, goal, choice).tolist()
-                found += [
+                standing += [
                     -max(level, least) for level, least in zip(worst, floor or (), strict=False)
                 ]
             else:
                 value = float(goal.value[choice[choice >= 0]].sum())
-                found.append(min(value, floor[0]) if floor else value)
-        return tuple(found)
+                standing.append(min(value, floor[0]) if floor else value)
+        return tuple(standing)
 
 
 def solve_goals(
@@ -86,19 +86,21 @@ def solve_goals(
     """
     if len(statement.goals) == 1 and isinstance(statement.goals[0], Linear):
         problem = statement.problem
-        found = _solve(problem, solver, budget, greedy, prices)
-        trivial = proves_nothing(problem, found, budget.gap)
-        return Solved(solution=found, results=(_linear_result(statement.goals[0], found, trivial),))
+        solution = _solve(problem, solver, budget, greedy, prices)
+        trivial = proves_nothing(problem, solution, budget.gap)
+        return Solved(
+            solution=solution, results=(_linear_result(statement.goals[0], solution, trivial),)
+        )
     return _Ordered(statement, solver, budget, greedy).solve(prices)
 
 
-def _linear_result(goal: Linear, found: Solution, trivial: bool) -> GoalResult:
+def _linear_result(goal: Linear, solution: Solution, trivial: bool) -> GoalResult:
     return GoalResult(
         name=goal.name,
         unit=goal.unit,
-        objective=found.objective / goal.scale,
-        bound=found.bound / goal.scale,
-        gap=found.gap,
+        objective=solution.objective / goal.scale,
+        bound=solution.bound / goal.scale,
+        gap=solution.gap,
         bound_is_trivial=trivial,
     )
 
@@ -109,13 +111,13 @@ def _solve(
     """Return the solver's solution, or greedy's if that is better or the only verified one."""
     if solver.name == greedy.solver:
         return greedy
-    found = solver.solve(problem, budget, _with_prices(greedy, problem, prices))
-    if found.has_answer and not violations(problem, found):
-        if found.objective >= greedy.objective:
-            return found
-        return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
-    if not found.has_answer and greedy.objective <= found.bound <= greedy.bound:
-        return replace(greedy, bound=found.bound, prices=found.prices, work=found.work)
+    solution = solver.solve(problem, budget, _with_prices(greedy, problem, prices))
+    if solution.has_answer and not violations(problem, solution):
+        if solution.objective >= greedy.objective:
+            return solution
+        return replace(greedy, bound=solution.bound, prices=solution.prices, work=solution.work)
+    if not solution.has_answer and greedy.objective <= solution.bound <= greedy.bound:
+        return replace(greedy, bound=solution.bound, prices=solution.prices, work=solution.work)
     return greedy
 
 
@@ -137,7 +139,7 @@ class _Ordered:
     ) -> None:
         self._statement, self._solver, self._budget = statement, solver, budget
         self._greedy = greedy
-        # False: the solver is greedy, which has already run
+        # If false, the solver is greedy, which has already run.
         self._ask = solver.name != greedy.solver
         self._calls = Calls(budget)
         self._problem = statement.problem
@@ -150,7 +152,7 @@ class _Ordered:
         """Reach every goal in turn."""
         *early, last = self._statement.goals
         if not isinstance(last, Linear):
-            raise AssertionError("the last goal of a policy is a sum")
+            raise AssertionError("the last goal of a policy must be a sum")
         if self._choice is None:
             nothing = self._first_answer(last)
             if nothing is not None:
@@ -162,27 +164,27 @@ class _Ordered:
                 self._reach_levels(goal, part)
             else:
                 self._reach_sum(goal, part)
-        found = self._best(last, self._budget, prices)
+        solution = self._best(last, self._budget, prices)
         rows = len(self._statement.problem.rows)
-        return self._solved(replace(found, prices=found.prices[:rows]))
+        return self._solved(replace(solution, prices=solution.prices[:rows]))
 
     def _first_answer(self, last: Linear) -> Solution | None:
-        """Find a choice to start from; if there is none, return a solution that says why."""
+        """Find a choice to start from; or else return a solution that says why."""
         problem = with_goal_values(self._statement.problem, last)
         part = self._budget.share(1.0 / (len(self._statement.goals) + 1))
-        found = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy
-        if found is not None and found.has_answer and not violations(problem, found):
-            self._choice = found.choice
+        solution = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy
+        if solution is not None and solution.has_answer and not violations(problem, solution):
+            self._choice = solution.choice
             return None
-        proven = found is not None and found.status is SolveStatus.INFEASIBLE
+        proven = solution is not None and solution.status is SolveStatus.INFEASIBLE
         status = SolveStatus.INFEASIBLE if proven else SolveStatus.UNKNOWN
         return without_answer(problem, status, solver=self._solver.name, seed=self._budget.seed)
 
     def _reach_sum(self, goal: Linear, budget: Budget) -> None:
-        found = self._best(goal, budget)
-        self._choice = found.choice
-        self._floors.append((float(least_kept_value(goal, found.objective)),))
-        self._problem = with_rows(self._problem, [keeps(self._problem, goal, found.objective)])
+        solution = self._best(goal, budget)
+        self._choice = solution.choice
+        self._floors.append((float(least_kept_value(goal, solution.objective)),))
+        self._problem = with_rows(self._problem, [keeps(self._problem, goal, solution.objective)])
 
     def _reach_levels(self, goal: Levels, budget: Budget) -> None:
         problem, choice = self._problem, self._known()
@@ -202,16 +204,16 @@ class _Ordered:
 
     def _known(self) -> Ints:
         if self._choice is None:
-            raise AssertionError("a goal is reached from an answer")
+            raise AssertionError("a goal must be reached from an answer")
         return self._choice
 
     def _best(self, goal: Linear, budget: Budget, prices: Floats | None = None) -> Solution:
         """Return the best verified solution by ``goal``, and record what is proven of the goal."""
         problem = with_goal_values(self._problem, goal)
-        found = self._best_on(problem, budget, prices)
-        self._bounds.append(found.bound)
-        self._trivial.append(proves_nothing(problem, found, budget.gap))
-        return found
+        solution = self._best_on(problem, budget, prices)
+        self._bounds.append(solution.bound)
+        self._trivial.append(proves_nothing(problem, solution, budget.gap))
+        return solution
 
     def _best_on(self, problem: Problem, budget: Budget, prices: Floats | None) -> Solution:
         """Return the best verified solution of ``problem``: the solver's, the last, or greedy's."""
@@ -224,17 +226,17 @@ class _Ordered:
             problem, start, bound=trivial_bound(problem), solver=made_by, seed=self._budget.seed
         )
         hint = _with_prices(best, problem, prices)
-        found = self._calls.solve(self._solver, problem, budget, hint) if self._ask else None
-        if found is None or violations(problem, found):
+        solution = self._calls.solve(self._solver, problem, budget, hint) if self._ask else None
+        if solution is None or violations(problem, solution):
             return best
-        if found.has_answer and found.objective >= best.objective:
-            return found
-        bound = found.bound if found.bound >= best.objective else best.bound
+        if solution.has_answer and solution.objective >= best.objective:
+            return solution
+        bound = solution.bound if solution.bound >= best.objective else best.bound
         proven = bound <= best.objective
         return replace(
             best,
             bound=bound,
-            prices=found.prices,
+            prices=solution.prices,
             status=SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE,
         )
 

@@ -64,10 +64,10 @@ def _merged(
 
 
 def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
-    """Return the row that keeps ``goal`` at no less than ``kept(goal, reached)``.
+    """Return the row that keeps ``goal`` at no less than ``least_kept_value(goal, reached)``.
 
     Let top_j be the most that job j can add, at least 0 if it may wait. The sum of values is at
-    least k if what the jobs fall short of top_j is at most the sum of top_j less k:
+    least k if the amounts by which jobs fall short of top_j sum to at most the sum of top_j less k:
 
         sum over chosen columns of (top_j - v_c) + sum over waiting jobs of top_j
             <= sum over jobs of top_j - k
@@ -103,8 +103,8 @@ def add_limits(problem: Problem, goal: Levels, limits: Sequence[Limit]) -> Probl
     Jobs that may no longer wait must run.
     """
     rows = [_at_most(problem, goal, limit) for limit in limits]
-    nobody = min((limit.above for limit in limits if limit.most == 0), default=math.inf)
-    must_run = problem.must_run | (counting_jobs(problem) & (goal.waiting > nobody))
+    none_above = min((limit.above for limit in limits if limit.most == 0), default=math.inf)
+    must_run = problem.must_run | (counting_jobs(problem) & (goal.waiting > none_above))
     return with_rows(replace(problem, must_run=must_run), [r for r in rows if r is not None])
 
 
@@ -129,20 +129,20 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
 
 
 def counting_jobs(problem: Problem) -> Bools:
-    """Return whose levels count, bool[jobs]; those of jobs without a column do not."""
+    """Return the jobs whose levels count, bool[jobs]: those with a column."""
     return np.diff(problem.job_start) > 0
 
 
 def levels_of(problem: Problem, goal: Levels, choice: Ints) -> Floats:
     """Return the levels of the jobs that count, worst first."""
-    who = np.flatnonzero(counting_jobs(problem))
-    mine = choice[who]
-    level = np.where(mine >= 0, goal.level[mine] if len(goal.level) else 0.0, goal.waiting[who])
+    counted = np.flatnonzero(counting_jobs(problem))
+    own = choice[counted]
+    level = np.where(own >= 0, goal.level[own] if len(goal.level) else 0.0, goal.waiting[counted])
     return np.asarray(np.sort(level)[::-1])
 
 
 def only_columns(problem: Problem, keep: Bools) -> tuple[Problem, Ints]:
-    """Return the problem with only the columns ``keep`` (bool[columns]), and where these were.
+    """Return the problem with only the columns ``keep`` (bool[columns]), and their old indices.
 
     A job that loses all of its columns may only wait, and must be free to.
     """

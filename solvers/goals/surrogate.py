@@ -35,24 +35,24 @@ def surrogate(statement: Statement) -> Problem:
     problem = statement.problem
     if len(statement.goals) == 1:
         return problem
-    worth, price, weight = np.zeros(len(problem.cell)), np.zeros(len(problem.cell)), 1.0
+    value, price, weight = np.zeros(len(problem.cell)), np.zeros(len(problem.cell)), 1.0
     for goal in statement.goals:
-        mine, its_price = _normalised(problem, goal)
-        worth += weight * mine
-        price += weight * its_price
+        goal_value, goal_price = _normalized(problem, goal)
+        value += weight * goal_value
+        price += weight * goal_price
         weight *= max(goal.tolerance, LATER)
     scale = min(SCALE, MAX_TOTAL / 8 / max(1, len(problem.jobs)))
     restart_price = scale_values(price, scale)
     return replace(
         problem,
-        value=scale_values(worth + price, scale) - restart_price,
+        value=scale_values(value + price, scale) - restart_price,
         restart_price=restart_price,
         scale=scale,
         unit="goals in order",
     )
 
 
-def _normalised(problem: Problem, goal: Goal) -> tuple[Floats, Floats]:
+def _normalized(problem: Problem, goal: Goal) -> tuple[Floats, Floats]:
     """Return (value, restart cost) of each column, scaled so that the largest value is 1."""
     if isinstance(goal, Levels):
         return _relief(problem, goal), np.zeros(len(goal.level))
@@ -61,15 +61,15 @@ def _normalised(problem: Problem, goal: Goal) -> tuple[Floats, Floats]:
 
 
 def _relief(problem: Problem, goal: Levels) -> Floats:
-    """Return by how much each column improves its job's level, where the worst levels weigh most.
+    """Return the improvement of its job's level by each column. The worst levels weigh most.
 
     Only the order of levels matters to the goal, so levels are compared by rank. The sum of a steep
     function of them is smallest, roughly, if the worst levels are best. The levels already include
     the restart.
     """
-    who = counting_jobs(problem)
-    ranks = np.unique(np.append(goal.level, goal.waiting[who]), return_inverse=True)[1]
+    counted = counting_jobs(problem)
+    ranks = np.unique(np.append(goal.level, goal.waiting[counted]), return_inverse=True)[1]
     height = np.exp(STEEPNESS * (ranks / max(1, ranks.max(initial=0)) - 1.0))
     waiting = np.zeros(len(problem.jobs))
-    waiting[who] = height[len(goal.level) :]
+    waiting[counted] = height[len(goal.level) :]
     return np.asarray(waiting[problem.column_job] - height[: len(goal.level)])

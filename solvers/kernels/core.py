@@ -27,7 +27,7 @@ def changes(
 ) -> tuple[int, int]:
     """Enumerate the ways to change at most one column per group at a loss up to ``allowed``.
 
-    ``loss`` (float64[columns]) and ``more`` (int64[columns, rows]) are what each column costs and
+    ``loss`` (float64[columns]) and ``more`` (int64[columns, rows]) say what each column costs and
     uses beyond the column that it replaces. Way s extends way ``parent[s]`` by ``column[s]``; both
     are -1 for the way that changes nothing. Way s loses ``total[s]`` and uses ``used[s]`` more.
 
@@ -43,6 +43,7 @@ def changes(
     for g in range(len(group_start) - 1):
         before = alive[:living].copy()
         for s in before:
+            # Try to extend the way by each column of the group.
             for c in range(group_start[g], group_start[g + 1]):
                 new = total[s] + loss[c]
                 if new > allowed:

@@ -47,7 +47,7 @@ def sizes(
 ) -> Floats:
     """Return the sum over rows of ``weight[row] * amount`` of each column, float64[columns].
 
-    Only columns of the jobs ``among`` get a size; the others are not initialised.
+    Only columns of the jobs ``among`` get a size; the others are not initialized.
     """
     out = np.empty(len(usage_start) - 1)
     for j in among:
@@ -124,9 +124,9 @@ def sink(heap: Ints, length: int, key: Floats, at: int) -> None:
 
 
 @compile_lazily
-def comes_first(key: Floats, one: int, other: int) -> bool:
-    """Return whether job ``one`` comes before job ``other``."""
-    return key[one] > key[other] or (key[one] == key[other] and one < other)
+def comes_first(key: Floats, first: int, second: int) -> bool:
+    """Return whether job ``first`` comes before job ``second``."""
+    return key[first] > key[second] or (key[first] == key[second] and first < second)
 
 
 @compile_lazily
@@ -137,28 +137,28 @@ def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, 
     The column is -1 if no step gains and fits.
     """
     job_start, value, _, _, _, size = columns
-    worth, takes = 0, 0.0
+    gross, takes = 0, 0.0
     if now >= 0:
-        worth, takes = value[now], size[now]
-    best, found = 0.0, -1
+        gross, takes = value[now], size[now]
+    best, column = 0.0, -1
     for c in range(job_start[job], job_start[job + 1]):
-        if value[c] > worth:
-            ratio = (value[c] - worth) / max(size[c] - takes, FREE_STEP)
+        if value[c] > gross:
+            ratio = (value[c] - gross) / max(size[c] - takes, FREE_STEP)
             if ratio > best and fits(columns, c, free):
-                best, found = ratio, c
-    return best, found
+                best, column = ratio, c
+    return best, column
 
 
 @compile_lazily
 def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
     """Return a lower bound on the loss of ``job``, once on column ``now``, to its best margin.
 
-    The job's value never falls, so it ends on that column or on one that is worth more. The result
+    The job's value never falls, so it ends on that column or on one of higher value. The result
     is rounded down.
     """
     job_start, value, usage_start, row, amount, _ = columns
-    prices, must_run, wish, _ = watch
-    if wish[job] >= 0 and value[wish[job]] >= value[now]:
+    prices, must_run, preferred, _ = watch
+    if preferred[job] >= 0 and value[preferred[job]] >= value[now]:
         return 0.0
     best, top, largest = 0.0, -np.inf, 0.0
     if must_run[job]:
@@ -250,15 +250,15 @@ def pack(
 ) -> bool:
     """Give each job of ``order`` a column; return whether all have one.
 
-    A job gets its ``current`` column (-1: none) if that fits. Otherwise it gets the smallest column
-    that fits. With ``balance``, it gets the one whose largest share of what is free in a row is
-    least. Ties go to the column of most value, then to the lowest.
+    A job gets its ``current`` column if that fits; -1 means that it has none. Otherwise it gets the
+    smallest column that fits. With ``balance``, it gets the one whose largest share of what is free
+    in a row is least. Ties go to the column of highest value, then to the lowest.
     """
     job_start, value, usage_start, row, amount, size = columns
     for j in order:
-        found, least = -1, 0.0
+        column, least = -1, 0.0
         if current[j] >= 0 and fits(columns, current[j], free):
-            found = current[j]
+            column = current[j]
         else:
             for c in range(job_start[j], job_start[j + 1]):
                 if not fits(columns, c, free):
@@ -268,16 +268,16 @@ def pack(
                     cost = 0.0
                     for k in range(usage_start[c], usage_start[c + 1]):
                         cost = max(cost, amount[k] / max(free[row[k]], 1))
-                if found >= 0 and cost == least:
-                    better = value[c] > value[found]
+                if column >= 0 and cost == least:
+                    better = value[c] > value[column]
                 else:
-                    better = found < 0 or cost < least
+                    better = column < 0 or cost < least
                 if better:
-                    found, least = c, cost
-        if found < 0:
+                    column, least = c, cost
+        if column < 0:
             return False
-        choice[j] = found
-        take(columns, found, free)
+        choice[j] = column
+        take(columns, column, free)
     return True
 
 
@@ -311,9 +311,9 @@ def best_relief(
 ) -> tuple[float, int]:
     """Return the key of the cheapest step of ``job`` away from ``now``, and the column it leads to.
 
-    The key is minus the loss of value less size, divided by the step's ``relief``. A step may take
-    resources that are free, but nothing more of an overfull row. Ties go to the lowest column. The
-    column is -1 for waiting, which is possible unless ``must``, and -2 if there is no step.
+    The key is minus the loss of (value less size), divided by the step's ``relief``. A step may
+    take resources that are free, but nothing more of an overfull row. Ties go to the lowest column.
+    The column is -1 for waiting, which is possible unless ``must``, and -2 if there is no step.
     ``given`` (int64[rows]) is zero before and after the call.
     """
     job_start, value, usage_start, row, amount, size = columns
@@ -321,7 +321,7 @@ def best_relief(
     for k in range(usage_start[now], usage_start[now + 1]):
         given[row[k]] += amount[k]
     margin = value[now] - size[now]
-    best, found = -np.inf, -2
+    best, column = -np.inf, -2
     whole = relief(columns, share, now, free, given)
     if whole > 0:
         # Try each column: what it uses is not given up.
@@ -337,15 +337,15 @@ def best_relief(
                 if relieved > 0:
                     key = (value[c] - size[c] - margin) / relieved
                     if key > best:
-                        best, found = key, c
+                        best, column = key, c
             for k in range(usage_start[c], usage_start[c + 1]):
                 given[row[k]] += amount[k]
         # Try waiting, which gives up everything.
         if not must and -margin / whole > best:
-            best, found = -margin / whole, -1
+            best, column = -margin / whole, -1
     for k in range(usage_start[now], usage_start[now + 1]):
         given[row[k]] = 0
-    return best, found
+    return best, column
 
 
 @compile_lazily
@@ -364,6 +364,7 @@ def relieve(
     given = np.zeros(len(free), np.int64)
     moved = True
     while moved and is_short(free):
+        # Find the cheapest step of each job, and build the heap.
         moved, length = False, 0
         for j in among:
             if choice[j] >= 0:
@@ -373,6 +374,7 @@ def relieve(
                     length += 1
         for at in range(length // 2 - 1, -1, -1):
             sink(heap, length, key, at)
+        # Take the best steps whose keys are still up to date.
         while length > 0:
             j = heap[0]
             was, expected = key[j], step[j]

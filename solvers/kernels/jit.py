@@ -38,15 +38,15 @@ class LoopCache(_CacheLocator):
 
     @classmethod
     def from_function(cls, py_func: Callable[..., object], py_file: str) -> Self | None:
-        """Return the place of one of our functions; None for others, or if it cannot be written."""
+        """Return the place of one of our functions, or None for others or if it cannot be written."""
         if not (py_func.__module__ or "").startswith("tessera."):
             return None
         try:
-            found = cls(Path(py_file))
-            found.ensure_cache_path()  # type: ignore[no-untyped-call] # Numba types none of it
+            place = cls(Path(py_file))
+            place.ensure_cache_path()  # type: ignore[no-untyped-call] # Numba types none of it
         except OSError:
             return None
-        return found
+        return place
 
     def get_cache_path(self) -> str:
         """Return the folder."""

@@ -16,7 +16,7 @@ _TINY = 1e-11
 
 @compile_lazily
 def lowest_point(height: Floats, slopes: Floats, low: Floats, high: Floats, point: Floats) -> float:
-    """Fill ``point`` with the z in [low, high] that minimises max_k height[k] + slopes[k] . z.
+    """Fill ``point`` with the z in [low, high] that minimizes max_k height[k] + slopes[k] . z.
 
     Return the minimum, or NaN if it was not reached within ``MOST_PIVOTS`` pivots. The shapes are:
     ``height`` (planes,), ``slopes`` (planes, unknowns), and (unknowns,) for the others. It is the

@@ -67,9 +67,9 @@ def margins(
 ) -> tuple[float, float, int]:
     """Fill the margin of each column, and each job's best margin, its lead and its column.
 
-    The lead is by how much the best choice beats the next best one. Return the sum of the best
-    margins, and the sum over jobs of their largest |value| + cost, which bounds the rounding.
-    Waiting is a choice of margin 0 for jobs that need not run.
+    The lead is the difference to the next best margin. Return the sum of the best margins, and the
+    sum over jobs of their largest |value| + cost, which bounds the rounding. Waiting is a choice of
+    margin 0 for jobs that need not run.
 
     Unless ``drift`` (float64[rows]) is empty, also fill ``open_columns`` and return how many there
     are. These columns may be best at some prices no further than ``drift`` from these. ``count`` is
@@ -112,6 +112,7 @@ def margins(
         size += largest
         # List the columns that may become best within the drift.
         if nearby:
+            # Allow for rounding.
             least -= ROUNDING * largest
             before = opened
             if next_widest < least and column >= 0:  # no other column can become best

@@ -28,20 +28,20 @@ class World(NamedTuple):
     use: Ints  # int64[options, resources]
     rate: Floats  # float64[options], samples/s, above 0
     stays: Bools  # bool[options], whether its job runs on it now
-    now: Bools  # bool[options]; False: not possible at the first moment
-    lag_s: Floats  # float64[options], what is left of the last restart if the job stays
+    now: Bools  # bool[options]; False if the option is not possible at the first moment
+    lag_s: Floats  # float64[options], the rest of the last restart if the job stays
     work: Floats  # float64[jobs], remaining samples
     deadline_s: Floats
     restart_s: Floats
     weight: Floats
-    step_s: Floats  # float64[steps], when the free resources change; the first is 0
+    step_s: Floats  # float64[steps], the times at which the free resources change; the first is 0
     free: Ints  # int64[steps, resources]
     round_s: float  # the least time between two moments
     most: int  # number of moments after which no job is moved any more
 
 
 class Log(NamedTuple):
-    """A log of what jobs ran on, as far as it has room."""
+    """A log of the options that jobs ran on, as far as it has room."""
 
     job: Ints
     option: Ints
@@ -85,7 +85,7 @@ def follow_jobs(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -
         for j in order:
             if fate[j] != OPEN:
                 continue
-            # This is not a separate function, which would take the world at each visit and made
+            # This is not a separate function. It would take the world at each visit, which made
             # this loop 2.5 times slower.
             pick, end_s, could = -1, 0.0, False
             for q in range(option_start[j] - 1, option_start[j + 1]):
@@ -147,7 +147,7 @@ def log_leg(log: Log, legs: int, job: int, option: int, began_s: float, end_s: f
 
 @compile_lazily
 def change_list(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int) -> None:
-    """Change a list in place as ``draws`` (float64[DRAWS], in 0 to 1) determine.
+    """Change a list in place, as determined by ``draws`` (float64[DRAWS], from 0 to 1).
 
     A lost job moves forward, any job moves back, or a job gets another of ``kinds`` tastes.
     """
@@ -197,10 +197,10 @@ def improve_list(
         for c in range(1 if draws[k, 0] < 0.5 else 2):
             change_list(new_order, new_tastes, fate, draws[k, 1 + c * DRAWS :], kinds)
         follow_jobs(world, new_order, new_tastes, tried, none)
-        found = world.weight[tried == MET].sum()
-        if found < value - least:
+        new_value = world.weight[tried == MET].sum()
+        if new_value < value - least:
             continue
-        value, last_order, last_tastes = found, new_order, new_tastes
+        value, last_order, last_tastes = new_value, new_order, new_tastes
         fate[:] = tried
         if value > best + least:
             best, best_order, best_tastes = value, new_order.copy(), new_tastes.copy()

@@ -34,15 +34,15 @@ from tessera.solvers.pricing.solver import inserted_by_lead
 _LOCK = threading.Lock()
 
 
-def warm(tell: Callable[[str], None] | None = None) -> None:
+def warm(report: Callable[[str], None] | None = None) -> None:
     """Run every compiled loop once.
 
     That takes about 0.5 s if the machine code is on disk, and about 40 s of a core if it must be
-    compiled. Later calls do nothing, and a call during the first one waits for it. ``tell`` is
+    compiled. Later calls do nothing, and a call during the first one waits for it. ``report`` is
     called with the name of each step before it runs.
     """
     with _LOCK:
-        _run_all(tell or _ignore)
+        _run_all(report or _ignore)
 
 
 def _ignore(_step: str) -> None:
@@ -50,25 +50,25 @@ def _ignore(_step: str) -> None:
 
 
 @cache
-def _run_all(tell: Callable[[str], None]) -> None:
-    tell("greedy")
+def _run_all(report: Callable[[str], None]) -> None:
+    report("greedy")
     problem = _crowded()
     Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
     repair_choice(problem, np.array([1, 2]), np.ones(1))
-    tell("prices")
+    report("prices")
     budget = Budget(remaining_s=lambda: math.inf)
-    found = Pricing().solve(problem, budget)
-    Portfolio().solve(problem, budget, replace(found, prices=np.ones(1)))
+    solution = Pricing().solve(problem, budget)
+    Portfolio().solve(problem, budget, replace(solution, prices=np.ones(1)))
     priced = price(problem, np.ones(1))
     inserted_by_lead(problem, priced)
     close_gap(problem, priced, 0.0, 0.0)
     for name, step in (
-        ("published policies", _roll),
+        ("deadline schedules", _roll),
         ("network", _meet),
         ("network priorities", _compress),
         ("network paths", _replan),
     ):
-        tell(name)
+        report(name)
         step()
 
 

@@ -128,24 +128,24 @@ def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
     """Return the best of several first fits.
 
     New jobs are fitted in by deadline, by weight, and by weight per GPU time. If this leaves jobs
-    out, promises are moved to make room: all jobs are scheduled again by deadline.
+    out, promises are moved to make room: then all jobs are scheduled again by deadline.
     """
     new = np.flatnonzero(~ahead.promised)
     weigh = lambda room: float(ahead.weight[room.placed].sum())  # noqa: E731
-    found: list[Room] = []
+    rooms: list[Room] = []
     for order in _orders(ahead):
         room = kept_promises(ahead, inherited)
         fit_in(room, [int(new[i]) for i in order])
-        found.append(room)
+        rooms.append(room)
         if room.placed[new].all() or len(new) > MANY_JOBS:
             break
-    if not any(room.placed[new].all() for room in found):
+    if not any(room.placed[new].all() for room in rooms):
         moved = arrange_jobs(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12))
         if moved is not None:
             left = np.flatnonzero(~moved.placed)
             fit_in(moved, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
-            found.append(moved)
-    return max(found, key=weigh)
+            rooms.append(moved)
+    return max(rooms, key=weigh)
 
 
 def _orders(ahead: Lookahead) -> Iterator[list[int]]:
@@ -174,17 +174,17 @@ def _searched(
     if limit <= 0 or budget.expired() or allowed.sum() > MOST_VARIABLES:
         return room, False, 0.0
     whole = integers(ahead, inherited, allowed)
-    found = exact.solve(whole, budget, limit, (room.picks, room.placed))
-    if not found.repeatable:
+    result = exact.solve(whole, budget, limit, (room.picks, room.placed))
+    if not result.repeatable:
         return room, False, 0.0
-    if found.picks is None or found.admitted is None:
+    if result.picks is None or result.admitted is None:
         return room, False, limit
-    better = _checked(ahead, found.picks, found.admitted)
+    better = _checked(ahead, result.picks, result.admitted)
     if better is None or _weight(whole, better) < _weight(whole, room):
         return room, False, limit
     left = np.flatnonzero(~better.placed & ~ahead.promised)
     fit_in(better, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
-    return better, found.proven and whole_set, limit
+    return better, result.proven and whole_set, limit
 
 
 def _weight(whole: Whole, room: Room) -> int:
@@ -199,10 +199,10 @@ def _work_limit(budget: Budget) -> float:
 
 
 def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
-    """Return what is searched, bool[options, slots], and whether that is everything.
+    """Return the (option, slot) pairs to search, bool[options, slots], and whether they are all.
 
-    If there is too much, each job keeps the options that it has or was given, and on each GPU type
-    its leanest and its fastest.
+    If there are too many, each job keeps the options that it has or was given, and on each GPU type
+    its leanest and its fastest option.
     """
     allowed = room.ok
     if int(allowed.sum()) <= MANY_VARIABLES:
@@ -214,11 +214,10 @@ def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
         span = np.array(ahead.options_of(job))
         kinds = ahead.cells.gpu_type[ahead.cell[span]]
         for kind in np.unique(kinds):
-            mine = span[(kinds == kind) & ~ahead.stays[span]]
-            if len(mine):
-                keep[mine[np.argmax(per_gpu[mine])]] = keep[mine[np.argmax(ahead.rate[mine])]] = (
-                    True
-                )
+            own = span[(kinds == kind) & ~ahead.stays[span]]
+            if len(own):
+                keep[own[np.argmax(per_gpu[own])]] = True
+                keep[own[np.argmax(ahead.rate[own])]] = True
     return allowed & keep[:, None], False
 
 
@@ -268,39 +267,40 @@ def _admission(
 def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats:
     """Return the samples that each job must train in the first slot, float64[jobs] (Eq. 29).
 
-    With that many, the legs from the second slot on suffice. They include a restart at their start,
+    With this many, the legs from the second slot on suffice. They include a restart at their start
     if the certificate continues through it without one. If ``moved``, jobs that continue keep their
-    Cell nevertheless on other GPUs, so there is no such restart.
+    Cell, but on other GPUs, so there is no such restart.
     """
-    cost, found = ahead.cost, np.zeros(len(ahead.job))
+    cost, least = ahead.cost, np.zeros(len(ahead.job))
     for job in range(len(ahead.job)):
         later = samples(ahead, job, picks[job], first=1)
         on = int(picks[job, 0])
         if ahead.slots > 1 and on >= 0 and int(picks[job, 1]) == on:
-            anew = 0.0 if moved else ahead.rate[on] * ahead.restart_s[job]
-            price = anew if ahead.stays[on] else cost[on]
+            again = 0.0 if moved else ahead.rate[on] * ahead.restart_s[job]
+            price = again if ahead.stays[on] else cost[on]
             later -= float(price)
-        found[job] = max(0.0, float(ahead.work[job]) - later)
-    return found
+        least[job] = max(0.0, float(ahead.work[job]) - later)
+    return least
 
 
 def _earliest(snapshot: Snapshot, room: Room, most: int) -> Floats:
-    """Return the earliest deadline of each refused job that could still be met; NaN: not refused.
+    """Return the earliest deadline of each refused job that could still be met.
 
-    It is computed for the first ``most`` jobs by deadline, and inf for the others.
+    It is computed for the first ``most`` jobs by deadline, and is inf for other refused jobs. It is
+    NaN for jobs that were not refused.
     """
     ahead = room.ahead
-    found = np.full(len(snapshot.jobs), np.nan)
+    earliest = np.full(len(snapshot.jobs), np.nan)
     refused = np.flatnonzero(~room.placed & ~ahead.promised)
-    found[ahead.job[refused]] = np.inf
+    earliest[ahead.job[refused]] = np.inf
     order = refused[np.argsort(ahead.deadline_s[refused], kind="stable")]
     for job in order[:most].tolist():
-        found[ahead.job[job]] = room.earliest_s(job)
-    return found
+        earliest[ahead.job[job]] = room.earliest_s(job)
+    return earliest
 
 
 def _nothing(snapshot: Snapshot, policy: Policy) -> Admission:
-    """Return the admission of a round without open deadlines; late promises are given up."""
+    """Return the admission of a round without open deadlines, in which late promises are given up."""
     jobs = snapshot.jobs
     kept = jobs.admitted & (work_left(snapshot) <= 0) & np.isfinite(jobs.deadline_s)
     lost = jobs.admitted & np.isfinite(jobs.deadline_s) & ~kept

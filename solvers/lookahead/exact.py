@@ -1,6 +1,6 @@
 """CP-SAT for admission: the admitted jobs and their schedules.
 
-Of equal answers, it looks for the fewest GPU-seconds.
+Among equal answers, it looks for the fewest GPU-seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Found:
 
 
 def solve(whole: Whole, budget: Budget, limit: float, hint: tuple[Picks, Bools]) -> Found:
-    """Maximise the admitted weight, and then reduce the GPU time if the weight beats the hint's.
+    """Maximize the admitted weight, and then reduce the GPU time if the weight beats the hint's.
 
     ``hint`` is a known answer. If it keeps all promises, every answer must. Otherwise as much of
     their weight as possible is kept.
@@ -169,7 +169,7 @@ def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> No
             users[kind, slot].append(variable)
             amounts[kind, slot].append(floor)
     for (resource, slot), variables in users.items():
-        # after a loss, steady jobs may hold more than is left; then they get nothing in addition
+        # After a loss, steady jobs may hold more than is left. They then get nothing in addition.
         least = sum(
             floor
             for (job, kind), (_, floor) in keeps.items()
@@ -182,19 +182,19 @@ def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> No
 def _keeps(
     model: cp_model.CpModel, x: Variables, whole: Whole
 ) -> dict[tuple[int, int], tuple[cp_model.IntVar, int]]:
-    """Return, for each steady job and GPU type, whether it keeps some to the end, and how many."""
+    """Return, by steady job and GPU type, whether it keeps GPUs to the end, and their number."""
     ahead = whole.ahead
-    found: dict[tuple[int, int], tuple[cp_model.IntVar, int]] = {}
+    keeps: dict[tuple[int, int], tuple[cp_model.IntVar, int]] = {}
     for job in np.flatnonzero(ahead.steady).tolist():
         for option in ahead.options_of(job):
             kind = int(ahead.cells.gpu_type[ahead.cell[option]])
-            if (job, kind) not in found:
-                found[job, kind] = model.new_bool_var(""), int(ahead.floor[option])
+            if (job, kind) not in keeps:
+                keeps[job, kind] = model.new_bool_var(""), int(ahead.floor[option])
                 if kind == ahead.held[job]:
-                    model.add(found[job, kind][0] == 1)
+                    model.add(keeps[job, kind][0] == 1)
             for slot in np.flatnonzero(whole.allowed[option]).tolist():
-                model.add_implication(x[option, slot], found[job, kind][0])
-    return found
+                model.add_implication(x[option, slot], keeps[job, kind][0])
+    return keeps
 
 
 def _hint(

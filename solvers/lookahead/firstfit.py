@@ -1,4 +1,4 @@
-"""Schedules for one job at a time on what the others leave.
+"""Schedules for one job at a time on the resources that the others leave.
 
 This always terminates, and gives the exact search its start. A job's own best schedule on given
 free GPUs is found exactly, by a dynamic program over slots and options.
@@ -49,7 +49,7 @@ class Room:
         self.picks[job], self.placed[job] = none, False
 
     def fits(self, job: int) -> Bools:
-        """Return where the options of ``job`` fit next to all given schedules.
+        """Return the slots in which each option of ``job`` fits next to all given schedules.
 
         The shape is bool[options of job, slots].
         """
@@ -58,15 +58,15 @@ class Room:
         if not self.ahead.steady[job]:
             free = np.all(use[:, :, None] <= self.free[None], axis=1)
             return np.asarray(self.ok[span] & free, dtype=np.bool_)
-        beyond, mine = use.copy(), np.arange(span.stop - span.start)
+        beyond, own = use.copy(), np.arange(span.stop - span.start)
         held = self.kind[span] == self.ahead.held[job]
-        beyond[mine, self.kind[span]] -= np.where(held, self.ahead.floor[span], 0)
+        beyond[own, self.kind[span]] -= np.where(held, self.ahead.floor[span], 0)
         free = np.all(beyond[:, :, None] <= self.free[None], axis=1)
         lasting = self.free[self.kind[span]].min(axis=1, initial=2**62) >= self.ahead.floor[span]
         return np.asarray(self.ok[span] & free & (held | lasting)[:, None], dtype=np.bool_)
 
     def plan(self, job: int) -> Ints | None:
-        """Return a schedule for ``job`` on what is free, or None if there is none on these slots.
+        """Return a schedule for ``job`` on the free resources, or None if these slots have none.
 
         It is the leanest schedule on one Cell, else the quickest of all. If schedules are not
         binding, the Cell that the job has is preferred to all others.
@@ -96,7 +96,7 @@ class Room:
         enough = trained >= target
         if not enough.any():
             return self._quickest(job, fits, target)
-        # schedules that do not bind are made again each round; otherwise jobs would move each round
+        # Schedules that do not bind are made again each round. Otherwise jobs would move each round.
         if not self.ahead.binding:
             used[stays] = 0.0
         best = int(np.argmin(np.where(enough, used, np.inf)))
@@ -168,7 +168,7 @@ class Room:
 
 
 def forward(gain: Floats, cost: Floats, stays: Bools) -> tuple[Floats, Ints]:
-    """Return the most that can be trained by the end of each slot, by what runs in it.
+    """Return the most samples that can be trained by the end of each slot, by the option in it.
 
     Also return, for the same entries, the row of the slot before. Both arrays are [options + 1,
     slots]; the last row is waiting. ``gain`` is -inf if an option does not fit. An option that
@@ -249,7 +249,7 @@ def _placed_without(room: Room, job: int, other: int) -> bool:
 
 
 def fit_in(room: Room, jobs: Sequence[int]) -> None:
-    """Give each of ``jobs`` in turn a schedule on what is free, if there is one."""
+    """Give each of ``jobs`` in turn a schedule on the free resources, if there is one."""
     for job in jobs:
         pick = room.plan(job)
         if pick is not None:

@@ -17,7 +17,7 @@ _GPU_TIME = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Whole:
-    """Eqs. (24) to (29) in integers; ``NEED`` stands for a job's remaining work."""
+    """Eqs. (24) to (29) in integers. ``NEED`` stands for a job's remaining work."""
 
     ahead: Lookahead
     allowed: Bools  # bool[options, slots]
@@ -42,7 +42,7 @@ def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
     need = np.full(len(ahead.job), NEED - ahead.slots - 2, dtype=np.int64)
     for job in np.flatnonzero(ahead.promised).tolist():
         if (inherited[job] >= 0).any():
-            need[job] = max(1, min(need[job], _worth(gain, cost, inherited[job])))
+            need[job] = max(1, min(need[job], _trained(gain, cost, inherited[job])))
     heaviest = max(float(ahead.weight.max(initial=0.0)), 1e-12)
     weight = np.rint(ahead.weight / heaviest * _WEIGHTS).astype(np.int64)
     weight[(ahead.weight > 0) & (weight == 0)] = 1
@@ -64,7 +64,7 @@ def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
     )
 
 
-def _worth(gain: Ints, cost: Ints, pick: Ints) -> int:
+def _trained(gain: Ints, cost: Ints, pick: Ints) -> int:
     total, before = 0, -1
     for slot, option in enumerate(pick.tolist()):
         if option >= 0:

@@ -87,7 +87,7 @@ def _world(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: floa
     now_s, owner = ahead.boundary_s[0], ahead.owner
     changes = np.flatnonzero(np.append(True, (free[:, 1:] != free[:, :-1]).any(axis=0)))
     trains = ahead.rate > 0
-    # jobs that do not take part count as lost
+    # Jobs that do not take part count as lost.
     deadline_s = np.where(among, ahead.deadline_s - now_s, -1.0)
     return World(
         option_start=as_fixed_array(ahead.option_start),
@@ -115,11 +115,11 @@ def _lists(ahead: Lookahead, jobs: Jobs) -> Ints:
     """
     owner, kind = ahead.owner, ahead.cells.gpu_type[ahead.cell]
     gpus, wanted = ahead.cells.gpus[ahead.cell], jobs.requested_type[ahead.job][owner]
-    asked = (gpus == jobs.requested_gpus[ahead.job][owner]) & ((wanted < 0) | (kind == wanted))
+    requested = (gpus == jobs.requested_gpus[ahead.job][owner]) & ((wanted < 0) | (kind == wanted))
     per_rate = gpus / np.maximum(ahead.rate, 1e-300)
     return np.stack(
         [
-            np.lexsort((-ahead.rate, ~asked, owner)),
+            np.lexsort((-ahead.rate, ~requested, owner)),
             np.lexsort((per_rate, owner)),
             np.lexsort((-ahead.rate, owner)),
         ]
@@ -137,8 +137,8 @@ def _orders(ahead: Lookahead, among: Bools) -> list[Ints]:
     np.minimum.at(lean, ahead.owner, gpus / np.maximum(ahead.rate, 1e-300))
     latest_s = ahead.deadline_s - ahead.restart_s - ahead.work / fastest
     dear = lean * ahead.work / np.maximum(ahead.weight, 1e-12)
-    beside = ~among | (ahead.weight <= 0)
-    return [np.lexsort((key, beside)) for key in (ahead.deadline_s, latest_s, dear)]
+    last = ~among | (ahead.weight <= 0)
+    return [np.lexsort((key, last)) for key in (ahead.deadline_s, latest_s, dear)]
 
 
 def _followed(world: World, order: Ints, tastes: Ints) -> Rollout:
@@ -149,10 +149,10 @@ def _followed(world: World, order: Ints, tastes: Ints) -> Rollout:
         if count < room:
             break
         room *= 4
-    mine = fate[log.job[:count]] == MET
+    is_met = fate[log.job[:count]] == MET
     return Rollout(
         met=fate == MET,
-        job=log.job[:count][mine],
-        option=log.option[:count][mine],
-        span_s=log.span_s[:count][mine],
+        job=log.job[:count][is_met],
+        option=log.option[:count][is_met],
+        span_s=log.span_s[:count][is_met],
     )

@@ -1,4 +1,4 @@
 """Network plans: the paths of jobs, and which job is served first where they contend (Crux).
 
-They are judged on a fluid model.
+They are compared on a fluid model.
 """

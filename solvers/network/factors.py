@@ -64,7 +64,7 @@ class Timing:
     """The times of jobs alone, seconds, one entry for each job."""
 
     compute_s: Floats
-    start_s: Floats
+    start_s: Floats  # the earliest time at which communication may begin
     delay_s: Floats  # the part of communication that needs no bandwidth; it comes first
     comm_s: Floats  # delay included
 
@@ -84,8 +84,8 @@ def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -
 
     If ``references`` is 1, each job is compared with one reference job, as in the paper. If it is
     larger, each job is compared with that many of the jobs that it shares a link with, those with
-    most traffic. k is then the best fit to all these pairs (``fit_factors``), which is an open problem
-    of the paper.
+    most traffic. k is then the best fit to all these pairs (``fit_factors``), which is an open
+    problem of the paper.
 
     Raises:
         InvalidInput: references below 1.
@@ -93,15 +93,15 @@ def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -
     if references < 1:
         raise InvalidInput("references", f"is {references}; it must be at least 1")
     sending = np.flatnonzero(demand.comm_s > 0)
-    found = np.ones(demand.jobs)
+    k = np.ones(demand.jobs)
     if len(sending) < 2:
-        return found
+        return k
     if references > 1:
-        found = fit_factors(demand, references)
+        k = fit_factors(demand, references)
     else:
-        found[sending] = against(demand, sending, np.full(len(sending), reference_of(demand)))
+        k[sending] = against(demand, sending, np.full(len(sending), reference_of(demand)))
     low, high = _bounds(demand, clip)
-    clipped: Floats = np.clip(found, low, high)
+    clipped: Floats = np.clip(k, low, high)
     return clipped
 
 
@@ -109,7 +109,7 @@ def reference_of(demand: Demand) -> int:
     """Return the job with most traffic, ties to the first.
 
     Traffic is in link seconds per second, summed over links. The paper does not say whether it is
-    meant per iteration or per second. Utilisation is lost per second, and a job of long iterations
+    meant per iteration or per second. Utilization is lost per second, and a job of long iterations
     that sends rarely hardly meets others, however much it sends then.
     """
     return int(np.argmax(_traffic(demand)))
@@ -125,9 +125,9 @@ def against(demand: Demand, jobs: Ints, references: Ints, *, steps: int = MOST_S
     speed, _ = _meetings(demand, jobs, references)
     apart = (speed >= 1).all(axis=1)
     speed[apart] = 0.0
-    found = ties(Timing.of(demand, jobs), Timing.of(demand, references), speed, steps=steps)
-    found[jobs == references] = 1.0
-    return found
+    k = ties(Timing.of(demand, jobs), Timing.of(demand, references), speed, steps=steps)
+    k[jobs == references] = 1.0
+    return k
 
 
 def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STEPS) -> Floats:
@@ -138,27 +138,27 @@ def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STE
     """
     fractional = np.any((speed > 0) & (speed < 1), axis=1)
     ticks = _ticks(job, reference, fractional)
-    mine, other = ticks[:3], ticks[3:6]
+    own, other = ticks[:3], ticks[3:6]
     comm, other_comm = ticks[6:]
-    alone, other_alone = _alone(mine), _alone(other)
-    last, slack = _low(other, mine, speed[:, 0], steps=steps)
-    other_last, other_slack = _low(mine, other, speed[:, 1], steps=steps)
+    alone, other_alone = _alone(own), _alone(other)
+    last, slack = _low(other, own, speed[:, 0], steps=steps)
+    other_last, other_slack = _low(own, other, speed[:, 1], steps=steps)
     gain, loss = last - alone, other_last - other_alone
     gain[gain <= slack + 1e-9 * alone] = 0.0
     loss[loss <= other_slack + 1e-9 * other_alone] = 0.0
-    found = np.ones(len(comm))
+    k = np.ones(len(comm))
     finite = np.isfinite(last) & np.isfinite(other_last)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # these are products of small integers on both sides, so a rational k is exact
-        found[finite] = (comm * gain * other_alone * other_last)[finite] / (
+        # Both sides are products of small integers, so a rational k is exact.
+        k[finite] = (comm * gain * other_alone * other_last)[finite] / (
             other_comm * loss * alone * last
         )[finite]
         rates = np.where(np.isfinite(last), gain / last, 1.0) * comm / alone
         other_rates = np.where(np.isfinite(other_last), loss / other_last, 1.0)
         starved = rates / (other_rates * other_comm / other_alone)
-    found[~finite] = starved[~finite]
-    found[(gain == 0) & (loss == 0)] = 1.0
-    return found
+    k[~finite] = starved[~finite]
+    k[(gain == 0) & (loss == 0)] = 1.0
+    return k
 
 
 def low_periods_s(
@@ -174,8 +174,8 @@ def low_periods_s(
     size = _tick_s(high, low)
     values = [*_parts(high), *_parts(low), np.broadcast_to(phase_s, high.comm_s.shape)]
     ticks = [np.rint(each / size) for each in values]
-    found, slack = _low(ticks[:3], ticks[3:6], speed, ticks[6])
-    return found * size, slack * size
+    period, slack = _low(ticks[:3], ticks[3:6], speed, ticks[6])
+    return period * size, slack * size
 
 
 def fit_factors(demand: Demand, references: int) -> Floats:
@@ -220,12 +220,12 @@ def _bounds(demand: Demand, clip: Clip) -> tuple[Floats, Floats]:
 
 
 def _saturated(demand: Demand) -> Bools:
-    """Return which jobs share a link that is offered 1 or more, (J,)."""
+    """Return whether each job shares a link that is offered 1 or more, (J,)."""
     shared = np.bincount(demand.link, minlength=demand.links) > 1
     full = shared & (demand.offered >= 1)
-    found = np.zeros(demand.jobs, dtype=np.bool_)
-    found[demand.job[full[demand.link]]] = True
-    return found
+    is_saturated = np.zeros(demand.jobs, dtype=np.bool_)
+    is_saturated[demand.job[full[demand.link]]] = True
+    return is_saturated
 
 
 def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats]:
@@ -246,7 +246,7 @@ def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats
 
 
 def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
-    """Return each job with the jobs of most traffic among those on its links.
+    """Return pairs of each job with the jobs of most traffic among those on its links.
 
     No pair occurs twice.
     """
@@ -254,23 +254,23 @@ def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
     traffic = _traffic(d)
     by_link = np.lexsort((d.job, -traffic[d.job], d.link))
     user_start = np.searchsorted(d.link[by_link], np.arange(d.links + 1))
-    found = np.empty((d.jobs, most), dtype=np.int64)
+    busiest = np.empty((d.jobs, most), dtype=np.int64)
     busiest_neighbours(
         as_fixed_array(d.link_start),
         as_fixed_array(d.link),
         as_fixed_array(user_start),
         as_fixed_array(d.job[by_link]),
         as_fixed_array(traffic),
-        found,
+        busiest,
     )
-    job, place = np.nonzero(found >= 0)
-    other = found[job, place]
+    job, place = np.nonzero(busiest >= 0)
+    other = busiest[job, place]
     key = np.unique(np.minimum(job, other) * d.jobs + np.maximum(job, other))
     return key // d.jobs, key % d.jobs
 
 
 def _parts(timing: Timing) -> tuple[Floats, Floats, Floats]:
-    """Return compute, when sending may begin, and how long it takes at full speed; seconds."""
+    """Return compute, the earliest start of sending, and its duration at full speed; seconds."""
     return timing.compute_s, timing.start_s + timing.delay_s, timing.comm_s - timing.delay_s
 
 
@@ -299,8 +299,8 @@ def _ticks(job: Timing, reference: Timing, fractional: Bools) -> list[Floats]:
 
 def _alone(parts: list[Floats]) -> Floats:
     compute, start, send = parts
-    found: Floats = np.maximum(compute, start + send)
-    return found
+    alone: Floats = np.maximum(compute, start + send)
+    return alone
 
 
 def _low(
@@ -313,7 +313,7 @@ def _low(
 ) -> tuple[Floats, Floats]:
     """Return the mean period of ``low`` when served last, and its largest error; all in ticks."""
     count = len(speed)
-    found, slack = np.empty(count), np.empty(count)
+    period, slack = np.empty(count), np.empty(count)
     begin = np.zeros(count) if phase is None else phase
     compute, start, send = (as_fixed_array(each) for each in low)
     low_periods(
@@ -325,7 +325,7 @@ def _low(
         as_fixed_array(speed),
         as_fixed_array(begin),
         steps,
-        found,
+        period,
         slack,
     )
-    return np.maximum(found, _alone(low)), slack
+    return np.maximum(period, _alone(low)), slack

@@ -59,7 +59,7 @@ class Floored:
     order: Ints  # (J,) the most urgent first
     share: Floats  # (J,) rate over the rate alone
     met: bool  # whether every share is at least the floor
-    price: float  # the share of the work that the floor costs; below 0: it costs none
+    price: float  # the share of the work that the floor costs; below 0 if it gains work
 
 
 def apply_floor(
@@ -89,23 +89,23 @@ def apply_floor(
     groups = meetings(demand)
     spans = _spans(demand, groups, window or Window())
     before = _shares_of(demand, level, groups, spans)
-    found, share = level.copy(), before
+    raised, share = level.copy(), before
     short = [
         each for each in zip(groups, spans, strict=True) if _below(before[each[0]], floor).any()
     ]
     effort = Effort(2 * len(short), AT_MOST, cancelled)
     for group, span in sorted(short, key=lambda each: len(each[0])):
         part = compact(demand, group)
-        found[group] = _raised(part, level[group], levels, floor, span, effort)
+        raised[group] = _raised(part, level[group], levels, floor, span, effort)
         if len(group) <= most_jobs:
-            found[group] = _cheapened(part, found[group], levels, floor, span, effort)
-    if (found != level).any():
-        share = _shares_of(demand, found, groups, spans)
+            raised[group] = _cheapened(part, raised[group], levels, floor, span, effort)
+    if (raised != level).any():
+        share = _shares_of(demand, raised, groups, spans)
     rate = demand.work_flop / demand.alone_s
     work = dot(rate, before)
     return Floored(
-        level=found,
-        order=by_level(found, order),
+        level=raised,
+        order=by_level(raised, order),
         share=share,
         met=not _below(share, floor).any(),
         price=1 - dot(rate, share) / work if work > 0 else 0.0,
@@ -138,16 +138,16 @@ def _shares_of(
     """
     if len(set(spans)) == 1:
         return _shares(demand, level, spans[0])
-    found = np.ones(demand.jobs)
+    shares = np.ones(demand.jobs)
     for group, span in zip(groups, spans, strict=True):
-        found[group] = _shares(demand.among(group), level[group], span)
-    return found
+        shares[group] = _shares(demand.among(group), level[group], span)
+    return shares
 
 
 def _shares(demand: Demand, level: Ints, span: tuple[float, float]) -> Floats:
     run = simulate(demand, level, horizon_s=span[0], warm_s=span[1])
-    found: Floats = run.iterations * demand.alone_s
-    return found
+    shares: Floats = run.iterations * demand.alone_s
+    return shares
 
 
 def _played(alone_s: Floats, span: tuple[float, float]) -> float:
@@ -156,8 +156,8 @@ def _played(alone_s: Floats, span: tuple[float, float]) -> float:
 
 
 def _below(share: Floats, floor: float) -> Bools:
-    found: Bools = share < floor - CLOSE
-    return found
+    is_below: Bools = share < floor - CLOSE
+    return is_below
 
 
 def _raised(
@@ -175,16 +175,16 @@ def _raised(
         return level  # return before the pairs of a large group need memory
     meets, at_once = _meets(demand), max(AT_ONCE, 1 / rounds)
     now, best, least = level, level, np.inf
-    seen: set[bytes] = set()
+    tried: set[bytes] = set()
     for _ in range(rounds):
         effort.spend(each)
         share = _shares(demand, now, span)
         lack = float(np.maximum(floor - CLOSE - share, 0).sum())
         if lack < least:
             best, least = now, lack
-        if lack == 0 or now.tobytes() in seen:
+        if lack == 0 or now.tobytes() in tried:
             break
-        seen.add(now.tobytes())
+        tried.add(now.tobytes())
         below = np.flatnonzero(_below(share, floor))
         worst = below[np.argsort(share[below], kind="stable")]
         now = now.copy()
@@ -196,7 +196,7 @@ def _raised(
 def _raise(level: Ints, job: int, meets: Bools, share: Floats, levels: int) -> None:
     """Change ``level``: raise the job to the next higher level of a job that it shares a link with.
 
-    If there is none, raise it by one. At the top level, lower the fastest of its equals by one.
+    Without such a job, raise it by one. At the top level, lower the fastest of its equals by one.
     """
     higher = level[meets & (level > level[job]) & (level < levels)]
     if len(higher):
@@ -210,12 +210,12 @@ def _raise(level: Ints, job: int, meets: Bools, share: Floats, levels: int) -> N
 
 
 def _meets(demand: Demand) -> Bools:
-    """Return which jobs share a link with which others, (J, J)."""
+    """Return whether each two jobs share a link, (J, J)."""
     uses = np.zeros((demand.jobs, demand.links), dtype=np.float32)
     uses[demand.job, demand.link] = 1.0
-    found: Bools = (uses @ uses.T) > 0
-    np.fill_diagonal(found, val=False)
-    return found
+    meets: Bools = (uses @ uses.T) > 0
+    np.fill_diagonal(meets, val=False)
+    return meets
 
 
 def _cheapened(
@@ -235,18 +235,18 @@ def _cheapened(
     while True:
         rows = level_moves(now, levels)
         rows = rows[(rows[:, now >= levels] == now[now >= levels]).all(axis=1)]
-        # they are played together; at worst each is played once more alone
+        # The rows are played together. At worst, each is played once more alone.
         cost = 2 * each * len(rows)
         if cost > left:
             return now
         left -= cost
         effort.spend(cost)
-        found = works(demand, rows, horizon_s=span[0], warm_s=span[1])
-        for at in np.argsort(-found, kind="stable").tolist():
-            if found[at] <= work * (1 + GAIN):
+        work_of_row = works(demand, rows, horizon_s=span[0], warm_s=span[1])
+        for at in np.argsort(-work_of_row, kind="stable").tolist():
+            if work_of_row[at] <= work * (1 + GAIN):
                 return now
             if not _below(_shares(demand, rows[at], span), floor).any():
-                now, work = rows[at], float(found[at])
+                now, work = rows[at], float(work_of_row[at])
                 break
         else:
             return now

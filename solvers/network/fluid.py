@@ -3,7 +3,7 @@
 Job j computes for compute_s in each iteration. Communication may start start_s after the beginning
 of the iteration. Its delay passes first; then data moves at a speed x in [0, 1] that loads link e
 with x busy_s / (comm_s - delay_s). When both are done, the next iteration begins. Higher priority
-levels are served first and pre-empt lower ones; inside a level, x is max-min fair.
+levels are served first and preempt lower ones; inside a level, x is max-min fair.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def simulate(
     """Return the rates over [``warm_s``, ``warm_s`` + ``horizon_s``].
 
     ``level`` (int64[jobs]) is any integers; higher levels are served first. ``offset_s``
-    (float64[jobs]) is when each job's first iteration begins; if it is None, all begin at 0.
+    (float64[jobs]) is the begin of each job's first iteration; if it is None, all begin at 0.
     ``noise`` is the standard deviation of the logarithm of a factor (mean 1) on each iteration's
     compute_s and start_s. Equal seeds draw equal factors for the n-th iteration of a job.
 
@@ -130,8 +130,8 @@ def meetings(demand: Demand) -> list[Ints]:
     never do.
     """
     group_start, member, _ = _prepared(demand).groups
-    found = np.split(member, group_start[1:-1])
-    return [jobs for jobs in found if len(jobs) > 1]
+    parts = np.split(member, group_start[1:-1])
+    return [jobs for jobs in parts if len(jobs) > 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,22 +185,22 @@ def _pairs(uses: groups.Uses, jobs: Ints) -> tuple[Ints, Ints]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     on = [set(link[use_start[j] : use_start[j + 1]].tolist()) for j in jobs.tolist()]
     meet = [(a, b) for b in range(len(on)) for a in range(b) if not on[a].isdisjoint(on[b])]
-    found = np.array(meet, dtype=np.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    places = np.array(meet, dtype=np.int64).reshape(-1, 2)
+    return places[:, 0], places[:, 1]
 
 
-def _distinct(levels: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
+def _distinct(levels: Ints, first_job: Ints, second_job: Ints) -> tuple[Ints, Ints]:
     """Return rows with distinct effects, and for each row which of them has the same effect.
 
-    Two rows have the same effect if they put each contending pair, (``one``, ``other``), into the
-    same relation. A job that shares no link with another notices its level only through jobs that
-    it shares a link with.
+    Two rows have the same effect if they put each contending pair, (``first_job``, ``second_job``),
+    into the same relation. A job that shares no link with another notices its level only through
+    jobs that it shares a link with.
     """
     count, jobs = levels.shape
-    if jobs > 1 and len(one) == 0:
+    if jobs > 1 and len(first_job) == 0:
         every = np.arange(count, dtype=np.int64)
         return every, every
-    relation = np.sign(levels[:, one] - levels[:, other]) + 1
-    code = relation @ (3 ** np.arange(len(one), dtype=np.int64))
+    relation = np.sign(levels[:, first_job] - levels[:, second_job]) + 1
+    code = relation @ (3 ** np.arange(len(first_job), dtype=np.int64))
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first.astype(np.int64), which.astype(np.int64)

@@ -55,8 +55,8 @@ def least_comm_s(contention: Contention) -> Floats:
     inverse = 1 / c.link_bytes_per_s
     key, which = np.unique(c.fixed_job * len(inverse) + c.fixed_link, return_inverse=True)
     sent = np.bincount(which, weights=c.fixed_bytes, minlength=len(key))
-    found = np.zeros(len(c.jobs))
-    np.maximum.at(found, key // len(inverse), sent * inverse[key % len(inverse)])
+    comm_s = np.zeros(len(c.jobs))
+    np.maximum.at(comm_s, key // len(inverse), sent * inverse[key % len(inverse)])
     delay_s = np.zeros(len(c.jobs))
     if len(c.bundle_bytes):
         slowest = np.zeros(len(c.path_delay_s))
@@ -64,10 +64,10 @@ def least_comm_s(contention: Contention) -> Floats:
         np.maximum.at(slowest, paths, inverse[c.path_link])
         first = c.candidate_start[:-1]
         alone_s = c.bundle_bytes * np.minimum.reduceat(slowest[c.candidate], first)
-        np.maximum.at(found, c.bundle_job, alone_s)
+        np.maximum.at(comm_s, c.bundle_job, alone_s)
         waits_s = c.bundle_messages * np.minimum.reduceat(c.path_delay_s[c.candidate], first)
         np.maximum.at(delay_s, c.bundle_job, waits_s)
-    total: Floats = found + c.fixed_delay_s + delay_s
+    total: Floats = comm_s + c.fixed_delay_s + delay_s
     return total
 
 
@@ -79,8 +79,8 @@ def offered_duty(contention: Contention, chosen: Ints) -> Floats:
     hops = np.diff(c.path_start)[path]
     link = c.path_link[ranges(c.path_start[path], hops)]
     rate = np.repeat(c.bundle_bytes / period_s[c.bundle_job], hops) / c.link_bytes_per_s[link]
-    found = _fixed_load(c, period_s) + np.bincount(link, rate, minlength=len(c.link_bytes_per_s))
-    return found.astype(np.float64)
+    duty = _fixed_load(c, period_s) + np.bincount(link, rate, minlength=len(c.link_bytes_per_s))
+    return duty.astype(np.float64)
 
 
 def _turns(c: Contention, order: Ints) -> Ints:
@@ -88,11 +88,11 @@ def _turns(c: Contention, order: Ints) -> Ints:
     counts = np.diff(c.bundle_start)[order]
     turn = ranges(c.bundle_start[order], counts)
     place = np.repeat(np.arange(len(order)), counts)
-    found: Ints = turn[np.lexsort((-c.bundle_bytes[turn], place))]
-    return found
+    turns: Ints = turn[np.lexsort((-c.bundle_bytes[turn], place))]
+    return turns
 
 
 def _fixed_load(c: Contention, period_s: Floats) -> Floats:
     duty = c.fixed_bytes / c.link_bytes_per_s[c.fixed_link] / period_s[c.fixed_job]
-    found = np.bincount(c.fixed_link, duty, minlength=len(c.link_bytes_per_s))
-    return found.astype(np.float64)
+    load = np.bincount(c.fixed_link, duty, minlength=len(c.link_bytes_per_s))
+    return load.astype(np.float64)

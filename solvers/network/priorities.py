@@ -61,7 +61,7 @@ def stable_order(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> 
     by_priority = order_of(priority)
     key = _places(by_priority, earlier)
     falling = priority[by_priority]
-    # jobs that must come first are a prefix of the order by P; it grows as P falls
+    # Jobs that must come first are a prefix of the order by P. It grows as P falls.
     before = np.searchsorted(-falling, -(1 + margin) * falling, side="left")
     before[np.isinf(falling)] = 0
     ready: list[tuple[float, int]] = []

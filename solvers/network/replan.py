@@ -55,9 +55,9 @@ class Options:
     variant: Variant = Variant.FULL
     references: int = 1
     clip: Clip = Clip.BY_LOAD
-    swap_jobs: int = 8  # maximum size of a link group that is tried on the engine; 0: none is
+    swap_jobs: int = 8  # largest link group that is tried on the engine; 0 if none is
     moves: Moves = Moves.INSERTION
-    trials: int = TRIALS  # choices of paths tried in such a group; 0: none
+    trials: int = TRIALS  # choices of paths tried in such a group; 0 for none
     window: Window = field(default_factory=Window)
     margin: float = MARGIN
     floor: float = 0.0  # share of its rate alone that each job shall have
@@ -73,7 +73,7 @@ class Replanned:
     plan: NetworkPlan
     demand: Demand
     holding: Ints  # unmeasured jobs that hold the highest level
-    floored: Floored | None  # None: no floor was requested
+    floored: Floored | None  # None if no floor was requested
 
 
 def replan(
@@ -171,21 +171,21 @@ def joint(
     """
     if not candidates:
         raise InvalidInput("candidates", "is empty; it must have at least one placement")
-    found = [
+    results = [
         replan_network(c, levels=levels, fabric_levels=fabric_levels, options=options)
         for c in candidates
     ]
     window = (options or Options()).window
-    spans = [window.of(each.demand) for each in found if each.demand.jobs]
+    spans = [window.of(result.demand) for result in results if result.demand.jobs]
     if not spans:
-        return 0, found[0].plan
+        return 0, results[0].plan
     horizon_s, warm_s = max(spans)
     work = [
         float(works(r.demand, r.plan.level[None], horizon_s=horizon_s, warm_s=warm_s)[0])
-        for r in found
+        for r in results
     ]
     best = int(np.argmax(work))
-    return best, found[best].plan
+    return best, results[best].plan
 
 
 def _paths(c: Contention, options: Options) -> Ints:
@@ -273,12 +273,12 @@ def _levels(
 
 
 def _holding(demand: Demand, new: list[int]) -> Ints:
-    """Return those of the jobs, in their order, that share no link with one already taken."""
+    """Return the jobs, in their order, that share no link with one that was taken before."""
     taken = np.zeros(demand.links, dtype=np.bool_)
-    found = []
+    holding = []
     for job in new:
         links = demand.link[demand.link_start[job] : demand.link_start[job + 1]]
         if len(links) and not taken[links].any():
             taken[links] = True
-            found.append(job)
-    return np.array(found, dtype=np.int64)
+            holding.append(job)
+    return np.array(holding, dtype=np.int64)

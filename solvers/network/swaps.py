@@ -2,7 +2,7 @@
 
 This is not in Crux. A link group is a set of jobs that contend, directly or through others, on
 links that they can fill. Groups do not affect each other, so each is searched separately. All
-neighbours of the best solution so far are played in one batch. The best of them is the next
+neighbors of the best solution so far are played in one batch. The best of them is the next
 solution, until none is better.
 """
 
@@ -29,7 +29,8 @@ GAIN: Final = 1e-6
 PERIODS: Final = 40.0
 """Iterations of a group's slowest job over which an order is judged.
 
-A quarter as many are played before that."""
+A quarter of that number is played before they are counted.
+"""
 STEPS: Final = 20
 """Maximum number of changes of a group."""
 LONGEST: Final = 5e6
@@ -42,7 +43,7 @@ PLAYED: Final = 3e7
 
 
 class Moves(StrEnum):
-    """The neighbours of an order."""
+    """The sets of neighbors of an order."""
 
     ADJACENT = "adjacent"  # two adjacent jobs change places
     INSERTION = "insertion"  # a job goes to another place
@@ -85,7 +86,7 @@ def _or(least_s: Floats | None, demand: Demand) -> Floats:
 class Effort:
     """The effort that is left for groups that are searched one after another, the cheapest first.
 
-    Each group may use an equal share of what is left, so the others get what the cheap ones leave.
+    Each group may use an equal share of the rest, so later groups get the rest of the cheap ones.
     """
 
     def __init__(
@@ -98,14 +99,14 @@ class Effort:
         require_wanted(self._cancelled)
 
     def share(self) -> float:
-        """Return what the next group may use; call this once for each group."""
+        """Return the effort that the next group may use. Call this once for each group."""
         self.check()
-        found = self._left / max(self._groups, 1)
+        share = self._left / max(self._groups, 1)
         self._groups -= 1
-        return found
+        return share
 
     def spend(self, played: float) -> None:
-        """Subtract what was used."""
+        """Subtract the effort that was used."""
         self.check()
         self._left -= played
 
@@ -141,14 +142,14 @@ def swap_orders(
         raise InvalidInput("order", f"must name each of the {demand.jobs} jobs once")
     rank = np.empty(demand.jobs, dtype=np.int64)
     rank[order] = np.arange(demand.jobs)
-    found, window = order.copy(), window or Window()
+    better, window = order.copy(), window or Window()
     groups = [group for group in meetings(demand) if len(group) <= most_jobs]
     effort = Effort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand):
         places = np.sort(rank[group])
         jobs = order[places]
-        found[places] = jobs[_best_order(compact(demand, jobs), moves, window, effort)]
-    return found
+        better[places] = jobs[_best_order(compact(demand, jobs), moves, window, effort)]
+    return better
 
 
 def change_levels(
@@ -164,15 +165,15 @@ def change_levels(
     """Return levels, (J,), changed in small groups until no change gains.
 
     A group is changed if it has ``least_jobs`` to ``most_jobs`` jobs. In a change, one job goes to
-    any other level, or two jobs exchange theirs. It is meant for groups with more jobs than levels:
-    there, ``swapped`` judged orders whose places compression then merged. Callers must derive the
-    order from the returned levels (``by_level``).
+    any other level, or two jobs exchange theirs. It is meant for groups with more jobs than levels.
+    There, ``swap_orders`` judged orders whose places compression then merged. Callers must derive
+    the order from the returned levels (``by_level``).
     """
-    found, window = level.copy(), window or Window()
+    better, window = level.copy(), window or Window()
     groups = [group for group in meetings(demand) if least_jobs <= len(group) <= most_jobs]
     effort = Effort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand):
-        found[group] = _climbed(
+        better[group] = _climbed(
             compact(demand, group),
             level[group],
             lambda now: level_moves(now, levels),
@@ -180,13 +181,13 @@ def change_levels(
             effort.share(),
             effort,
         )
-    return found
+    return better
 
 
 def by_level(level: Ints, order: Ints) -> Ints:
-    """Return the jobs by falling level, (J,); those of one level are in the order of ``order``."""
-    found: Ints = order[np.argsort(-level[order], kind="stable")]
-    return found
+    """Return the jobs by falling level, (J,). Jobs of one level are in the order of ``order``."""
+    by_falling_level: Ints = order[np.argsort(-level[order], kind="stable")]
+    return by_falling_level
 
 
 def compact(demand: Demand, jobs: Ints) -> Demand:
@@ -214,7 +215,7 @@ def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) ->
         orders = np.array(list(permutations(range(count))), dtype=np.int64)
         horizon_s, warm_s = window.of(demand)
         work = works(demand, _levels_of(orders), horizon_s=horizon_s, warm_s=warm_s)
-        # the given order comes first, so that another one must be better
+        # The given order comes first, so that another one must be better.
         best: Ints = orders[int(np.argmax(work > work.max() * (1 - GAIN)))]
         return best
     moves = Moves.INSERTION if moves is Moves.ALL else moves
@@ -225,19 +226,19 @@ def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) ->
 def _climbed(
     demand: Demand,
     level: Ints,
-    neighbours: Callable[[Ints], Ints],
+    neighbors: Callable[[Ints], Ints],
     window: Window,
     left: float,
     effort: Effort,
 ) -> Ints:
-    """Return levels that none of their neighbours improves on, reached from ``level``.
+    """Return levels that none of their neighbors improves on, reached from ``level``.
 
-    The search ends earlier if the share ``left`` of the effort is used up. Of equal neighbours, the
-    first is taken.
+    The search ends earlier if the share ``left`` of the effort is used up. Among equal neighbors,
+    the first is taken.
     """
     horizon_s, warm_s = window.of(demand)
     each = window.played(demand)
-    now, rows = level, neighbours(level)
+    now, rows = level, neighbors(level)
     if not len(rows) or each * (1 + len(rows)) > left:
         return now
     left -= each
@@ -248,20 +249,20 @@ def _climbed(
         if left < 0:
             break
         effort.spend(each * len(rows))
-        found = works(demand, rows, horizon_s=horizon_s, warm_s=warm_s)
-        best = int(np.argmax(found))
-        if found[best] <= work * (1 + GAIN):
+        work_of_row = works(demand, rows, horizon_s=horizon_s, warm_s=warm_s)
+        best = int(np.argmax(work_of_row))
+        if work_of_row[best] <= work * (1 + GAIN):
             break
-        now, work = rows[best], float(found[best])
-        rows = neighbours(now)
+        now, work = rows[best], float(work_of_row[best])
+        rows = neighbors(now)
     return now
 
 
 def order_moves(level: Ints, moves: Moves) -> Ints:
-    """Return the neighbours of distinct levels, as levels."""
+    """Return the neighbors of distinct levels, as levels."""
     order = np.argsort(-level, kind="stable").tolist()
     count = len(order)
-    found = []
+    orders = []
     for source in range(count):
         for target in range(count):
             near = abs(source - target) == 1
@@ -269,25 +270,25 @@ def order_moves(level: Ints, moves: Moves) -> Ints:
                 continue
             if near or moves is Moves.INSERTION:
                 rest = order[:source] + order[source + 1 :]
-                found.append([*rest[:target], order[source], *rest[target:]])
-    return _levels_of(np.array(found, dtype=np.int64).reshape(-1, count))
+                orders.append([*rest[:target], order[source], *rest[target:]])
+    return _levels_of(np.array(orders, dtype=np.int64).reshape(-1, count))
 
 
 def level_moves(level: Ints, levels: int) -> Ints:
     """Return all levels with one job on another level, or two jobs' levels exchanged."""
-    found = []
+    rows = []
     for job in range(len(level)):
         for other in range(levels):
             if other != level[job]:
                 row = level.copy()
                 row[job] = other
-                found.append(row)
+                rows.append(row)
         for second in range(job):
             if level[second] != level[job]:
                 row = level.copy()
                 row[[job, second]] = level[[second, job]]
-                found.append(row)
-    return np.array(found, dtype=np.int64).reshape(-1, len(level))
+                rows.append(row)
+    return np.array(rows, dtype=np.int64).reshape(-1, len(level))
 
 
 def _levels_of(orders: Ints) -> Ints:

@@ -93,7 +93,7 @@ def possible_groups(contention: Contention) -> list[Ints]:
 
 
 def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
-    """Return the contention of these jobs alone, in this order, and which bundles they have."""
+    """Return the contention of these jobs alone, in this order, and their bundles."""
     c = contention
     fixed_counts, bundle_counts = np.diff(c.fixed_start)[jobs], np.diff(c.bundle_start)[jobs]
     fixed = ranges(c.fixed_start[jobs], fixed_counts)
@@ -156,9 +156,9 @@ class _Search:
         self.played += self.each
         rows = np.concatenate([level[None], order_moves(level, Moves.ADJACENT)])
         demand = compact(demand_of(self.part, chosen), np.arange(len(level)))
-        found = works(demand, rows, horizon_s=self.span[0], warm_s=self.span[1])
-        best = int(np.argmax(found > found.max() * (1 - GAIN)))
-        return _Found(chosen, rows[best], float(found[best]))
+        work = works(demand, rows, horizon_s=self.span[0], warm_s=self.span[1])
+        best = int(np.argmax(work > work.max() * (1 - GAIN)))
+        return _Found(chosen, rows[best], float(work[best]))
 
     def climbed(self, now: _Found) -> _Found:
         """Move bundle after bundle where that gains, until no move gains or no trial is left."""
@@ -171,17 +171,17 @@ class _Search:
                 continue
             other = now.chosen.copy()
             other[bundle] = place
-            found = self.tried(other, now.level)
-            if found.work > now.work * (1 + GAIN):
-                now, idle = found, 0
+            trial = self.tried(other, now.level)
+            if trial.work > now.work * (1 + GAIN):
+                now, idle = trial, 0
         return now
 
     def kicked(self, chosen: Ints, rng: np.random.Generator) -> Ints:
         """Return paths of which a few are drawn again."""
-        found = chosen.copy()
+        redrawn = chosen.copy()
         for bundle in rng.choice(self.open, size=min(KICK, len(self.open)), replace=False).tolist():
-            found[bundle] = rng.integers(self.most[bundle])
-        return found
+            redrawn[bundle] = rng.integers(self.most[bundle])
+        return redrawn
 
 
 def _best(search: _Search, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
@@ -191,7 +191,7 @@ def _best(search: _Search, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
     best = search.climbed(search.tried(chosen, level))
     while search.left > 0 and len(search.open) > 1:
         start = search.tried(search.kicked(best.chosen, rng), best.level)
-        found = search.climbed(start)
-        if found.work > best.work * (1 + GAIN):
-            best = found
+        trial = search.climbed(start)
+        if trial.work > best.work * (1 + GAIN):
+            best = trial
     return best.chosen, np.argsort(-best.level, kind="stable")

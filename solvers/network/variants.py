@@ -8,7 +8,7 @@ from tessera.solvers.network.replan import Options, Variant, replan
 
 
 def _published(variant: Variant, seed: int) -> Options:
-    """Return options without what we added to the paper."""
+    """Return options without our additions to the paper."""
     return Options(variant=variant, swap_jobs=0, trials=0, margin=0.0, seed=seed)
 
 

@@ -1,6 +1,6 @@
 """Placement of a solution: big gangs first, each where it fits best.
 
-It also decides what to do where no blocks are left.
+It also decides what to do if no blocks are left.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
     failed = []
     for job in sorted(pending, key=order):
         column = wanted[job]
-        # the job may not move, but its present nodes lack something now
+        # The job may not move, but its present nodes lack something now.
         stays = board.pinned(job, column)
         spots = None if stays else board.find(job, column, board.nodes[column])
         if spots is None:
@@ -72,7 +72,7 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
 def _settle(
     board: Board, failed: list[int], wanted: dict[int, int], effort: Effort
 ) -> dict[int, str]:
-    """Give each job that did not fit its most valuable alternative; return why it did not fit.
+    """Give each job that did not fit its most valuable alternative. Return why each did not fit.
 
     Must-run jobs come first, then the others by value. A job takes nothing that later jobs were
     chosen to have, unless it must run. Jobs that lose their GPUs to a must-run job return to the

@@ -26,16 +26,16 @@ def blocks(mask: int) -> tuple[tuple[int, int], ...]:
 
     A block of size 2^k starts at a multiple of 2^k. The blocks are disjoint and make up ``mask``.
     """
-    found = []
+    parts = []
     size = 1 << max(0, mask.bit_length() - 1).bit_length()
     while mask:
         for first in range(0, mask.bit_length(), size):
             block = ((1 << size) - 1) << first
             if mask & block == block:
-                found.append((size, first))
+                parts.append((size, first))
                 mask ^= block
         size //= 2
-    return tuple(found)
+    return tuple(parts)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -70,7 +70,7 @@ def carve(mask: int, gpus: int, aligned: bool = True) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def waste(mask: int, taken: int) -> int:
-    """Return how much room for large blocks is destroyed by taking ``taken`` from ``mask``.
+    """Return the amount of room for large blocks that taking ``taken`` from ``mask`` destroys.
 
     The best fit destroys least. Room is the sum of squared block sizes: an exact fit of 2 costs 4,
     and splitting a block of 4 costs 12.

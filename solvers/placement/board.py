@@ -56,15 +56,15 @@ class Board:
         # These are views, since there may be millions of columns and only few are read.
         self._cell: Sequence[int] = cell.data
         self._demands = cells.demand if self.free.counts_more else None
-        self.gpus: Sequence[int] = cells.gpus[cell].data  # these four: of each column
+        self.gpus: Sequence[int] = cells.gpus[cell].data  # these four are by column
         self.gpu_type: Sequence[int] = cells.gpu_type[cell].data
         self.nodes: Sequence[int] = cells.nodes[cell].data
         self.value: Sequence[int] = problem.value.data
         self._usage: Sequence[int] = problem.usage_start.data
-        self._row: Sequence[int] = problem.row.data  # these two: of each entry of usage
+        self._row: Sequence[int] = problem.row.data  # these two are by entry of usage
         self._amount: Sequence[int] = problem.amount.data
         self._job_start: Sequence[int] = problem.job_start.data
-        self.current: list[int] = problem.current.tolist()  # these four: of each job
+        self.current: list[int] = problem.current.tolist()  # these four are by job
         self.must_run: list[bool] = problem.must_run.tolist()
         self.movable: list[bool] = problem.movable.tolist()
         self._least_rate: list[float] = problem.least_rate.tolist()
@@ -80,14 +80,14 @@ class Board:
         ):
             self._avoids[job] = self._avoids.get(job, frozenset()) | {node}
         self._kept_back: list[int] = [0] * len(problem.rows)
-        self._worth: dict[tuple[int, int], float] = {}
+        self._value_on: dict[tuple[int, int], float] = {}
 
     def demand(self, column: int) -> Demand | None:
-        """Return the total demand of ``column``; None if no node states more than its GPUs."""
+        """Return the total demand of ``column``, or None if no node states more than its GPUs."""
         return None if self._demands is None else self._demands.of(self._cell[column])
 
     def usage(self, column: int) -> Iterable[tuple[int, int]]:
-        """Return (row, amount) of ``column``, less what its job uses by waiting."""
+        """Return (row, amount) of ``column``, less the use of rows by its job's waiting."""
         uses = [
             (self._row[k], self._amount[k])
             for k in range(self._usage[column], self._usage[column + 1])
@@ -141,8 +141,8 @@ class Board:
         if self._on is None:
             self._on = defaultdict(set)
             for job, (_, spots) in self.seats.items():
-                for its, _ in spots:
-                    self._on[its].add(job)
+                for seat_node, _ in spots:
+                    self._on[seat_node].add(job)
         return self._on[node]
 
     def columns_of(self, job: int) -> range:
@@ -161,7 +161,7 @@ class Board:
         return self._avoids.get(job, frozenset())
 
     def overdraft(self) -> list[int]:
-        """Return by how much each row that counts waiting jobs or moves is overdrawn.
+        """Return the overdraft of each row that counts waiting jobs or moves.
 
         The list is empty if there is no such row. A change of the board is within the limits if it
         raises none of these numbers.
@@ -169,7 +169,7 @@ class Board:
         return [max(0, -self._spare[row]) for row in self._watched]
 
     def reseat(self, seats: dict[int, Seat | None]) -> None:
-        """Give these jobs these seats, whatever they have now; a job whose seat is None waits."""
+        """Give these jobs these seats, whatever they have now. A job whose seat is None waits."""
         for job in seats:
             self.lift(job)
         for job, seat in seats.items():
@@ -177,7 +177,7 @@ class Board:
                 self.put(job, *seat)
 
     def keep_back(self, columns: Iterable[int]) -> None:
-        """Reserve what these columns, which wait for a seat, will use.
+        """Reserve the use of rows by these columns, which wait for a seat.
 
         Earlier reservations end.
         """
@@ -217,7 +217,7 @@ class Board:
         return rest
 
     def keep(self, job: int, column: int) -> bool:
-        """Seat ``job`` where it is, if all that it needs is free; return whether it was seated."""
+        """Seat ``job`` where it is, if all that it needs is free. Return whether it was seated."""
         if not self._stays(job, column):
             return False
         self.put(job, column, self.now[job])
@@ -267,9 +267,9 @@ class Board:
     def worth_on(self, column: int, nodes: int) -> float:
         """Return the value of ``column`` on ``nodes`` nodes, in the problem's integers."""
         key = (column, nodes)
-        if key not in self._worth:
-            self._worth[key] = placed_value(self.problem, column, nodes)
-        return self._worth[key]
+        if key not in self._value_on:
+            self._value_on[key] = placed_value(self.problem, column, nodes)
+        return self._value_on[key]
 
     def pinned(self, job: int, column: int) -> bool:
         """Return whether ``job`` may run ``column`` only on the GPUs that it has."""

@@ -16,7 +16,7 @@ MAX_TRIALS: Final = 5000
 """Sets of moves tried in a pass, about a second."""
 
 MAX_SWEEPS: Final = 3
-"""Sweeps over the jobs in a pass: a move may make room for another."""
+"""Sweeps over the jobs in a pass. Several are useful, since a move may make room for another."""
 
 
 def _never() -> bool:

@@ -26,7 +26,7 @@ _BREAKS_A_WHOLE_NODE = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A shape: ``count`` nodes with ``each`` GPUs, and ``rest`` GPUs on one more node (0: none).
+    """A shape: ``count`` nodes with ``each`` GPUs, and ``rest`` GPUs on one more node if it is not 0.
 
     If ``whole``, the ``count`` nodes have exactly ``each`` GPUs and are taken whole. If ``mixed``,
     the gang takes whole nodes of any sizes, largest first, and then what is left on one node;
@@ -54,20 +54,20 @@ def layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
     if not sizes:
         return []
     top = sizes[0]
-    found = [Layout(0, 0, gpus)] if gpus <= top else []
+    by_nodes = [Layout(0, 0, gpus)] if gpus <= top else []
     for size in sizes:
         if gpus > size:
-            found.append(Layout(gpus // size, size, gpus % size, whole=True))
+            by_nodes.append(Layout(gpus // size, size, gpus % size, whole=True))
     equal = []
     share = 1 << max(0, (top - 1).bit_length() - 1)  # the largest power of two below the node size
     while share:
         if gpus % share == 0 and gpus > share:
             equal.append(Layout(gpus // share, share, 0))
         share //= 2
-    found.sort(key=lambda layout: layout.nodes)
+    by_nodes.sort(key=lambda layout: layout.nodes)
     if len(sizes) > 1 and gpus > top:
-        found.append(Layout(0, 0, gpus, mixed=True))
-    return found + equal
+        by_nodes.append(Layout(0, 0, gpus, mixed=True))
+    return by_nodes + equal
 
 
 Buckets = dict[tuple[int, tuple[int, ...]], list[int]]
@@ -121,10 +121,7 @@ class FreeGpus:
         return bool(self._left)
 
     def left(self, node: int) -> Capacity | None:
-        """Return what is left on ``node`` of all that it states.
-
-        None if it states only its GPUs.
-        """
+        """Return the capacity that is left on ``node``, or None if it states only its GPUs."""
         return self._left.get(node)
 
     def fits(self, node: int, share: Demand) -> bool:
@@ -148,11 +145,11 @@ class FreeGpus:
             left, share = self._left.get(node), demand.on_node(mask.bit_count())
             if left is not None:
                 if not left.fits(share):
-                    raise AssertionError(f"node {node} has not what its jobs need")
+                    raise AssertionError(f"node {node} lacks what its jobs need")
                 self._left[node] = left.minus(share)
 
     def _buckets(self, gpu_type: int) -> Buckets:
-        """Return the nodes of a type by what is free on them.
+        """Return the nodes of a type by their free blocks.
 
         Nodes without free GPUs are in no bucket.
         """
@@ -181,7 +178,7 @@ class FreeGpus:
         self.total[kind] += mask.bit_count() - before.bit_count()
 
     def take(self, spots: Spots, demand: Demand | None = None) -> None:
-        """Take these GPUs, which must be free, and what else shares of ``demand`` need."""
+        """Take these GPUs, which must be free, and the other resources that shares of ``demand`` need."""
         if demand is not None:
             self._charge(spots, demand)
         for node, mask in spots:
@@ -197,7 +194,7 @@ class FreeGpus:
     def take_if_free(
         self, spots: Spots, gpu_type: int, gpus: int, demand: Demand | None = None
     ) -> bool:
-        """Take these GPUs if all are free, with all else; return whether they were taken.
+        """Take these GPUs, with the rest of ``demand``, if all are free. Return whether they were taken.
 
         They must be ``gpus`` GPUs of this type.
         """
@@ -221,7 +218,7 @@ class FreeGpus:
         return True
 
     def give(self, spots: Spots, demand: Demand | None = None) -> None:
-        """Give these GPUs back, and what was taken in addition to them."""
+        """Give these GPUs back, and the other resources that were taken with them."""
         for node, mask in spots:
             self._set(node, self.mask[node] | mask)
         if demand is not None:
@@ -309,7 +306,7 @@ class FreeGpus:
         avoid: frozenset[int],
         demand: Demand | None,
     ) -> Spots | None:
-        """Take whole free nodes, largest first, and then what is left on one more node."""
+        """Take whole free nodes, largest first, and then the rest on one more node."""
         nodes: list[int] = []
         for size in self.sizes[gpu_type]:
             bucket = self._buckets(gpu_type).get((size, signature((1 << size) - 1)), [])
@@ -338,7 +335,7 @@ class FreeGpus:
         return [node for node in bucket if node not in avoid and self.fits(node, share)]
 
     def _cost(self, node: int, gpus: int, taken: int) -> int:
-        """Return what a share of ``gpus`` destroys on ``node``.
+        """Return the waste of a share of ``gpus`` on ``node``.
 
         It is the same on its whole bucket.
         """
@@ -432,12 +429,12 @@ class FreeGpus:
             own = sum(not other for other, _, _ in head)
             return (-own, sum(cost for _, cost, _ in head), len(offers), head[0][2])
 
-        # try one rack at a time, the best fit first
+        # Try one rack at a time, the best fit first.
         for offers in sorted((o for o in racks.values() if len(o) >= want), key=fit):
             yield [node for _, _, node in offers[:want]]
         chosen: list[int] = []
         left = sorted(racks.values(), key=lambda o: (-len(o), fit(o)))
-        # take the fullest racks, then the tightest rack that holds the rest
+        # Take the fullest racks, then the tightest rack that holds the rest.
         while len(chosen) < want:
             missing = want - len(chosen)
             offers = min((o for o in left if len(o) >= missing), key=len, default=left[0])

@@ -20,7 +20,7 @@ class Placed:
     solution: Solution
     placement: Placement
     unplaced: dict[int, str] = field(default_factory=dict)
-    """A map from a job to why its chosen Cell could not be placed.
+    """A map from a job to the reason why its chosen Cell could not be placed.
 
     The job runs another Cell, or waits."""
     degraded: frozenset[int] = frozenset()
@@ -34,7 +34,7 @@ def outcome(
 ) -> Placed:
     """Return the outcome that ``board`` holds.
 
-    ``wanted`` is the solver's choice. ``reasons`` gives, for each job, why that choice failed.
+    ``wanted`` is the solver's choice. ``reasons`` gives, for each job, the reason why it failed.
     """
     choice = board.choice()
     objective = int(board.problem.value[choice[choice >= 0]].sum())
@@ -55,31 +55,33 @@ def outcome(
 
 
 def shortage(board: Board, column: int) -> str:
-    """Return, in numbers, why the Cell of ``column`` finds no place at its own shape now."""
+    """Return, in numbers, the reason why the Cell of ``column`` finds no place at its own shape now."""
     kind, gpus, free = board.gpu_type[column], board.gpus[column], board.free
     name = board.snapshot.gpu_types[kind].name
     if free.total[kind] < gpus:
-        return f"needs {gpus} free GPUs of type {name}; {free.total[kind]} are free"
+        return f"the job needs {gpus} x {name}, but only {free.total[kind]} are free"
     layout = free.layouts(kind, gpus)[0]
-    beside = _short_beside_gpus(board, column, layout)
-    if beside:
-        return beside
+    shortage_of_rest = _shortage_of_rest(board, column, layout)
+    if shortage_of_rest:
+        return shortage_of_rest
     most = max(free.mask[node].bit_count() for node in free.of_type[kind])
     if layout.count == 0:
-        need = f"needs {gpus} free GPUs on one {name} node; the freest has {most}"
-        return need if most < gpus else f"{need}, but not in aligned blocks"
+        need = f"the job needs {gpus} free GPUs on one {name} node"
+        if most < gpus:
+            return f"{need}, but the freest node has {most}"
+        return f"{need}, and the freest node has {most}, but not in aligned blocks"
     whole = sum(
         free.mask[node].bit_count() == free.size[node] == layout.each for node in free.of_type[kind]
     )
     rest = f" and {layout.rest} GPUs on one more" if layout.rest else ""
     return (
-        f"needs {layout.count} wholly free {name} nodes of {layout.each} GPUs{rest};"
-        f" {whole} are wholly free"
+        f"the job needs {layout.count} wholly free {name} nodes of {layout.each} GPUs{rest},"
+        f" but {whole} are wholly free"
     )
 
 
-def _short_beside_gpus(board: Board, column: int, layout: Layout) -> str:
-    """Return what else nodes lack that have the GPUs free; empty if there are no such nodes."""
+def _shortage_of_rest(board: Board, column: int, layout: Layout) -> str:
+    """Return the other resources that nodes with enough free GPUs lack, or "" if they lack none."""
     free, demand = board.free, board.demand(column)
     if demand is None:
         return ""
@@ -91,6 +93,6 @@ def _short_beside_gpus(board: Board, column: int, layout: Layout) -> str:
     if not short:
         return ""
     return (
-        f"needs {share.cpus} CPU cores and {share.host_bytes} bytes of host memory beside {share.gpus} GPUs"
-        f" on a node; nodes that have the GPUs free but not these: {short}"
+        f"the job needs {share.cpus} CPU cores and {share.host_bytes} bytes of host memory in addition to"
+        f" {share.gpus} GPUs on a node; nodes that have the GPUs free but lack the rest: {short}"
     )

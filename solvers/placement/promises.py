@@ -1,6 +1,6 @@
 """Room for jobs that must run.
 
-Others lose their GPUs, those of least value first, before a promise is broken.
+Other jobs lose their GPUs, those of least value first, before a promise is broken.
 """
 
 from __future__ import annotations

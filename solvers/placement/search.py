@@ -66,7 +66,7 @@ class Aim:
     column: int
     max_nodes: int
     aligned: bool = True
-    displacing: bool = False  # jobs taken off that find no other place may be left waiting
+    displacing: bool = False  # jobs that are taken off and find no other place may be left waiting
     in_place: bool = False  # on the GPUs that it has now, and no others
 
 
@@ -78,7 +78,7 @@ def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | Non
     """
     touched = [aim.job, *(job for job in victims if job != aim.job)]
     before = {job: board.seats.get(job) for job in touched}
-    worth = sum(board.worth(job) for job in touched)
+    value = sum(board.worth(job) for job in touched)
     limits = board.overdraft()
     for job in touched:
         board.lift(job)
@@ -92,7 +92,7 @@ def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | Non
         and within(board, limits)
     ):
         after = {job: board.seats.get(job) for job in touched}
-        change = Change(sum(board.worth(job) for job in touched) - worth, after)
+        change = Change(sum(board.worth(job) for job in touched) - value, after)
     board.reseat(before)
     return change
 
@@ -103,7 +103,7 @@ def within(board: Board, limits: list[int]) -> bool:
 
 
 def seat(board: Board, aim: Aim) -> bool:
-    """Seat ``aim.job``, which has no seat, as aimed; return whether there was room."""
+    """Seat ``aim.job``, which has no seat, as aimed. Return whether there was room."""
     if not board.affords(aim.column):
         return False
     if aim.in_place or board.pinned(aim.job, aim.column):
@@ -131,12 +131,12 @@ def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -
     waits = displacing and not board.must_run[job]
     if not board.affords(column):
         return waits
-    found: Spots | None = spots if board.free.are_free(spots, board.demand(column)) else None
-    if found is None and not board.pinned(job, column):
-        found = board.find(job, column, max(board.nodes[column], len(spots)))
-    if found is None:
+    new_spots: Spots | None = spots if board.free.are_free(spots, board.demand(column)) else None
+    if new_spots is None and not board.pinned(job, column):
+        new_spots = board.find(job, column, max(board.nodes[column], len(spots)))
+    if new_spots is None:
         return waits
-    board.put(job, column, found)
+    board.put(job, column, new_spots)
     return True
 
 
@@ -151,13 +151,13 @@ def moving_cost(board: Board, job: int, column: int) -> Cost:
     def cost(victim: int) -> float | None:
         if victim == job:
             return 0.0
-        its = board.seats[victim][0]
-        spread = len(board.seats[victim][1]) > board.nodes[its]
-        if board.gpus[its] >= board.gpus[column] + spread:
+        own_column = board.seats[victim][0]
+        spread = len(board.seats[victim][1]) > board.nodes[own_column]
+        if board.gpus[own_column] >= board.gpus[column] + spread:
             return None
         if not board.kept(victim):
             return 0.0
-        return migration_price(board.problem, victim, its) if board.movable[victim] else None
+        return migration_price(board.problem, victim, own_column) if board.movable[victim] else None
 
     return cost
 
@@ -208,7 +208,7 @@ def _sets_of(board: Board, column: int, layout: Layout, cost: Cost) -> Iterator[
         _, node, victims = clearing
         return sum(board.gpus[board.seats[job][0]] for job in victims), clearing[0], node
 
-    # the cheapest victims may be as large as the job; those with few GPUs are easier to seat again
+    # The cheapest victims may be as large as the job. Those with few GPUs are easier to seat again.
     for order in (cleared, sorted(cleared, key=gpus_to_seat)):
         sure, others = order[: layout.count - 1], order[layout.count - 1 :]
         for last in others[: MAX_VICTIM_SETS // 2]:
@@ -239,12 +239,12 @@ def _clearings(
     emptiest = nsmallest(
         need + MAX_NODES_LOOKED_AT, nodes, key=lambda n: (-board.free.mask[n].bit_count(), n)
     )
-    found = []
+    clearings = []
     for node in emptiest:
         clearing = _clear(board, node, share, cost)
         if clearing is not None:
-            found.append((clearing[0], node, clearing[1]))
-    return sorted(found)
+            clearings.append((clearing[0], node, clearing[1]))
+    return sorted(clearings)
 
 
 def _clear(
@@ -288,7 +288,7 @@ def _has_room(mask: int, left: Capacity | None, share: Demand) -> bool:
 
 
 def _share_of(board: Board, offer: tuple[float, int, int]) -> Demand:
-    """Return what a job that may be taken off a node needs there."""
+    """Return the share of its demand that a job which may be taken off a node has there."""
     _, job, mask = offer
     demand = board.demand(board.seats[job][0])
     gpus = mask.bit_count()
@@ -306,13 +306,13 @@ def sitters(board: Board, job: int, column: int) -> tuple[int, ...]:
         for node, mask in owned.items()
         if demand is not None and not board.free.fits(node, demand.on_node(mask.bit_count()))
     }
-    found = {
+    others = {
         other
         for node in owned
         for other in board.jobs_on(node)
         if other != job and (node in short or dict(board.seats[other][1])[node] & owned[node])
     }
-    return tuple(sorted(found))
+    return tuple(sorted(others))
 
 
 def best_change(

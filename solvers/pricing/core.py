@@ -37,14 +37,14 @@ _FACTOR: Final = 0x9E3779B97F4A7C15
 
 
 def close_gap(
-    problem: Problem, priced: Priced, worth: float, gap: float
+    problem: Problem, priced: Priced, value: float, gap: float
 ) -> tuple[Ints | None, float]:
-    """Return a choice worth more than ``worth``, int64[jobs], or None, and a bound.
+    """Return a choice of a higher value than ``value``, int64[jobs], or None, and a bound.
 
     If there is a choice, it is optimal, and the bound is its value.
     """
     total, slack = priced.total, priced.slack
-    short = total - worth
+    short = total - value
     enough = gap * max(abs(priced.bound), 1.0)
     most, bound = max(0.5 * enough, short / 16.0, 1.0), priced.bound
     if len(problem.idle_row) or not math.isfinite(short):
@@ -52,14 +52,14 @@ def close_gap(
     every = _changes(problem, priced, short + 4.0 * slack)
     while True:
         most = min(most, short)
-        found = _least(problem, priced, every, most + 4.0 * slack)
-        if found is None:
+        least = _least(problem, priced, every, most + 4.0 * slack)
+        if least is None:
             return None, bound
-        choice, loss = found
+        choice, loss = least
         if choice is not None:
             return choice, float(math.floor(total - loss + 4.0 * slack))
-        bound = max(float(math.floor(total - most + 4.0 * slack)), worth)
-        if bound - worth <= enough or most >= short:
+        bound = max(float(math.floor(total - most + 4.0 * slack)), value)
+        if bound - value <= enough or most >= short:
             return None, bound
         most *= GROWTH
 
@@ -68,7 +68,7 @@ def close_gap(
 class _Changes:
     """The alternatives to the best choices, sorted by job.
 
-    They have int64 job and column (-1: waiting), and float64 loss.
+    They have int64 job and column, which is -1 for waiting, and float64 loss.
     """
 
     job: Ints
@@ -107,18 +107,18 @@ def _least(
     free = problem.capacity - problem.used(priced.choice)
     half = np.unique(few.job, return_inverse=True)[1] % 2 == 0
     factor = np.array([pow(_FACTOR, r + 1, 2**64) for r in range(len(free))], dtype=np.uint64)
-    one = _ways(few.those(half), more[half], factor.view(np.int64), allowed)
-    other = _ways(few.those(~half), more[~half], factor.view(np.int64), allowed)
-    if one is None or other is None:
+    left = _ways(few.those(half), more[half], factor.view(np.int64), allowed)
+    right = _ways(few.those(~half), more[~half], factor.view(np.int64), allowed)
+    if left is None or right is None:
         return None
     tight = np.where(priced.prices > allowed, factor.view(np.int64), 0)
-    key, rest = keys(one.used, tight), keys(other.used, tight)
-    rank = np.lexsort((other.loss, rest))
+    key, rest = keys(left.used, tight), keys(right.used, tight)
+    rank = np.lexsort((right.loss, rest))
     with np.errstate(over="ignore"):
         wanted = int((free * tight).sum())
     least, first, second = join_halves(
-        (key, one.loss, one.used),
-        (rest[rank], other.loss[rank], other.used[rank]),
+        (key, left.loss, left.used),
+        (rest[rank], right.loss[rank], right.used[rank]),
         free,
         wanted,
         priced.prices,
@@ -130,15 +130,15 @@ def _least(
     if first < 0:
         return None, 0.0
     choice = priced.choice.copy()
-    for ways, at, side in ((one, first, half), (other, int(rank[second]), ~half)):
+    for ways, at, side in ((left, first, half), (right, int(rank[second]), ~half)):
         picked = ways.picked(at)
-        mine = few.those(side)
-        choice[mine.job[picked]] = mine.column[picked]
+        side_changes = few.those(side)
+        choice[side_changes.job[picked]] = side_changes.column[picked]
     return choice, least
 
 
 def _use(problem: Problem, column: Ints) -> Ints:
-    """Return what each of ``column`` uses, int64[columns, rows]; -1 is waiting."""
+    """Return the use of each row by each of ``column``, int64[columns, rows]. -1 is waiting."""
     out = np.zeros((len(column), len(problem.rows)), np.int64)
     some = np.flatnonzero(column >= 0)
     first = problem.usage_start[column[some]]
@@ -164,18 +164,18 @@ class _Ways:
     column: Ints
 
     def picked(self, way: int) -> list[int]:
-        found: list[int] = []
+        columns: list[int] = []
         at = int(self.alive[way])
         while at > 0:
-            found.append(int(self.column[at]))
+            columns.append(int(self.column[at]))
             at = int(self.parent[at])
-        return found
+        return columns
 
 
 def _ways(few: _Changes, more: Ints, factor: Ints, allowed: float) -> _Ways | None:
     """Return the least loss of all ways to take some changes, one for each usage.
 
-    None: too many.
+    Return None if there are too many ways.
     """
     start = np.append(np.flatnonzero(np.diff(few.job, prepend=-1)), len(few.job))
     total, used = np.empty(MOST_WAYS), np.empty((MOST_WAYS, more.shape[1]), np.int64)

@@ -1,10 +1,10 @@
 """The Lagrangian dual by cutting planes in a trust region (a box).
 
-    minimise over p >= 0
+    minimize over p >= 0
         L(p) = p . b + sum over jobs of max(0 unless it must run, max_c v_c - p . u_c)
 
 L is convex and piecewise linear. b less what the best columns use is a subgradient, so each
-evaluation gives L and a plane below it. The next prices minimise the highest plane inside a box
+evaluation gives L and a plane below it. The next prices minimize the highest plane inside a box
 around the best prices so far. The box grows if the model was right and the minimum was at the box's
 edge, and shrinks if the model was wrong. There are as many unknowns as rows, a handful. So nearly
 all time is spent on evaluations, and one evaluation is one compiled pass over the columns
@@ -86,7 +86,7 @@ def descend(
     tolerance: float,
     known: float = -math.inf,
 ) -> Dual:
-    """Minimise L until no model can promise a decrease of more than the share ``tolerance`` of it.
+    """Minimize L until no model can promise a decrease of more than the share ``tolerance`` of it.
 
     It also ends once L proves that an answer of value ``known`` is within the budget's gap.
     ``start`` are prices to begin with, e.g. of the last round; if it is None, prices are guessed.
@@ -120,19 +120,19 @@ class NearDual:
 
 
 def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual:
-    """Minimise L near ``prices`` in one pass over all columns.
+    """Minimize L near ``prices`` in one pass over all columns.
 
     At these prices the capacity must cost something. Most jobs have the same choice at all nearby
     prices (``margins`` proves it), so few columns are evaluated again. No clock is read. The
     resulting bound is as true as any other.
     """
     capacity = problem.capacity.astype(np.float64)
-    worth = dot(prices, capacity) / max(int(np.count_nonzero(prices)), 1)  # of a row, typically
-    unit = worth / np.maximum(capacity, 1.0)
+    typical_cost = dot(prices, capacity) / max(int(np.count_nonzero(prices)), 1)  # of a row
+    unit = typical_cost / np.maximum(capacity, 1.0)
     share = max(DRIFT, DRIFT_OF_FEW / math.sqrt(len(problem.jobs) + 1))
     drift = share * np.maximum(prices, FLOOR * unit)
-    priced, found = price_near(problem, prices, drift)
-    left = near(problem, priced, found)
+    priced, open_part = price_near(problem, prices, drift)
+    left = near(problem, priced, open_part)
     surface, size = left.surface, max(abs(priced.total), 1.0)
     typical = np.maximum(unit, size / np.maximum(capacity, 1.0))
     descent = _Descent(surface, priced.prices, drift / LEAP, typical, size, -math.inf)
@@ -250,11 +250,11 @@ class _Descent:
             self._total, self._best = total, prices
 
     def _step(self) -> tuple[Floats, float, bool] | None:
-        """Return the model's best prices in the box, the promised decrease, and if no edge was met.
+        """Return the model's best prices in the box, the promised decrease, and whether it is inside.
 
-        Return None if rounding keeps the model from being solved, for example because planes are
-        almost the same. The program is in units of the box and of the value of all jobs, so it is
-        well scaled whatever the rows count.
+        The last is false if an edge of the box was met. Return None if rounding keeps the model
+        from being solved, for example because planes are almost the same. The program is in units
+        of the box and of the value of all jobs, so it is well scaled whatever the rows count.
         """
         scale = max(abs(self._total), self._size)
         low = np.maximum(-1.0, (self._surface.low - self._best) / self._box)

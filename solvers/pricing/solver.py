@@ -43,7 +43,7 @@ GENEROUS: Final = 0.3
 """Share of the gap to aim at if the prices are known and there are many jobs.
 
 A pass near known prices costs less than greedy. The closer the bound, the sooner it is known that
-greedy's answer is worth less."""
+greedy's answer has a lower value."""
 LEAST_SOLD: Final = 1e-3
 """Least cost of the whole capacity at known prices, in the problem's integers.
 
@@ -57,14 +57,14 @@ class _Found:
     """The best choice, the best bound and its shadow prices so far."""
 
     choice: Ints | None = None
-    worth: float = -math.inf
+    value: float = -math.inf
     bound: float = math.inf
     shown: Shown | None = None
     passes: int = 0
     infeasible: bool = False
 
     def prove(self, shown: Shown) -> None:
-        """Record what prices prove."""
+        """Record the bound that prices prove."""
         if self.shown is None or shown.bound <= self.bound:
             self.bound, self.shown = shown.bound, shown
 
@@ -74,11 +74,11 @@ class _Found:
 
     def offer(self, problem: Problem, choice: Ints | None) -> None:
         """Record ``choice`` if it is better."""
-        if choice is not None and objective_of(problem, choice) > self.worth:
-            self.choice, self.worth = choice, objective_of(problem, choice)
+        if choice is not None and objective_of(problem, choice) > self.value:
+            self.choice, self.value = choice, objective_of(problem, choice)
 
     def take(self, problem: Problem, priced: Priced, gap: float) -> None:
-        """Record what ``priced`` proves, and the choices near it, until one is within ``gap``."""
+        """Record the bound of ``priced``, and the choices near it, until one is within ``gap``."""
         self.prove(priced.shown())
         for way in (mend_choice, inserted_by_lead):
             if not self.close(gap):
@@ -86,7 +86,7 @@ class _Found:
 
     def close(self, gap: float) -> bool:
         """Return whether the choice is within ``gap`` of the bound."""
-        return self.bound - self.worth <= gap * max(abs(self.bound), 1.0)
+        return self.bound - self.value <= gap * max(abs(self.bound), 1.0)
 
 
 class Pricing:
@@ -108,91 +108,87 @@ class Pricing:
     def solve_and_show(
         self, problem: Problem, budget: Budget, hint: Solution | None = None
     ) -> tuple[Solution, Shown | None]:
-        """Return the solution, and what its shadow prices show, or None if there are none."""
-        found = _Found()
+        """Return the solution, and the result of its shadow prices, or None without prices."""
+        best = _Found()
         if len(cannot_run(problem)):
-            found.passes, found.infeasible = 1, True
-            return self._said(problem, budget, found), None
+            best.passes, best.infeasible = 1, True
+            return self._solution(problem, budget, best), None
         start, known = usable_hint(problem, hint), known_to(problem, hint)
         if start is not None:
-            found.choice, found.worth = start, objective_of(problem, start)
+            best.choice, best.value = start, objective_of(problem, start)
         if not budget.expired() and not budget.skips(self.name):
             enough = False
             if known is not None:
-                known, enough = self._near(problem, budget, known, found)
+                known, enough = self._near(problem, budget, known, best)
             if not enough:
-                self._search(problem, budget, known, found)
-            if found.shown is not None and not found.infeasible and not found.close(budget.gap):
+                self._search(problem, budget, known, best)
+            if best.shown is not None and not best.infeasible and not best.close(budget.gap):
                 choice, bound = close_gap(
-                    problem, price(problem, found.shown.prices), found.worth, budget.gap
+                    problem, price(problem, best.shown.prices), best.value, budget.gap
                 )
-                found.offer(problem, choice)
-                found.bound = min(found.bound, bound)
-        return self._said(problem, budget, found), found.shown
+                best.offer(problem, choice)
+                best.bound = min(best.bound, bound)
+        return self._solution(problem, budget, best), best.shown
 
     def _near(
-        self, problem: Problem, budget: Budget, known: Floats, found: _Found
+        self, problem: Problem, budget: Budget, known: Floats, best: _Found
     ) -> tuple[Floats, bool]:
-        """Record what prices near ``known`` show.
+        """Record the result of prices near ``known``.
 
-        Return where to search on, and whether no search is needed.
+        Return the prices from which to search on, and whether no search is needed.
         """
         aim = budget.gap * (GENEROUS if len(problem.jobs) > SAMPLE else 1.0)
         near = descend_near(problem, known, CLOSE * aim)
-        found.passes = 1
-        found.prove(near.shown)
+        best.passes = 1
+        best.prove(near.shown)
         few, among = FEW + len(problem.jobs) // 32, near.jobs
         if len(problem.jobs) > SAMPLE:
             if len(among) > few:
                 among = among[near.lead <= np.partition(near.lead, few)[few]]
-            found.offer(
-                problem, repair_choice(problem, near.shown.choice, near.shown.prices, among)
-            )
-        if not found.close(budget.gap):
-            found.offer(problem, repair_choice(problem, near.shown.choice, near.shown.prices))
-        if not found.close(budget.gap) and near.inside:
-            found.take(problem, price(problem, near.shown.prices), budget.gap)
-        return near.shown.prices, found.close(budget.gap) or (
-            near.inside and found.choice is not None
+            best.offer(problem, repair_choice(problem, near.shown.choice, near.shown.prices, among))
+        if not best.close(budget.gap):
+            best.offer(problem, repair_choice(problem, near.shown.choice, near.shown.prices))
+        if not best.close(budget.gap) and near.inside:
+            best.take(problem, price(problem, near.shown.prices), budget.gap)
+        return near.shown.prices, best.close(budget.gap) or (
+            near.inside and best.choice is not None
         )
 
-    def _search(
-        self, problem: Problem, budget: Budget, known: Floats | None, found: _Found
-    ) -> None:
-        most = budget.work.get(self.name, math.inf) - found.passes
-        if found.passes and (most <= 0 or budget.expired()):
-            return  # what is known has already been recorded
+    def _search(self, problem: Problem, budget: Budget, known: Floats | None, best: _Found) -> None:
+        most = budget.work.get(self.name, math.inf) - best.passes
+        if best.passes and (most <= 0 or budget.expired()):
+            return  # the known results have already been recorded
         tolerance = CLOSE * budget.gap
         if known is None and len(problem.jobs) > 4 * SAMPLE:
             part = replace(budget, work={})
             known = descend(_sample(problem), part, None, most=math.inf, tolerance=tolerance).prices
-        dual = descend(problem, budget, known, most=most, tolerance=tolerance, known=found.worth)
-        found.passes += dual.passes
-        found.infeasible = dual.infeasible and found.choice is None
-        if not found.infeasible:
-            found.take(problem, price(problem, dual.prices), budget.gap)
+        dual = descend(problem, budget, known, most=most, tolerance=tolerance, known=best.value)
+        best.passes += dual.passes
+        best.infeasible = dual.infeasible and best.choice is None
+        if not best.infeasible:
+            best.take(problem, price(problem, dual.prices), budget.gap)
 
-    def _said(self, problem: Problem, budget: Budget, found: _Found) -> Solution:
-        work = ((self.name, float(found.passes)),)
-        if found.infeasible or found.choice is None:
-            status = SolveStatus.INFEASIBLE if found.infeasible else SolveStatus.UNKNOWN
-            bound = None if found.shown is None else found.bound
+    def _solution(self, problem: Problem, budget: Budget, best: _Found) -> Solution:
+        work = ((self.name, float(best.passes)),)
+        if best.infeasible or best.choice is None:
+            status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
+            bound = None if best.shown is None else best.bound
             return without_answer(
                 problem,
                 status,
                 bound=bound,
                 solver=self.name,
-                prices=found.prices(),
+                prices=best.prices(),
                 seed=budget.seed,
                 work=work,
             )
-        bound = trivial_bound(problem) if found.shown is None else found.bound
+        bound = trivial_bound(problem) if best.shown is None else best.bound
         return answer(
             problem,
-            found.choice,
+            best.choice,
             bound=bound,
             solver=self.name,
-            prices=found.prices(),
+            prices=best.prices(),
             seed=budget.seed,
             work=work,
         )
@@ -214,9 +210,9 @@ def mend_choice(problem: Problem, priced: Priced) -> Ints | None:
 def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
     """Return a feasible choice near the prices, or None if the must-run jobs find no room this way.
 
-    Jobs are inserted by falling lead, and then every step that gains is taken. A job's lead is by
-    how much its best choice beats its next best one. So jobs to which it hardly matters come last
-    and fill what is left.
+    Jobs are inserted by falling lead, and then every step that gains is taken. A job's lead is the
+    margin by which its best choice beats its next best one. So jobs to which it hardly matters come
+    last and fill the rest.
     """
     choice = np.full(len(problem.jobs), -1, dtype=np.int64)
     lead = np.where(problem.must_run, np.inf, priced.lead)

@@ -64,31 +64,31 @@ class Nearby:
     settled: Ints
 
 
-def near(problem: Problem, priced: Priced, found: Open) -> Nearby:
-    """Return L of ``problem`` at prices no further from those of ``priced`` than ``found`` allows.
+def near(problem: Problem, priced: Priced, open_part: Open) -> Nearby:
+    """Return L of ``problem`` at prices no further from those of ``priced`` than ``open_part`` allows.
 
     A job with one choice left adds a constant and takes its part of the capacity. The others keep
     the columns that may be best.
     """
-    only = np.where(found.must_take, found.count == 1, found.count == 0)
-    fixed = np.repeat(only, found.count)
-    chosen, columns = found.columns[fixed], found.columns[~fixed]
+    only = np.where(open_part.must_take, open_part.count == 1, open_part.count == 0)
+    fixed = np.repeat(only, open_part.count)
+    chosen, columns = open_part.columns[fixed], open_part.columns[~fixed]
     settled = np.full(len(problem.jobs), -1, dtype=np.int64)
-    settled[only & found.must_take] = chosen
+    settled[only & open_part.must_take] = chosen
     _, row, amount = _usage(problem, chosen)
     used = np.bincount(row, weights=amount, minlength=len(problem.rows))
     usage_start, row, amount = _usage(problem, columns)
     surface = Surface(
-        job_start=np.append(0, np.cumsum(found.count[~only])),
+        job_start=np.append(0, np.cumsum(open_part.count[~only])),
         value=problem.value[columns],
         usage_start=usage_start,
         row=row,
         amount=amount,
-        must_run=found.must_take[~only],
+        must_run=open_part.must_take[~only],
         capacity=problem.capacity.astype(np.float64) - used,
         offset=float(problem.value[chosen].sum()),
-        low=np.maximum(priced.prices - found.drift, 0.0),
-        high=priced.prices + found.drift,
+        low=np.maximum(priced.prices - open_part.drift, 0.0),
+        high=priced.prices + open_part.drift,
     )
     return Nearby(surface=surface, jobs=np.flatnonzero(~only), columns=columns, settled=settled)
 

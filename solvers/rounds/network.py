@@ -35,8 +35,8 @@ from tessera.solvers.network.paths import least_comm_s
 from tessera.solvers.network.replan import Options, replan_network
 
 _UNKNOWN: Final = (
-    "what its Cell sends is not known: let the service estimate its Cells (`tessera models add`), or say it"
-    " with them (CellEstimate.traffic)"
+    "the traffic of its Cell is not known: let the service estimate its Cells (`tessera models add`), or"
+    " give the traffic with them (CellEstimate.traffic)"
 )
 
 
@@ -48,9 +48,9 @@ def plan_network(
 ) -> NetworkOutcome:
     """Return paths, priority levels and tags of the jobs that run on the snapshot's network.
 
-    A job has no part in it if nothing is known of its Cell, if the topology lacks its hosts, or if
-    no path joins its GPUs. Its decision has a note about that. A measurement of a job corrects the
-    estimate of what its Cell sends.
+    A job has no part in it if the traffic of its Cell is not known, if the topology lacks its
+    hosts, or if no path joins its GPUs. Its decision has a note about that. A measurement of a job
+    corrects the estimated traffic of its Cell.
 
     Raises:
         InvalidInput: the network is not described, or the options exceed its limits.
@@ -69,28 +69,32 @@ def plan_network(
         for r in running
         if r.job in known
     ]
-    seen = observe_traffic(snapshot, running, policy)
-    by_name = {names[job]: one for job, one in seen.seen.items()}
+    observed = observe_traffic(snapshot, running, policy)
+    by_name = {names[job]: measurement for job, measurement in observed.seen.items()}
     with known_routes.lock:
         c, notes = _measured(topology, jobs, by_name, known_routes.routes)
     require_wanted(cancelled)
     standing = snapshot.standing.job[np.argsort(snapshot.standing.rank, kind="stable")].tolist()
-    found = replan_network(
+    result = replan_network(
         c,
         levels=policy.network_levels,
         options=Options(floor=policy.network_floor, cancelled=cancelled),
         earlier=[names[job] for job in standing if job >= 0],
-        unmeasured=[names[job] for _, job in seen.unmeasured],
+        unmeasured=[names[job] for _, job in observed.unmeasured],
     )
-    plan, demand = found.plan, found.demand
-    said = {names[r.job]: _UNKNOWN for r in running if r.job not in known}
-    said |= {job: note for job, note in notes if job}
-    for k in found.holding.tolist():
-        said[c.jobs[k]] = f"goes first until measured, {policy.network_measure_s:g} s at most"
+    plan, demand = result.plan, result.demand
+    note_of = {names[r.job]: _UNKNOWN for r in running if r.job not in known}
+    note_of |= {job: note for job, note in notes if job}
+    for k in result.holding.tolist():
+        note_of[c.jobs[k]] = (
+            f"has the highest level until it is measured, for at most {policy.network_measure_s:g} s"
+        )
     tags = _tags(snapshot, running, c, demand, plan)
     return NetworkOutcome(
         levels=plan.levels,
-        decisions=tuple(_decisions(snapshot, running, topology, c, demand, plan, tags.tags, said)),
+        decisions=tuple(
+            _decisions(snapshot, running, topology, c, demand, plan, tags.tags, note_of)
+        ),
         violations=tuple(network_violations(c, plan)),
         notes=(*(note for job, note in notes if not job), *tags.remarks),
     )
@@ -107,13 +111,13 @@ def _measured(
     c, times = with_times(c, least_comm_s(c), known_s)
     of_job = dict(notes)
     for name, note in times:
-        of_job[name] += f", {note}"
+        of_job[name] += f"; {note}"
     return c, [*of_job.items(), *others]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KnownRoutes:
-    """Routes with a lock: they cache what they found, so only one thread may use them at a time."""
+    """Routes with a lock. They cache their results, so only one thread may use them at a time."""
 
     routes: Routes
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -154,15 +158,15 @@ def _decisions(
     demand: Demand,
     plan: NetworkPlan,
     tags: Mapping[str, int],
-    said: Mapping[str, str],
+    note_of: Mapping[str, str],
 ) -> Iterable[NetworkDecision]:
     """Yield one decision for each running job; those that have no part rank last."""
-    at = {name: k for k, name in enumerate(c.jobs)}
+    index_of = {name: k for k, name in enumerate(c.jobs)}
     rank, meets, intensity = plan.rank, met_by(demand, plan), demand.intensity
     last = len(c.jobs)
     for r in running:
         name = snapshot.jobs.name[r.job]
-        k = at.get(name)
+        k = index_of.get(name)
         if k is None:
             yield NetworkDecision(
                 job=name,
@@ -172,7 +176,7 @@ def _decisions(
                 tag=-1,
                 priority=math.inf,
                 intensity=math.inf,
-                note=said.get(name, ""),
+                note=note_of.get(name, ""),
             )
             last += 1
             continue
@@ -186,5 +190,5 @@ def _decisions(
             intensity=float(intensity[k]),
             meets=tuple(c.jobs[m] for m in meets.get(k, ())),
             routes=tuple(routes_of(topology, c, plan, k)),
-            note=said.get(name, ""),
+            note=note_of.get(name, ""),
         )

@@ -1,4 +1,4 @@
-"""The options of a round, and how it shall be solved."""
+"""The options of a round, and those of its solution."""
 
 from __future__ import annotations
 

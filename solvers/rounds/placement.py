@@ -1,4 +1,4 @@
-"""The step from a solution to GPUs: the solver's or greedy's, whichever is worth more once placed."""
+"""The step from a solution to GPUs: the solver's or greedy's, whichever has more value when placed."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def _with_rising_cap(statement: Statement) -> Iterator[Statement]:
 
 
 def _promises_broken(snapshot: Snapshot, problem: Problem, placed: Placed) -> int:
-    owed = problem.must_run & promised_before(snapshot)
-    return int(np.count_nonzero(owed & (placed.solution.choice < 0)))
+    promised = problem.must_run & promised_before(snapshot)
+    return int(np.count_nonzero(promised & (placed.solution.choice < 0)))
 
 
 def _better(work: RoundWork, solved: Solved) -> Placed:
-    """Return the solver's solution placed, or greedy's if that is worth more once placed.
+    """Return the solver's solution placed, or greedy's if that has more value once placed.
 
     With several goals, choices are compared by these; the score decides between equals.
     """
@@ -98,12 +98,12 @@ def _better(work: RoundWork, solved: Solved) -> Placed:
         place, work.snapshot, problem, deadline_expired=work.budget.cancelled, now=work.gangs
     )
 
-    def worth(placed: Placed) -> tuple[float, ...]:
-        mine = score(problem, placed.solution, placed.placement)
-        return *standing(placed.solution.choice), mine
+    def value(placed: Placed) -> tuple[float, ...]:
+        placed_score = score(problem, placed.solution, placed.placement)
+        return *standing(placed.solution.choice), placed_score
 
     placed = place_one(solution)
-    *stands, mine = worth(placed)
-    if (*stands, mine * problem.scale) < (*standing(greedy.choice), greedy.objective):
-        placed = max((placed, place_one(greedy)), key=worth)  # on equal scores the solver's
+    *stands, placed_score = value(placed)
+    if (*stands, placed_score * problem.scale) < (*standing(greedy.choice), greedy.objective):
+        placed = max((placed, place_one(greedy)), key=value)  # among equal scores, the solver's
     return placed

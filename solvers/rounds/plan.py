@@ -51,9 +51,8 @@ class Outcome:
     greedy_objective: int  # 0 if a published scheduler decided
     given_up: frozenset[int]  # jobs whose promise could not be kept
     admission: Admission | None
-    network: NetworkOutcome | None = (
-        None  # None: the network is not described, or the round is refused
-    )
+    network: NetworkOutcome | None = None
+    """It is None if the network is not described, or if the round is refused."""
     stands_until: int = 0
     """Number of the next round that must be decided if nothing happens except training.
 
@@ -74,7 +73,7 @@ class Outcome:
     def prices(self) -> dict[str, float]:
         """Return the shadow price of each row, in units of the last goal.
 
-        Empty if there are none.
+        It is empty if no prices are known.
         """
         prices, rows = self.solution.prices, self.problem.rows
         return {
@@ -128,8 +127,8 @@ def plan_round(
     round that is decided again with the recorded work is placed as before. Once the budget is
     cancelled, every phase ends, since nobody wants the answer any more.
 
-    By the objective as stated, the solution is never worth less than greedy's on the same problem.
-    If both had to adapt to the free blocks, the same holds for what was placed.
+    By the objective as stated, the value of the solution is never lower than that of greedy's on
+    the same problem. If both had to adapt to the free blocks, the same holds for the placed ones.
 
     Raises:
         DeadlineTooShort: the budget was cancelled.
@@ -140,13 +139,13 @@ def plan_round(
         budget.check()
 
     budget.check()
-    seen = at_real_pace(snapshot)
+    real = at_real_pace(snapshot)
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
-        answered = _scheduled(seen, policy, scheduler, budget, mark)
+        answered = _scheduled(real, policy, scheduler, budget, mark)
     else:
-        answered = _solved(seen, policy, solver, budget, mark)
+        answered = _solved(real, policy, solver, budget, mark)
     mark("place")
     # Step 7: check and explain, with code that no solver shares.
     outcome = _checked(answered)
@@ -175,7 +174,7 @@ def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy, budget: Bud
 def _changes_nothing(outcome: Outcome) -> bool:
     """Return whether everything stays as it is, and fragmentation keeps no job from GPUs.
 
-    Whether to move other jobs to make room for such a job depends on what moves will cost by then.
+    Whether to move other jobs to make room for such a job depends on the cost of moves by then.
     """
     if outcome.violations or outcome.placed.unplaced:
         return False
@@ -192,7 +191,7 @@ def _solved(
 ) -> _Answered:
     """Return the solver's solution of the round's statement, placed."""
     looks_ahead = policy.deadline_mode in LOOKS_AHEAD
-    if policy.deadline_mode == KEEP:  # without a promise, there is nothing to look after
+    if policy.deadline_mode == KEEP:  # without a promise, there is nothing to keep
         looks_ahead = bool(snapshot.jobs.admitted.any())
     admission = admit(snapshot, policy, budget) if looks_ahead else None
     statement = state(snapshot, policy, admission, check=budget.check)
@@ -216,10 +215,12 @@ def _solved(
         work=(*solved.solution.work, *(((ADMISSION, admission.work),) if admission else ())),
     )
     kept, lost = release_lost_promises(problem, solution)
-    unkept, had = work.waived | lost | work.statement.lapsed, promised_before(snapshot)
-    if admission is not None:  # a new promise that cannot be kept now has not been made
+    broken, had = work.waived | lost | work.statement.lapsed, promised_before(snapshot)
+    if admission is not None:  # a new promise that cannot be kept now was never made
         old = snapshot.jobs.admitted
-        admission = admission.without(frozenset(job for job in unkept if not old[job])).told(old)
+        admission = admission.without(
+            frozenset(job for job in broken if not old[job])
+        ).as_seen_by_jobs(old)
     return _Answered(
         work=work,
         statement=replace(work.statement, problem=kept),
@@ -227,7 +228,7 @@ def _solved(
         goals=solved.results,
         placed=placed,
         admission=admission,
-        given_up=frozenset(job for job in unkept if had[job]),
+        given_up=frozenset(job for job in broken if had[job]),
         greedy_objective=objective_of(problem, work.greedy.choice),
     )
 
@@ -261,8 +262,8 @@ def _scheduled(
         chosen_only=True,
     )
     placed = defragment_placement(work, problem, placed, chosen_only=True)
-    # Placement must not hide what the scheduler broke. If it changed nothing, the round's check
-    # finds it.
+    # Placement must not hide the rules that the scheduler broke. If it changed nothing, the round's
+    # check finds them.
     broken = () if placed.solution is solution else violations(problem, solution)
     solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
     return _Answered(

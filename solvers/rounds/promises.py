@@ -29,11 +29,11 @@ def keep_promises(work: RoundWork) -> RoundWork:
     if greedy.has_answer:
         return replace(work, hint=greedy)
     heaviest = problem.weight.max(initial=1.0)
-    worth = np.rint(problem.weight / heaviest * 1e6).astype(np.int64) + 1
+    value = np.rint(problem.weight / heaviest * 1e6).astype(np.int64) + 1
     columns = problem.column_job
     promises = replace(
         problem,
-        value=np.where(problem.must_run[columns], worth[columns], 0),
+        value=np.where(problem.must_run[columns], value[columns], 0),
         must_run=np.zeros_like(problem.must_run),
     )
     kept = solver.solve(promises, budget)
@@ -64,7 +64,7 @@ def release_lost_promises(problem: Problem, solution: Solution) -> tuple[Problem
 
 
 def promised_before(snapshot: Snapshot) -> Bools:
-    """Return which jobs may have had a promise before the round, bool[jobs].
+    """Return the jobs that may have had a promise before the round, bool[jobs].
 
     They are launched or admitted. A job that would only start, by its queue, its quota or an
     admission of this round, has nothing to lose.
@@ -88,12 +88,12 @@ def _witness(statement: Statement, problem: Problem) -> Solution | None:
 def _carried(before: Problem, after: Problem, choice: Ints) -> Ints:
     """Return ``choice`` in the columns of ``after``, which states the same Cells.
 
-    -1: it has none.
+    A job that has no such column gets -1.
     """
-    found = np.full(len(choice), -1, dtype=np.int64)
+    carried = np.full(len(choice), -1, dtype=np.int64)
     for job in np.flatnonzero(choice >= 0).tolist():
         columns = after.columns_of(job)
         same = np.flatnonzero(after.cell[columns.start : columns.stop] == before.cell[choice[job]])
         if len(same):
-            found[job] = columns.start + int(same[0])
-    return found
+            carried[job] = columns.start + int(same[0])
+    return carried

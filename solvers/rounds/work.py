@@ -23,7 +23,7 @@ class RoundWork:
     """A round that is being decided; each step returns it with the step's results added.
 
     ``gangs`` has the current gang of each job that has one. ``hint`` is greedy's solution of
-    ``surrogate``, or None as long as there is none. ``waived`` has the jobs whose promises the
+    ``surrogate``, or None before greedy has run. ``waived`` has the jobs whose promises the
     statement leaves out, because not all could be kept.
     """
 
@@ -64,7 +64,7 @@ class RoundWork:
     def greedy(self) -> Solution:
         """Return greedy's solution of the surrogate, once there is one."""
         if self.hint is None:
-            raise AssertionError("greedy has not been asked yet")
+            raise AssertionError("greedy has not run yet")
         return self.hint
 
     def restated(self, statement: Statement) -> Self:

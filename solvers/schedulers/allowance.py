@@ -8,7 +8,7 @@ from tessera.formulation.snapshot import Snapshot
 class Allowance:
     """The GPUs left of each quota; a tenant without a quota has no limit.
 
-    Published schedulers know no borrowing, so what a tenant lends or borrows is left out.
+    Published schedulers know no borrowing, so the GPUs that a tenant lends or borrows are left out.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -21,7 +21,7 @@ class Allowance:
             self._left.setdefault(name, []).append((gpu_type, [gpus]))
 
     def charge(self, tenant: str, gpu_type: int, gpus: int) -> None:
-        """Charge ``gpus`` of ``gpu_type`` to ``tenant``; what is left may become negative."""
+        """Charge ``gpus`` of ``gpu_type`` to ``tenant``. The rest of a quota may become negative."""
         for counter in self._counters(tenant, gpu_type):
             counter[0] -= gpus
 

@@ -82,5 +82,5 @@ class AntMan:
 
 def _largest(options: Options, allowed: Bools, job: int) -> list[int]:
     """Return the ``allowed`` options (bool[options]) of ``job``, most GPUs first, then fastest."""
-    mine = [option for option in options.of(job) if allowed[option]]
-    return sorted(mine, key=lambda o: (-options.gpus[o], -options.rate[o]))
+    own = [option for option in options.of(job) if allowed[option]]
+    return sorted(own, key=lambda o: (-options.gpus[o], -options.rate[o]))

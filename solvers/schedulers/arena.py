@@ -46,13 +46,13 @@ class Arena:
     * A launch need not raise the total; if some set of steps makes it possible, the job is
       launched.
     * Steps scale to any count that has a Cell, not only to half and twice the request. Crius
-      initialises three counts per job, and Arena states no limit. A job with no Cell at the three
+      initializes three counts per job, and Arena states no limit. A job with no Cell at the three
       may be launched at any count.
     * The count to launch at may itself be halved below them; each halving is one of the steps.
     * For a blocked job, jobs started past it are suspended before others are scaled down.
     * ``max_upgrades`` is the artifact's 10; the papers give no number.
     * Pending jobs do not stop the scaling up. Crius's text says that they do, but its Algorithm 1
-      and Arena's do not. What is given now can be taken back by later steps.
+      and Arena's do not. GPUs that are given now can be taken back by later steps.
     * Migration against fragmentation is left to placement.
 
     The ablations are as follows. Without ``elasticity``, jobs are launched at the requested count
@@ -72,7 +72,7 @@ class Arena:
     def choose(self, seen: Seen) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         draft, jobs = seen.draft, seen.draft.snapshot.jobs
-        slots = slots_of(options_of(seen), self._worth(seen), len(draft.snapshot.gpu_types))
+        slots = slots_of(options_of(seen), self._value_of(seen), len(draft.snapshot.gpu_types))
         state = Scaling(
             slots,
             seen.capacity,
@@ -142,7 +142,7 @@ class Arena:
         halvings = np.where(has & (below >= 1) & (below == np.floor(below)), below, -1)
         return requested, np.where(three, 0, halvings).astype(np.int64)
 
-    def _worth(self, seen: Seen) -> Floats:
+    def _value_of(self, seen: Seen) -> Floats:
         draft = seen.draft
         if self.objective == "samples":
             return draft.rate
@@ -153,5 +153,5 @@ class Arena:
 def _columns(slots: Slots, at: Ints) -> Ints:
     if not slots.column.size:
         return np.full(len(at), -1, dtype=np.int64)
-    found = np.take_along_axis(slots.column, np.maximum(at, 0)[:, None], axis=1)[:, 0]
-    return np.where(at >= 0, found, -1)
+    column = np.take_along_axis(slots.column, np.maximum(at, 0)[:, None], axis=1)[:, 0]
+    return np.where(at >= 0, column, -1)

@@ -47,11 +47,11 @@ def _serves(seen: Seen) -> Bools:
     If a running job has no such column, all its columns are included.
     """
     draft = seen.draft
-    found = in_time(draft)
+    ends_in_time = in_time(draft)
     served = np.zeros(len(draft.current), dtype=np.bool_)
-    served[draft.job[found]] = True
+    served[draft.job[ends_in_time]] = True
     lapsed = ~served & (draft.current >= 0)
-    kept: Bools = found | lapsed[draft.job]
+    kept: Bools = ends_in_time | lapsed[draft.job]
     return kept
 
 

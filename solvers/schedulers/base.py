@@ -27,7 +27,7 @@ class Seen:
     """The view of a scheduler.
 
     ``draft.snapshot`` has the estimates that the scheduler's information lets it see. ``draft`` has
-    one column for each of their Cells, dominated ones too. ``capacity`` is int64[types],
+    one column for each of their Cells, dominated ones too. ``capacity`` is int64[types], the
     schedulable GPUs.
     """
 
@@ -42,7 +42,7 @@ class Seen:
 
 
 def make_view(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
-    """Return what a scheduler sees of ``snapshot``, which has the estimates that it may see."""
+    """Return a scheduler's view of ``snapshot``, which has the estimates that it may see."""
     return _seen(draft_columns(snapshot, policy, every_cell=True), seed)
 
 
@@ -64,7 +64,7 @@ class Published(Protocol):
         ...
 
     def choose(self, seen: Seen) -> Ints:
-        """Return the column of ``seen.draft`` that each job shall run, int64[jobs]; -1: it waits.
+        """Return the column of ``seen.draft`` that each job shall run, int64[jobs]; -1 if it waits.
 
         Together the columns fit the capacity of each type.
         """
@@ -93,38 +93,39 @@ class Timeless(Protocol):
 
 
 def translate_choice(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
-    """Return ``choice`` translated from ``draft`` to ``problem``, int64[jobs]; -1: it waits.
+    """Return ``choice`` translated from ``draft`` to ``problem``, int64[jobs]; -1 if a job waits.
 
     ``choice`` has columns of ``draft``, which may be another statement of the same snapshot. The
     job gets the GPU type and count that the scheduler chose. Of the true Cells there, it gets the
     one that the scheduler named. If there is no such Cell, it gets the one that it runs on now,
     else the fastest. A job whose chosen Cell does not truly run waits.
     """
-    found = np.full(len(choice), -1, dtype=np.int64)
-    seen, true = draft.cells, problem.cells
+    translated = np.full(len(choice), -1, dtype=np.int64)
+    visible, true = draft.cells, problem.cells
     jobs = np.flatnonzero(choice >= 0)
     first = problem.job_start[jobs]
     count = problem.job_start[jobs + 1] - first
     column, job = ranges(first, count), np.repeat(jobs, count)
     cell, chosen = problem.cell[column], np.repeat(draft.cell[choice[jobs]], count)
     same = np.flatnonzero(
-        (true.gpu_type[cell] == seen.gpu_type[chosen]) & (true.gpus[cell] == seen.gpus[chosen])
+        (true.gpu_type[cell] == visible.gpu_type[chosen])
+        & (true.gpus[cell] == visible.gpus[chosen])
     )
     column, job, cell, chosen = column[same], job[same], cell[same], chosen[same]
-    named = (true.pipeline_degree[cell] == seen.pipeline_degree[chosen]) & (
-        true.plan[cell] == seen.plan[chosen]
+    named = (true.pipeline_degree[cell] == visible.pipeline_degree[chosen]) & (
+        true.plan[cell] == visible.plan[chosen]
     )
     rank = np.where(named, 2, column == problem.current[job])
     best = np.lexsort((column, -true.rate[cell], -rank, job))[::-1]
-    found[job[best]] = column[best]  # the best of each job is written last
-    return found
+    translated[job[best]] = column[best]  # the best of each job is written last
+    return translated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decided:
     """A scheduler's decision: a solution of the true problem, and the jobs whose Cell does not run.
 
-    ``opportunistic`` is bool[jobs]: which jobs, should they start now, give way to a blocked one
+    ``opportunistic`` is bool[jobs]: the jobs that, if they start now, give way to a blocked one
     later.
     """
 
@@ -153,7 +154,7 @@ class Scheduler:
     ) -> Decided:
         """Return the scheduler's choice, translated to ``problem``.
 
-        ``draft`` is what the true snapshot offers on every Cell, and ``problem`` states it. The
+        ``draft`` has the columns of the true snapshot on every Cell, and ``problem`` states it. The
         bound is the trivial one, since the scheduler proves nothing.
 
         Raises:
@@ -161,8 +162,8 @@ class Scheduler:
         """
         known = self.information(draft.snapshot)
         sees_all = known is draft.snapshot
-        of = draft if sees_all else draft_columns(known, draft.policy, every_cell=True)
-        view = _seen(of, seed, cancelled)
+        visible = draft if sees_all else draft_columns(known, draft.policy, every_cell=True)
+        view = _seen(visible, seed, cancelled)
         chosen = self.published.choose(view)
         choice = translate_choice(view.draft, problem, chosen)
         return Decided(
@@ -181,13 +182,14 @@ def not_chosen(problem: Problem, decided: Decided) -> dict[int, Reason]:
     name = decided.solution.solver
     plain = Reason(
         code=ReasonCode.NOT_CHOSEN,
-        message=f"the scheduling policy {name} gave it no GPUs this round",
-        next_step=f"wait for its turn under {name}, or choose another scheduler",
+        message=f"the scheduler {name} gave the job no GPUs in this round",
+        next_step=f"wait for the job's turn under {name}, or choose another scheduler",
     )
     misled = Reason(
         code=ReasonCode.NOT_CHOSEN,
-        message=f"the scheduling policy {name} chose GPUs on which it does not run, by what it could see",
-        next_step="let the policy see better estimates, or choose another scheduler",
+        message=f"the scheduler {name} chose GPUs on which the job does not run, judging by the estimates"
+        " that it can see",
+        next_step="let the scheduler see better estimates, or choose another scheduler",
     )
     could = (decided.solution.choice < 0) & (np.diff(problem.job_start) > 0)
     return {

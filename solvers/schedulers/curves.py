@@ -24,9 +24,9 @@ class Curve:
     gpus: tuple[int, ...]
     rate: tuple[float, ...]
     options: tuple[int, ...]
-    start: int  # the present position; -1: it has no GPUs of this type
+    start: int  # the present position; -1 if the job has no GPUs of this type
     minimum: int  # the least position at which it may end; -1 for best-effort jobs
-    possible: bool = True  # False: guaranteed, and without a Cell within its request
+    possible: bool = True  # false if the job is guaranteed, and has no Cell within its request
 
     def held(self, at: int) -> int:
         """Return the GPUs at position ``at``."""
@@ -37,7 +37,7 @@ class Curve:
         return self.rate[at] if at >= 0 else 0.0
 
     def next(self, at: int) -> int:
-        """Return the next higher position that is faster, not below the minimum; -1 if none is."""
+        """Return the next higher position that is faster and not below the minimum, or -1."""
         for to in range(max(at + 1, self.minimum), len(self.gpus)):
             if self.rate[to] > self.worth(at) or at < self.minimum:
                 return to
@@ -70,10 +70,10 @@ def curve_of(seen: Seen, options: Options, job: int, free: list[int]) -> Curve |
     return _curve(seen, options, job, gpu_type, by_type[gpu_type])
 
 
-def _curve(seen: Seen, options: Options, job: int, gpu_type: int, mine: list[int]) -> Curve:
+def _curve(seen: Seen, options: Options, job: int, gpu_type: int, of_type: list[int]) -> Curve:
     current, best = int(options.current[job]), 0.0
     kept = []
-    for option in mine:  # by rising count
+    for option in of_type:  # by rising count
         rate = float(options.rate[option])
         if rate > best or option == current:
             kept.append(option)

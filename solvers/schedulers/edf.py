@@ -42,5 +42,5 @@ def _by_preference(options: Options, meets: Bools) -> list[list[int]]:
     """Return the options of each job that end in time, in the order in which they are tried."""
     requested = options.as_requested & options.on_type
     rank = np.where(options.is_current, 0, np.where(requested, 1, 2)).tolist()
-    # ``grouped`` puts the fastest first, and sorting keeps that order
-    return [sorted(mine, key=lambda o: rank[o]) for mine in options.grouped(meets)]
+    # ``grouped`` puts the fastest first, and sorting keeps that order.
+    return [sorted(own, key=lambda o: rank[o]) for own in options.grouped(meets)]

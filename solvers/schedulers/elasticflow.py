@@ -20,7 +20,7 @@ class ElasticFlow:
     deadline no count meets is not admitted; a running one is treated as if it had none.
 
     Then the remaining GPUs are given out, one step of counts at a time. Each step goes to the job
-    whose normalised throughput gains most by each added GPU (marginal return). That goes on while
+    whose normalized throughput gains most by each added GPU (marginal return). That goes on while
     it gains at all and the restart leaves the job in time. For all schedulers, Arena's Eq. (6),
     restarts included, decides what is in time.
 

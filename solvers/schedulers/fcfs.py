@@ -1,4 +1,4 @@
-"""First come, first served: each job gets what it requested, in the order of arrival."""
+"""First come, first served: each job gets its request, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tessera.solvers.schedulers.packing import Packing, options_of
 class Fcfs:
     """Rigid scheduling in order of arrival (Arena section 5.1, baseline i).
 
-    A running job keeps what it has until it ends. A waiting job gets the GPU count and type that it
+    A running job keeps its GPUs until it ends. A waiting job gets the GPU count and type that it
     requested, once there is room. The first job that finds none blocks its type for all later ones.
     The papers leave open what happens to a job that takes any type. Here it gets the fastest type
-    that has room and is not blocked; if there is none, it blocks every type that it could use. A
+    that has room and is not blocked; without such a type, it blocks every type that it could use. A
     job whose request has no Cell blocks no job, since no GPU that becomes free would ever help it.
     """
 
@@ -31,8 +31,8 @@ class Fcfs:
         wanted = options.as_requested & options.on_type & waits[options.job]
         kind = options.gpu_type.tolist()
         blocked: set[int] = set()
-        for mine in options.grouped(wanted):
-            possible = [o for o in mine if kind[o] not in blocked]
+        for own in options.grouped(wanted):
+            possible = [o for o in own if kind[o] not in blocked]
             if possible and not packing.take_first(possible):
                 blocked.update([kind[o] for o in possible])
         return packing.choice

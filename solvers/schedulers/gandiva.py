@@ -12,12 +12,12 @@ from tessera.solvers.schedulers.packing import Options, Packing, options_of
 class Gandiva:
     """Gandiva (OSDI'18), applied to whole GPUs.
 
-    Time-slicing: jobs take turns of ``slice_s`` (None: a round). Jobs within their slice come
-    first, then those that wait, longest first, and then those whose slice is over, latest start
-    first. Each gets its requested count; a job for which there is no room is skipped. While all
-    jobs fit, none is moved. Growth: only if no job waits, idle GPUs go to running jobs, one step of
-    their known counts at a time, where a GPU adds most to the job's present rate. Jobs keep what
-    they gained until a job waits; then they shrink again.
+    Time-slicing: jobs take turns of ``slice_s`` (a round, if it is None). Jobs within their slice
+    come first, then those that wait, longest first, and then those whose slice is over, latest
+    start first. Each gets its requested count; a job for which there is no room is skipped. While
+    all jobs fit, none is moved. Growth: only if no job waits, idle GPUs go to running jobs, one
+    step of their known counts at a time, where a GPU adds most to the job's present rate. Jobs keep
+    what they gained until a job waits; then they shrink again.
 
     Packing several jobs on a GPU is not implemented, because a GPU has one holder here. Migration
     to a better locality is left to placement, which does it for every scheduler. The paper leaves
@@ -39,7 +39,7 @@ class Gandiva:
         kind = options.gpu_type.tolist()
         for job in self._turns(seen, options).tolist():
             packing.take_first(sorted(wanted[job], key=lambda o: -packing.free[kind[o]]))
-        if not any(mine and packing.option[job] < 0 for job, mine in enumerate(wanted)):
+        if not any(own and packing.option[job] < 0 for job, own in enumerate(wanted)):
             packing.keep_running()
             rate, gpus = options.rate.tolist(), options.gpus.tolist()
             packing.grow(lambda a, b: (rate[b] / rate[a] - 1) / (gpus[b] - gpus[a]))

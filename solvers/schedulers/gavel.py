@@ -24,14 +24,14 @@ NEVER_SERVED = 1e-9
 class Gavel:
     """Gavel (OSDI'20) with the objective that Arena compares with: the greatest total throughput.
 
-    A job gets its requested count, on whichever type. The objective is to maximise the sum of
+    A job gets its requested count, on whichever type. The objective is to maximize the sum of
     weight x rate / reference rate (Eq. 6), with one type per job and the GPUs of each type as
-    limits. Gavel solves for shares of time and realises them over rounds. The maximum of a sum is
+    limits. Gavel solves for shares of time and realizes them over rounds. The maximum of a sum is
     reached with (almost) every share 0 or 1, so the round's integer program is solved instead,
-    which needs no memory of rounds. Gavel charges no restarts; a job is worth 0.1 % more on its
+    which needs no memory of rounds. Gavel charges no restarts; a job's value is 0.1 % higher on its
     present type, so that equal answers do not move jobs.
 
-    Arena's copy sums samples/s without normalising them (``raw``) and changes at most 3 running
+    Arena's copy sums samples/s without normalizing them (``raw``) and changes at most 3 running
     jobs per decision (``max_changes=3``).
     """
 
@@ -57,12 +57,13 @@ class Gavel:
 class GavelLas:
     """Gavel (OSDI'20) with its first objective: least attained service, as max-min over jobs.
 
-    Shares of time X[job, type] maximise the least normalised throughput. That is the sum over types
+    Shares of time X[job, type] maximize the least normalized throughput. That is the sum over types
     of X x rate, times the job's GPUs, over weight x (its throughput if all types were shared
-    equally). Among those, they maximise the sum. They are realised by priority, X over what the job
-    has received (section 5), highest first, while there is room. The snapshot records for how long
-    a job was served but not on which type. So what it has received is one number per job:
-    GPU-seconds over requested GPUs x age. Remaining GPUs go to other jobs in the order of arrival.
+    equally). Among those, they maximize the sum. They are realized by priority, X over what the job
+    has received (section 5), highest first, while there is room. The snapshot records the time for
+    which a job was served but not the type. So the service that it received is one number for each
+    job: GPU-seconds over requested GPUs x age. Remaining GPUs go to other jobs in the order of
+    arrival.
     """
 
     name = "gavel-las"
@@ -89,13 +90,13 @@ class GavelLas:
 
 def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
     """Return each ``kept`` option's share of time by the max-min linear program, float64[kept]."""
-    worth = _normalised(seen, options, kept)
+    value = _normalized(seen, options, kept)
     jobs, job = np.unique(options.job[kept], return_inverse=True)
     count, types, column = len(jobs), len(seen.capacity), np.arange(len(kept))
-    # variables: a share for each option, then the least normalised throughput
+    # The variables are a share for each option, and then the least normalized throughput.
     fair = sparse.coo_array(
         (
-            np.append(-worth, np.ones(count)),
+            np.append(-value, np.ones(count)),
             (np.append(job, np.arange(count)), np.append(column, np.full(count, len(kept)))),
         ),
         shape=(count, len(kept) + 1),
@@ -105,20 +106,20 @@ def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
         (options.gpus[kept].astype(np.float64), (options.gpu_type[kept], column)),
         shape=(types, len(kept) + 1),
     )
-    found = linprog(
-        -np.append(worth * (1e-3 / count), 1.0),
+    result = linprog(
+        -np.append(value * (1e-3 / count), 1.0),
         A_ub=sparse.vstack([fair, time, room], format="csr"),
         b_ub=np.concatenate([np.zeros(count), np.ones(count), seen.capacity]),
         bounds=[(0.0, None)] * (len(kept) + 1),
         method="highs",
     )
-    if found.x is None:
-        raise SolverFailed("highs", str(found.message))
-    return np.round(np.asarray(found.x, dtype=np.float64)[:-1], 9)
+    if result.x is None:
+        raise SolverFailed("highs", str(result.message))
+    return np.round(np.asarray(result.x, dtype=np.float64)[:-1], 9)
 
 
-def _normalised(seen: Seen, options: Options, kept: Ints) -> Floats:
-    """Return each ``kept`` option's normalised throughput if it had all the time, float64[kept]."""
+def _normalized(seen: Seen, options: Options, kept: Ints) -> Floats:
+    """Return each ``kept`` option's normalized throughput with all the time, float64[kept]."""
     part = seen.capacity / max(1, int(seen.capacity.sum()))
     equal = np.zeros(len(options.current))
     np.add.at(equal, options.job[kept], options.rate[kept] * part[options.gpu_type[kept]])

@@ -32,11 +32,11 @@ WORK: Final = {"cp-sat": 1.0}
 def most_valuable(
     seen: Seen, options: Options, value: Floats, allowed: Bools, *, max_changes: int = -1
 ) -> Ints:
-    """Return the columns that maximise the sum of ``value``, int64[jobs]; -1: the job waits.
+    """Return the columns that maximize the sum of ``value``, int64[jobs]; -1 if a job waits.
 
     ``value`` (float64[options]) is of the order of one. Only options ``allowed`` (bool[options])
-    may be chosen. At most ``max_changes`` running jobs leave what they run on (-1: any number),
-    unless more must.
+    may be chosen. At most ``max_changes`` running jobs leave the option that they run on, unless
+    more must; -1 means any number.
     """
     problem, kept = _problem(seen, options, value, allowed, max_changes)
     budget = Budget(
@@ -46,12 +46,12 @@ def most_valuable(
         work=dict(WORK),
         cancelled=seen.cancelled,
     )
-    found = Portfolio().solve(problem, budget)
-    if not found.has_answer:  # nodes were lost, so more jobs must change than may
+    solution = Portfolio().solve(problem, budget)
+    if not solution.has_answer:  # nodes were lost, so more jobs must change than may
         return most_valuable(seen, options, value, allowed)
     if not len(kept):
-        return found.choice
-    return np.where(found.choice >= 0, options.column[kept[found.choice]], -1)
+        return solution.choice
+    return np.where(solution.choice >= 0, options.column[kept[solution.choice]], -1)
 
 
 def _problem(
@@ -78,14 +78,14 @@ def _problem(
     row[usage_start[:-1]], amount[usage_start[:-1]] = options.gpu_type[kept], options.gpus[kept]
     counts = np.count_nonzero(runs)
     job_start, none = np.searchsorted(job, np.arange(jobs + 1)), np.zeros(len(kept))
-    worth, _ = bounded_worth(value[kept], none, VALUE_SCALE, job_start)
+    bounded, _ = bounded_worth(value[kept], none, VALUE_SCALE, job_start)
     return Problem(
         jobs=draft.snapshot.jobs.name,
         job_start=job_start,
         cells=draft.cells,
         plans=draft.snapshot.plans,
         cell=draft.cell[options.column[kept]],
-        value=scale_values(worth, VALUE_SCALE),
+        value=scale_values(bounded, VALUE_SCALE),
         restart_price=np.zeros(len(kept), np.int64),
         scale=float(VALUE_SCALE),
         unit="value to the policy",

@@ -33,8 +33,8 @@ class Morphling:
 
     The paper leaves some points open. These choices were made:
 
-    * GPUs are the only resource that Cells have. CPUs and host memory (lines 9 and 22) take their
-      places once Cells have them; nodes (line 7) are left to placement.
+    * GPUs are the only resource that is traded. CPU cores and host memory (lines 9 and 22) are
+      fixed with a Cell, if it states them; nodes (line 7) are left to placement.
     * Morphling knows one GPU type. A job climbs the curve of the type that it runs on, or else of
       the type that it requested. If it takes any type, or has no Cell there, it climbs the curve on
       which its first step is steepest, types with room for it first.
@@ -88,15 +88,15 @@ def _own_plan(draft: Draft, key: Ints) -> Ints:
     it has one there), or of its fastest Cell of all.
     """
     jobs, owner = draft.snapshot.jobs, draft.job
-    as_asked = draft.gpus == jobs.requested_gpus[owner]
+    as_requested = draft.gpus == jobs.requested_gpus[owner]
     on_type = draft.gpu_type == jobs.requested_type[owner]
-    order = np.lexsort((draft.rate, as_asked & on_type, as_asked, owner))
-    found = np.full(len(jobs), -1, dtype=np.int64)
-    # the last write for each job stays: the column that sorts highest
-    found[owner[order]] = key[order]
+    order = np.lexsort((draft.rate, as_requested & on_type, as_requested, owner))
+    own_key = np.full(len(jobs), -1, dtype=np.int64)
+    # The last write for each job stays: the column that sorts highest.
+    own_key[owner[order]] = key[order]
     runs = draft.current >= 0
-    found[runs] = key[draft.current[runs]]
-    return found
+    own_key[runs] = key[draft.current[runs]]
+    return own_key
 
 
 class _Round:
@@ -111,7 +111,7 @@ class _Round:
             for job in range(count)
             if (curve := curve_of(seen, options, job, self._free)) is not None
         }
-        self._at = [-1] * count  # position on the curve; -1: no GPUs
+        self._at = [-1] * count  # position on the curve; -1 without GPUs
         self._give_slope = np.full((len(self._free), count), np.inf)  # of a step down, by type
         for job in np.flatnonzero(options.runs).tolist():
             if (
@@ -121,7 +121,7 @@ class _Round:
                 self._move(job, self._curves[job].start)
 
     def decide(self) -> Ints:
-        """Return the column (of the options' draft) of each job, int64[jobs]; -1: it waits."""
+        """Return the column (of the options' draft) of each job, int64[jobs]; -1 if it waits."""
         for job in self._privileged():
             self._schedule(job)
         guaranteed = self._seen.draft.snapshot.jobs.guaranteed
@@ -156,9 +156,9 @@ class _Round:
             job
             for job in waiting
             if jobs.guaranteed[job]
-            and (its := self._curves.get(job)) is not None
-            and its.possible
-            and allowance.claim(jobs.tenant[job], its.gpu_type, its.held(its.minimum))
+            and (curve := self._curves.get(job)) is not None
+            and curve.possible
+            and allowance.claim(jobs.tenant[job], curve.gpu_type, curve.held(curve.minimum))
         ]
 
     def _schedule(self, job: int) -> None:
@@ -179,14 +179,14 @@ class _Round:
         below = self._at[job] < curve.minimum
         takes = curve.held(to) - curve.held(self._at[job])
         give = self._give_slope[curve.gpu_type]
-        mine, give[job] = give[job], np.inf
+        own, give[job] = give[job], np.inf
         shrunk: list[tuple[int, int]] = []
         while self._free[curve.gpu_type] < takes:
             victim = int(np.argmin(give))
             if give[victim] == np.inf or not (below or slope > give[victim]):
                 for other, before in reversed(shrunk):
                     self._move(other, before)
-                give[job] = mine
+                give[job] = own
                 return False
             shrunk.append((victim, self._at[victim]))
             self._move(victim, self._at[victim] - 1)
@@ -194,7 +194,7 @@ class _Round:
         return True
 
     def _slope(self, job: int) -> float:
-        """Return the gain per GPU of the next step up; 0 if there is none."""
+        """Return the gain per GPU of the next step up, or 0 without such a step."""
         curve, at = self._curves[job], self._at[job]
         to = curve.next(at)
         if to < 0:

@@ -32,9 +32,9 @@ class Options:
     gpu_type: Ints  # int64[options]
     gpus: Ints  # int64[options]
     rate: Floats  # float64[options], samples/s
-    current: Ints  # int64[jobs], the option that it holds now; -1: none that is known to run
+    current: Ints  # int64[jobs], the option that it holds now; -1 if none that is known to run
     requested_gpus: Ints  # int64[jobs]
-    requested_type: Ints  # int64[jobs]; -1: any
+    requested_type: Ints  # int64[jobs]; -1 for any
 
     def __len__(self) -> int:
         """Return the number of options."""
@@ -42,50 +42,50 @@ class Options:
 
     @cached_property
     def runs(self) -> Bools:
-        """Return which jobs run now on an option, bool[jobs]."""
-        found: Bools = self.current >= 0
-        return found
+        """Return whether each job runs on an option now, bool[jobs]."""
+        runs: Bools = self.current >= 0
+        return runs
 
     @cached_property
     def is_current(self) -> Bools:
-        """Return which options their job runs on now, bool[options]."""
-        found = np.zeros(len(self), dtype=np.bool_)
-        found[self.current[self.runs]] = True
-        return found
+        """Return whether each option is the one that its job runs on now, bool[options]."""
+        is_current = np.zeros(len(self), dtype=np.bool_)
+        is_current[self.current[self.runs]] = True
+        return is_current
 
     @cached_property
     def as_requested(self) -> Bools:
-        """Return which options have the count that their job requested, bool[options]."""
-        found: Bools = self.gpus == self.requested_gpus[self.job]
-        return found
+        """Return whether each option has the count that its job requested, bool[options]."""
+        as_requested: Bools = self.gpus == self.requested_gpus[self.job]
+        return as_requested
 
     @cached_property
     def on_type(self) -> Bools:
-        """Return which options are on a type that their job accepts, bool[options].
+        """Return whether each option is on a type that its job accepts, bool[options].
 
         That is the type that it requested, or any type if it requested none.
         """
         wanted = self.requested_type[self.job]
-        found: Bools = (wanted < 0) | (self.gpu_type == wanted)
-        return found
+        on_type: Bools = (wanted < 0) | (self.gpu_type == wanted)
+        return on_type
 
     @cached_property
     def next_larger(self) -> Ints:
-        """Return each option's next larger count, int64[options]; -1 if there is none.
+        """Return each option's next larger count, int64[options]; -1 if it has none.
 
         It is an option of the same job and type.
         """
-        found = np.full(len(self), -1, dtype=np.int64)
+        larger = np.full(len(self), -1, dtype=np.int64)
         same = (self.job[1:] == self.job[:-1]) & (self.gpu_type[1:] == self.gpu_type[:-1])
-        found[:-1][same] = np.flatnonzero(same) + 1
-        return found
+        larger[:-1][same] = np.flatnonzero(same) + 1
+        return larger
 
     @cached_property
     def smallest(self) -> Bools:
-        """Return which options have the least count of their job on their type, bool[options]."""
-        found = np.ones(len(self), dtype=np.bool_)
-        found[self.next_larger[self.next_larger >= 0]] = False
-        return found
+        """Return whether each option has the least count of its job on its type, bool[options]."""
+        smallest = np.ones(len(self), dtype=np.bool_)
+        smallest[self.next_larger[self.next_larger >= 0]] = False
+        return smallest
 
     def of(self, job: int) -> range:
         """Return the options of ``job``."""
@@ -93,12 +93,12 @@ class Options:
 
     def grouped(self, keep: Bools) -> list[list[int]]:
         """Return each job's options for which ``keep`` (bool[options]) is true, fastest first."""
-        found: list[list[int]] = [[] for _ in range(len(self.start) - 1)]
+        groups: list[list[int]] = [[] for _ in range(len(self.start) - 1)]
         picked = np.flatnonzero(keep)
         order = picked[np.lexsort((picked, -self.rate[picked], self.job[picked]))]
         for job, option in zip(self.job[order].tolist(), order.tolist(), strict=True):
-            found[job].append(option)
-        return found
+            groups[job].append(option)
+        return groups
 
 
 def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
@@ -114,7 +114,7 @@ def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
         of_job = jobs.requested_gpus[draft.job], jobs.current_gpus[draft.job]
         columns = np.flatnonzero((draft.gpus == of_job[0]) | (draft.gpus == of_job[1]))
     job, gpu_type, gpus = draft.job[columns], draft.gpu_type[columns], draft.gpus[columns]
-    # columns are sorted by job, then as Cells are, fastest first
+    # Columns are sorted by job, then as Cells are, fastest first.
     first = np.ones(len(job), dtype=np.bool_)
     first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in (job, gpu_type, gpus)])
     best, group = np.flatnonzero(first), np.cumsum(first) - 1
@@ -146,17 +146,17 @@ class Packing:
         self._options = options
         self._gpu_type, self._gpus = options.gpu_type.tolist(), options.gpus.tolist()
         self.free: list[int] = capacity.tolist()  # GPUs by type
-        self.option: list[int] = [-1] * (len(options.start) - 1)  # by job; -1: none
+        self.option: list[int] = [-1] * (len(options.start) - 1)  # by job; -1 if it has none
         self._job: list[int] = options.job.tolist()
 
     def fits(self, option: int) -> bool:
-        """Return whether there is room for ``option`` once its job has returned what it has."""
+        """Return whether there is room for ``option`` once its job has returned its GPUs."""
         has, gpu_type = self.option[self._job[option]], self._gpu_type[option]
         returned = self._gpus[has] if has >= 0 and self._gpu_type[has] == gpu_type else 0
         return bool(self._gpus[option] <= self.free[gpu_type] + returned)
 
     def take(self, option: int) -> bool:
-        """Give the job of ``option`` that option in place of what it has, if there is room.
+        """Give the job of ``option`` that option in place of its present one, if there is room.
 
         Return whether there was.
         """
@@ -172,14 +172,14 @@ class Packing:
         return any(self.take(option) for option in options)
 
     def give_back(self, job: int) -> None:
-        """Take from ``job`` what it has."""
+        """Take its GPUs from ``job``."""
         has = self.option[job]
         if has >= 0:
             self.free[self._gpu_type[has]] += self._gpus[has]
             self.option[job] = -1
 
     def keep_running(self) -> None:
-        """Let jobs keep what they run on, in their order if lost nodes leave too little room."""
+        """Let jobs keep their options, in their order if lost nodes leave too little room."""
         options = self._options
         now = options.current[options.runs]
         held = np.bincount(options.gpu_type[now], options.gpus[now], len(self.free)).astype(
@@ -203,8 +203,8 @@ class Packing:
 
         def offer(option: int) -> None:
             step = larger[option]
-            if step >= 0 and (worth := gain(option, step)) > 0:
-                heapq.heappush(queue, (-worth, self._job[step], step))
+            if step >= 0 and (value := gain(option, step)) > 0:
+                heapq.heappush(queue, (-value, self._job[step], step))
 
         for option in self.option:
             if option >= 0:

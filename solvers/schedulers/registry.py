@@ -88,7 +88,7 @@ def make_scheduler(name: str) -> Published:
 
 
 def scheduler_of(name: str) -> Scheduler | None:
-    """Return the scheduler of that name, which sees all estimates; None for the empty name.
+    """Return the scheduler of that name, which sees all estimates, or None for the empty name.
 
     Raises:
         InvalidInput: no scheduler has that name.

@@ -1,4 +1,4 @@
-"""Arena's scaling of jobs in number and type of GPUs: the search for which jobs to scale down."""
+"""Arena's scaling of jobs in number and type of GPUs, and the search for jobs to scale down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.slots import Slots
 
-_WORTH = 1e-9
+_LEAST_GAIN = 1e-9
 """The least gain of a scaling up."""
 
 
@@ -57,11 +57,11 @@ class Scaling:
         self._gpus: list[int] = slots.gpus.tolist()
         self._type: list[int] = slots.gpu_type.tolist()
         self._half: list[int] = slots.half.tolist()
-        self._found: dict[int, list[Partial]] = {}  # by type, of the present state
+        self._partials: dict[int, list[Partial]] = {}  # by type, of the present state
         self._groups: dict[int, list[list[Step]]] = {}  # by slot, of the jobs that are on it now
 
     def keep_running(self) -> None:
-        """Let jobs keep what they run on, in their order if lost nodes leave too little room."""
+        """Let jobs keep their slots, in their order if lost nodes leave too little room."""
         for job in np.flatnonzero(self.slots.current >= 0).tolist():
             slot = int(self.slots.current[job])
             if self._gpus[slot] <= self._free[self._type[slot]]:
@@ -74,7 +74,7 @@ class Scaling:
         if slot >= 0:
             self._free[self._type[slot]] -= self._gpus[slot]
         self.at[job] = slot
-        self._found.clear()
+        self._partials.clear()
         self._groups.pop(has, None)
         self._groups.pop(slot, None)
 
@@ -98,19 +98,19 @@ class Scaling:
         """
         best: tuple[float, int, Ints] | None = None
         for gpu_type in range(self.slots.types):
-            mine = allowed & (self.slots.gpu_type == gpu_type)
-            if not mine.any():
+            own = allowed & (self.slots.gpu_type == gpu_type)
+            if not own.any():
                 continue
             here = others[self.at[others] >= 0]
             here = here[self.slots.gpu_type[self.at[here]] == gpu_type]
             gained = np.cumsum(self.slots.gpus[self.at[here]]) + self._free[gpu_type]
-            least = int(self.slots.gpus[mine].min())
+            least = int(self.slots.gpus[own].min())
             enough = np.flatnonzero(gained >= least)
             if not len(enough):
                 continue
             away = here[: int(enough[0]) + 1]
             lost = float(self.slots.worth[away, self.at[away]].sum())
-            fits = np.flatnonzero(mine & (self.slots.gpus <= gained[enough[0]]))
+            fits = np.flatnonzero(own & (self.slots.gpus <= gained[enough[0]]))
             slot = int(fits[np.argmax(self.slots.worth[job, fits])])
             total = float(self.slots.worth[job, slot]) - lost
             if best is None or total > best[0]:
@@ -125,8 +125,8 @@ class Scaling:
     def scale_down_for(self, job: int, halvings: Ints) -> bool:
         """Place ``job`` by the scalings of at most ``depth`` steps with the largest total, if any.
 
-        ``halvings`` (int64[slots]) is the number of its own steps to a slot; -1: not allowed.
-        Return whether it was placed.
+        ``halvings`` (int64[slots]) is the number of its own steps to a slot, or -1 if it is not
+        allowed. Return whether it was placed.
         """
         best: tuple[float, int, Partial] | None = None
         for slot in np.flatnonzero((halvings >= 0) & (halvings <= self._depth)).tolist():
@@ -150,19 +150,19 @@ class Scaling:
     def _plans(self, gpu_type: int) -> list[Partial]:
         """Return the partial results that free GPUs of ``gpu_type``.
 
-        That without steps is first.
+        The result without steps is first.
         """
-        found = self._found.get(gpu_type)
-        if found is None:
-            found = self._found[gpu_type] = self._search(gpu_type)
-        return found
+        partials = self._partials.get(gpu_type)
+        if partials is None:
+            partials = self._partials[gpu_type] = self._search(gpu_type)
+        return partials
 
     def _search(self, gpu_type: int) -> list[Partial]:
         groups, enough = self._cheapest(gpu_type), int(self.slots.gpus.max())
         level = [Partial(free=tuple(self._free))]
-        base, found = self._free[gpu_type], list(level)
+        base, partials = self._free[gpu_type], list(level)
         for _ in range(self._depth):
-            # by the GPUs of the type that are then free
+            # Find the best partial result for each number of GPUs of the type that are then free.
             best: dict[int, tuple[float, Partial, Step]] = {}
             for plan in (p for p in level if p.free[gpu_type] < enough):
                 for step in self._steps(plan, gpu_type, groups):
@@ -174,8 +174,8 @@ class Scaling:
                         best[free] = (loss, plan, step)
             cheapest = sorted(best, key=lambda free: best[free][0] / (free - base))[: self._breadth]
             level = [self._after(*best[free][1:]) for free in cheapest]
-            found += level
-        return found
+            partials += level
+        return partials
 
     def _after(self, plan: Partial, step: Step) -> Partial:
         free, has = list(plan.free), plan.moved.get(step.job, int(self.at[step.job]))
@@ -214,41 +214,41 @@ class Scaling:
     def _targets(self, slot: int) -> list[int]:
         """Return the slots that a job on ``slot`` may be scaled down or moved to."""
         size = slot % len(self.slots.sizes)
-        found = [self._half[slot]] if self._resize and self._half[slot] >= 0 else []
+        targets = [self._half[slot]] if self._resize and self._half[slot] >= 0 else []
         if self._retype:
-            found += [
+            targets += [
                 t * len(self.slots.sizes) + size
                 for t in range(self.slots.types)
                 if t != self._type[slot]
             ]
-        return found
+        return targets
 
     def _cheapest(self, gpu_type: int) -> list[list[Step]]:
         """Return the ``depth`` steps that lose least, per (slot of ``gpu_type``, next slot)."""
-        width, found = len(self.slots.sizes), []
+        width, groups = len(self.slots.sizes), []
         for slot in range(gpu_type * width, (gpu_type + 1) * width):
             if slot not in self._groups:
                 self._groups[slot] = self._cheapest_of(slot)
-            found += self._groups[slot]
-        return found
+            groups += self._groups[slot]
+        return groups
 
     def _cheapest_of(self, slot: int) -> list[list[Step]]:
-        jobs, found = np.flatnonzero(self.at == slot), []
+        jobs, groups = np.flatnonzero(self.at == slot), []
         for to in self._targets(slot) if len(jobs) else ():
             able = jobs[self.slots.column[jobs, to] >= 0]
             loss = self.slots.worth[able, slot] - self.slots.worth[able, to]
             least = np.argsort(loss, kind="stable")[: self._depth]
             if len(least):
-                found.append(
+                groups.append(
                     [Step(job=int(able[k]), to=to, loss=float(loss[k])) for k in least.tolist()]
                 )
-        return found
+        return groups
 
     def scale_up(self) -> bool:
         """Take the scaling up, or change of type, that gains most; return whether one gains."""
         placed = np.flatnonzero(self.at >= 0)
         slot, free = self.at[placed], np.array(self._free, dtype=np.int64)
-        best, winner = _WORTH, (-1, -1)
+        best, winner = _LEAST_GAIN, (-1, -1)
         for to, takes in self._larger(slot):
             room = (to >= 0) & (takes <= free[self.slots.gpu_type[to]])
             gain = np.where(room, self._gain(placed, slot, to), -np.inf)
@@ -267,7 +267,7 @@ class Scaling:
     def _larger(self, slot: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Yield the next slot of each job and the GPUs that it takes of its type, each int64[jobs].
 
-        The slot is -1 if there is none.
+        The slot is -1 if a job has no such slot.
         """
         gpus, width = self.slots.gpus[slot], len(self.slots.sizes)
         if self._resize:

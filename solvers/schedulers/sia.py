@@ -1,4 +1,4 @@
-"""Sia: the type and count of every job by one integer program over normalised goodput."""
+"""Sia: the type and count of every job by one integer program over normalized goodput."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Sia:
     """Sia (SOSP'23, section 3.4).
 
     Each job gets at most one (type, count). Goodput is the rate, since batch sizes are fixed and so
-    statistical efficiency is one. It is normalised by the job's least rate and multiplied by its
-    least count. An option that would restart a running job is worth less by the factor (age -
+    statistical efficiency is one. It is normalized by the job's least rate and multiplied by its
+    least count. An option that would restart a running job loses value by the factor (age -
     restarts x S) / (age + S), where S is the restart time in seconds. With the fairness power p < 0
-    (-0.5 as published), minimise the sum over jobs of goodput^p where one runs and ``incentive``
-    (lambda, 1.1) where none does. With p > 0 (+0.5 in Arena's copy), maximise the sum of goodput^p
+    (-0.5 as published), minimize the sum over jobs of goodput^p where one runs and ``incentive``
+    (lambda, 1.1) where none does. With p > 0 (+0.5 in Arena's copy), maximize the sum of goodput^p
     + incentive over those that run. A job starts at the least count of a type and at most doubles
     in a round.
 
@@ -39,16 +39,16 @@ class Sia:
     def choose(self, seen: Seen) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
-        worth = _goodput(options) * _restart_factor(seen, options)
+        goodput = _goodput(options) * _restart_factor(seen, options)
         if self._fairness < 0:
-            value = self._incentive - worth**self._fairness
+            value = self._incentive - goodput**self._fairness
         else:
-            value = self._incentive + worth**self._fairness
+            value = self._incentive + goodput**self._fairness
         return most_valuable(seen, options, value, _reachable(options) & (value > 0))
 
 
 def _goodput(options: Options) -> Floats:
-    """Return each option's normalised goodput, float64[options]: 1 per GPU at the job's least."""
+    """Return each option's normalized goodput, float64[options]: 1 per GPU at the job's least."""
     least_rate = jobwise(np.minimum, options.rate, options.start)[options.job]
     least_gpus = jobwise(np.minimum, options.gpus.astype(np.float64), options.start)[options.job]
     return options.rate / least_rate * least_gpus
@@ -66,9 +66,11 @@ def _restart_factor(seen: Seen, options: Options) -> Floats:
 
 
 def _reachable(options: Options) -> Bools:
-    """Return which options a job may have this round: its start, or up to twice what it has."""
+    """Return whether a job may have each option this round: its start, or up to twice its count."""
     if not len(options):
         return np.zeros(0, np.bool_)
     has = options.gpus[options.current][options.job]
-    found: Bools = np.where(options.runs[options.job], options.gpus <= 2 * has, options.smallest)
-    return found
+    reachable: Bools = np.where(
+        options.runs[options.job], options.gpus <= 2 * has, options.smallest
+    )
+    return reachable

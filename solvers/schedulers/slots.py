@@ -21,8 +21,9 @@ class Slots:
     """A table of options by job and slot.
 
     Slot k is GPU type ``k // len(sizes)`` with ``sizes[k % len(sizes)]`` GPUs. ``column`` is
-    int64[jobs, slots], the job's column there (-1: none). ``worth`` is float64[jobs, slots], its
-    value (-inf: none). ``current`` is int64[jobs], the slot that each job runs on (-1: none).
+    int64[jobs, slots], the job's column there, or -1 if it has none. ``worth`` is float64[jobs,
+    slots], its value, or -inf if it has none. ``current`` is int64[jobs], the slot that each job
+    runs on, or -1 if it does not run.
     """
 
     sizes: Ints  # the GPU counts that occur, rising
@@ -43,19 +44,19 @@ class Slots:
 
     @cached_property
     def half(self) -> Ints:
-        """Return the slot of the same type with half as many GPUs, int64[slots]; -1: none."""
+        """Return the slot of the same type with half as many GPUs, int64[slots]; -1 if none."""
         return self._at(self.gpus // 2, self.gpus % 2 == 0)
 
     @cached_property
     def double(self) -> Ints:
-        """Return the slot of the same type with twice as many GPUs, int64[slots]; -1: none."""
+        """Return the slot of the same type with twice as many GPUs, int64[slots]; -1 if none."""
         return self._at(self.gpus * 2, np.ones(len(self.gpus), np.bool_))
 
     def _at(self, gpus: Ints, possible: Bools) -> Ints:
         where = np.searchsorted(self.sizes, gpus)
-        found = possible & (where < len(self.sizes))
-        found[found] = self.sizes[where[found]] == gpus[found]
-        slots: Ints = np.where(found, self.gpu_type * len(self.sizes) + where, -1)
+        exists = possible & (where < len(self.sizes))
+        exists[exists] = self.sizes[where[exists]] == gpus[exists]
+        slots: Ints = np.where(exists, self.gpu_type * len(self.sizes) + where, -1)
         return slots
 
 

@@ -14,11 +14,11 @@ class Srt:
     """Preemptive shortest remaining time at the requested count.
 
     Remaining time is the remaining work over the job's reference rate (Eq. 6), so that jobs are
-    compared by what they requested and not by what they hold. In that order, each job gets its
-    requested count. It stays where it runs now if it can, because a move costs a restart. Otherwise
-    it gets the fastest type with room; a requested type is only a wish to this scheduler, but a
-    pinned one is binding. A job for which there is no room waits, or is suspended, and blocks no
-    other job.
+    compared by what they requested and not by the GPUs that they hold. In that order, each job gets
+    its requested count. It stays where it runs now if it can, because a move costs a restart.
+    Otherwise it gets the fastest type with room; a requested type is only a wish to this scheduler,
+    but a pinned one is binding. A job for which there is no room waits, or is suspended, and blocks
+    no other job.
     """
 
     name = "srt"
@@ -31,9 +31,8 @@ class Srt:
         stays = (
             options.runs & options.as_requested[options.current] if len(options) else options.runs
         )
-        remaining_s = (
-            work_left(seen.draft.snapshot) / seen.draft.requested_rate
-        )  # NaN, which sorts last, means that it has no Cell
+        # A job without a Cell has NaN, which sorts last.
+        remaining_s = work_left(seen.draft.snapshot) / seen.draft.requested_rate
         for job in np.argsort(remaining_s, kind="stable").tolist():
             if not (stays[job] and packing.take(int(options.current[job]))):
                 packing.take_first(wanted[job])

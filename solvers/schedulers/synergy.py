@@ -18,10 +18,9 @@ class Synergy:
     """First come, first served, skipping jobs that do not fit.
 
     The GPU count is fixed, and no job is preempted. Synergy tunes the CPUs and host memory of jobs
-    whose GPUs and execution plan are fixed. Cells have only GPUs so far, so what remains is its
-    queue; the tuning has its place once Cells have the others. Each job runs at the count and on
-    the type that it requested, by the best plan there. If it takes any type, it gets the fastest
-    one with room.
+    whose GPUs and execution plan are fixed. The CPU cores and host memory that Cells may state are
+    fixed, too, so only its queue remains. Each job runs at the count and on the type that it
+    requested, by the best plan there. If it takes any type, it gets the fastest one with room.
     """
 
     name: str = "synergy"

@@ -89,4 +89,7 @@ def test_a_snapshot_is_solved_by_another_policy_with_no_server(
 def test_a_wrong_standing_policy_is_refused_before_anything_starts(tessera: Tessera) -> None:
     for command in ("serve", "up"):
         refused = tessera(command, "--policy", "objective: speed", code=2).stderr
-        assert "policy.objective: 'speed' is none of throughput, deadline" in refused
+        assert (
+            "policy.objective: 'speed' is not an objective; choose from throughput, deadline"
+            in refused
+        )

@@ -233,7 +233,7 @@ def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
     ("options", "said"),
     [
         (("--policy", "fifo"), "policies: unknown 'fifo'; choose from fcfs"),
-        (("--policy", "ilp:speed"), "'speed' is none of throughput"),
+        (("--policy", "ilp:speed"), "'speed' is not an objective; choose from throughput"),
         (("--policy", "ilp:jct@x=1"), "'x=1' is not an option of a round"),
         (
             ("--policy", "ilp:throughput then cost"),

@@ -140,7 +140,9 @@ def test_a_round_leaves_it_out_and_another_job_has_its_gpus(
     assert states(one) == {"a": JobState.QUEUED, "b": JobState.STARTING}, job(one, "b").reason
     reason = why(one)
     assert reason.code is ReasonCode.BACK_OFF
-    assert reason.message.startswith("it failed once, last with: out of memory; it is tried again")
+    assert reason.message.startswith(
+        "the job failed once, the last time with: out of memory; it will be tried again"
+    )
 
 
 def test_it_says_at_once_that_it_waits_and_when_that_is_over(
@@ -180,9 +182,9 @@ def test_a_held_job_says_that_a_user_holds_it_and_since_when(one: PostgresStore)
             decide(one)
         reason = why(one, "b")
         assert reason.code is ReasonCode.HELD
-        assert reason.message.startswith("a user holds it since 20")
+        assert reason.message.startswith("a user has held the job since 20")
         assert dict(reason.evidence)["since"].startswith("20")
-        assert reason.next_step == "release it: `tessera release b`"
+        assert reason.next_step == "release the job: `tessera release b`"
         assert job(one, "b").reason_round == 0
     happen(one, "b", JobEvent.RELEASE)
     assert job(one, "b").reason is None  # that it was held is not why it waits

@@ -201,7 +201,7 @@ def test_bytes_are_planned_as_measured_and_the_plan_says_so(store: PostgresStore
     assert sent(after["one"]) == pytest.approx(1.5 * sent(before["one"]))
     assert sent(after["two"]) == pytest.approx(sent(before["two"]))
     assert after["one"].intensity == pytest.approx(before["one"].intensity / 1.5, rel=0.05)
-    assert after["one"].note.startswith("measured on 2 nodes: 1.5 of the estimate")
+    assert after["one"].note.startswith("measured on 2 nodes: 1.5 times the estimate")
     assert after["two"].note == ""
 
 
@@ -213,7 +213,7 @@ def test_a_measurement_beyond_belief_changes_nothing_but_the_note(store: Postgre
     tell(store, "a100-0", "one", period_s=0.2, sent_bytes=1e14)
     plan(store, RoundOptions())
     after = decisions(store)["one"]
-    assert "not believed" in after.note
+    assert "not credible" in after.note
     assert (after.intensity, after.routes) == (before.intensity, before.routes)
 
 
@@ -245,8 +245,8 @@ def test_the_period_counts_only_of_a_job_that_nobody_hindered(store: PostgresSto
     flags = dict(zip((s.jobs.name[j] for j in s.measured.job), s.measured.unhindered, strict=True))
     assert flags == {first.job: True, last.job: False}
     notes = {d.job: d.note for d in plan_network(s, running_now(s), RoundOptions()).decisions}
-    assert "0.7 s an iteration" in notes[first.job]
-    assert notes[last.job] == "measured on 1 node: 1 of the estimate"
+    assert "an iteration takes 0.7 s" in notes[first.job]
+    assert notes[last.job] == "measured on 1 node: 1 times the estimate"
 
 
 def test_a_new_job_goes_first_until_it_is_measured(store: PostgresStore) -> None:
@@ -257,15 +257,15 @@ def test_a_new_job_goes_first_until_it_is_measured(store: PostgresStore) -> None
     before = decisions(store)
     first, last = sorted(before.values(), key=lambda d: d.rank)
     assert first.level == 7 > last.level  # alone on the highest: they meet
-    assert first.note == "goes first until measured, 30 s at most"
+    assert first.note == "has the highest level until it is measured, for at most 30 s"
     assert last.note == ""
     node = {"one": "a100-0", "two": "a100-2"}
     tell(store, node[first.job], first.job, period_s=0.5, sent_bytes=LEAVES)
     assert replanning.keep(C) is not None
     turned = decisions(store)  # now it is the other one's turn
     assert turned[last.job].level == 7 > turned[first.job].level
-    assert turned[last.job].note.startswith("goes first")
-    assert turned[first.job].note.startswith("measured on 1 node: 1 of the estimate")
+    assert turned[last.job].note.startswith("has the highest level")
+    assert turned[first.job].note.startswith("measured on 1 node: 1 times the estimate")
     tell(store, node[last.job], last.job, period_s=0.5, sent_bytes=LEAVES)
     replanning.keep(C)
     assert all(d.note.startswith("measured") for d in decisions(store).values())
@@ -279,7 +279,7 @@ def test_the_time_to_be_measured_ends_and_is_known_beforehand(
     replanning = Replanning(store, StoppedClock(), MEASURE)
     assert replanning.again_in_s(C) is None
     replanning.keep(C)
-    assert decisions(store)["one"].note.startswith("goes first")
+    assert decisions(store)["one"].note.startswith("has the highest level")
     left_s = replanning.again_in_s(C)
     assert left_s is not None
     assert 0 < left_s <= 30 + LATE_S
@@ -311,7 +311,7 @@ def test_a_round_lets_what_it_starts_go_first(store: PostgresStore) -> None:
         cancelled=lambda: False,
     )
     assert store.network_in_force(C).cause == "round"
-    assert decisions(store)["one"].note.startswith("goes first")
+    assert decisions(store)["one"].note.startswith("has the highest level")
 
 
 def test_a_job_on_one_node_is_not_waited_for(store: PostgresStore) -> None:
@@ -376,7 +376,7 @@ async def test_a_server_plans_anew_soon_after_the_time_of_a_measurement_is_over(
     config = settings(database, policy="{network_measure: 101s}")
     async with running(config):
         await until(lambda: store.list_network_plans(C, 0, 9))
-        assert decisions(store)["one"].note.startswith("goes first")
+        assert decisions(store)["one"].note.startswith("has the highest level")
         await until(lambda: len(store.list_network_plans(C, 0, 9)) == 2)
     assert store.list_network_plans(C, 0, 9)[0].cause == "measured"
     assert decisions(store)["one"].note == ""

@@ -247,5 +247,5 @@ def test_what_a_node_does_not_have_left_is_not_given() -> None:
     assert not free.are_free(((0, 2),), demand)
     assert not free.take_if_free(((0, 2),), 0, 1, demand)
     assert free.are_free(((0, 2),), replace(demand, cpus=1))
-    with pytest.raises(AssertionError, match="has not what its jobs need"):
+    with pytest.raises(AssertionError, match="lacks what its jobs need"):
         free.take(((0, 2),), demand)

@@ -1,7 +1,7 @@
 """CASSINI (NSDI'24): time shifts that interleave the communication of jobs that share links.
 
-Paths are those of ECMP, and all jobs share one priority level. The decision is for how long each
-job's first iteration is held back. The paper ranks a host scheduler's candidate placements by
+Paths are those of ECMP, and all jobs share one priority level. The decision is the time for which
+each job's first iteration is held back. The paper ranks a host scheduler's candidate placements by
 ``Alignment.mean_score`` and drops those whose affinity graph has a loop. Here the placement is
 given, so a loop is cut instead, and counted.
 """
@@ -32,7 +32,7 @@ class Alignment:
 
     offset_s: Floats  # (J,) in [0, the job's iteration)
     link: Ints  # (L,) links from which the shifts follow
-    score: Floats  # (L,) 1: the jobs fit
+    score: Floats  # (L,) 1 if the jobs fit
     error: Floats  # (L,) the largest relative change of a length by the common grid
     loops: int  # job-link edges that were left out, since they closed a loop
 
@@ -43,14 +43,14 @@ class Alignment:
 
     def __str__(self) -> str:
         """Return the result in words."""
-        said = f"{len(self.link)} links, mean score {self.mean_score:.3f}"
+        text = f"{len(self.link)} links, mean score {self.mean_score:.3f}"
         if self.loops:
-            said += f"; {self.loops} meetings left out, which close loops"
+            text += f"; {self.loops} edges left out, because they would close loops"
         if (rough := int((self.error > DRIFT).sum())) > 0:
-            said += (
+            text += (
                 f"; {rough} links whose iterations have no common multiple on a grid of {DRIFT:.0%}"
             )
-        return said
+        return text
 
 
 def align_shifts(demand: Demand) -> Alignment:
@@ -71,11 +71,11 @@ def align_shifts(demand: Demand) -> Alignment:
         parts = graph.parts(jobs)
         loops += len(jobs) - len(parts)
         if len(parts) > 1:
-            found = fit_circles(alone_s[jobs], begin_s[jobs], active_s[jobs], share[entries])
-            graph.join(jobs[parts], found.shift_s[parts])
+            fit = fit_circles(alone_s[jobs], begin_s[jobs], active_s[jobs], share[entries])
+            graph.join(jobs[parts], fit.shift_s[parts])
             link.append(at)
-            score.append(found.score)
-            error.append(found.error)
+            score.append(fit.score)
+            error.append(fit.error)
     return Alignment(
         offset_s=graph.offsets_s(alone_s),
         link=np.array(link, dtype=np.int64),
@@ -125,11 +125,11 @@ class Affinity:
 
     def join(self, jobs: Ints, shift_s: Floats) -> None:
         """Add a link of these jobs, no two of which are connected."""
-        met = list(zip(jobs.tolist(), shift_s.tolist(), strict=True))
-        for job, weight_s in met:
+        edges = list(zip(jobs.tolist(), shift_s.tolist(), strict=True))
+        for job, weight_s in edges:
             self._of_job[job].append((len(self._links), weight_s))
-            self._part[self._root(job)] = self._root(met[0][0])
-        self._links.append(met)
+            self._part[self._root(job)] = self._root(edges[0][0])
+        self._links.append(edges)
 
     def offsets_s(self, period_s: Floats) -> Floats:
         """Return each job's shift, by a walk from the first job of each part, which is not shifted.
@@ -161,16 +161,16 @@ class Affinity:
 def waits_s(
     began_s: Floats, offset_s: Floats, period_s: Floats, *, tolerance: float = DRIFT
 ) -> Floats:
-    """Return how long each job holds back its next iteration to be in step again, (J,).
+    """Return the time for which each job holds back its next iteration to be in step again, (J,).
 
-    ``began_s`` is when an iteration began. Its clock is the one on which jobs should begin at
-    ``offset_s``, and then every ``period_s``. A job that is off by at most ``tolerance`` of its
+    ``began_s`` is the start of an iteration, on the clock on which jobs should begin at
+    ``offset_s`` and then every ``period_s``. A job that is off by at most ``tolerance`` of its
     iteration continues immediately.
     """
     late_s = (began_s - offset_s) % period_s
     off_s = np.minimum(late_s, period_s - late_s)
-    found: Floats = np.where(off_s > tolerance * period_s, period_s - late_s, 0.0)
-    return found
+    wait_s: Floats = np.where(off_s > tolerance * period_s, period_s - late_s, 0.0)
+    return wait_s
 
 
 def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:

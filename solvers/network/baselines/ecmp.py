@@ -27,12 +27,12 @@ def hash_bundles(contention: Contention, seed: int = 0) -> Ints:
     job = c.bundle_job
     within = np.arange(len(job), dtype=np.uint64) - c.bundle_start[job].astype(np.uint64)
     key = np.frombuffer(digests, dtype="<u8")[job] + within * np.uint64(0x9E3779B97F4A7C15)
-    found: Ints = (_mixed(key) % np.diff(c.candidate_start).astype(np.uint64)).astype(np.int64)
-    return found
+    hashed: Ints = (_mixed(key) % np.diff(c.candidate_start).astype(np.uint64)).astype(np.int64)
+    return hashed
 
 
 def _mixed(key: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:
-    """Return 64 pseudorandom bits by a bijection (the finaliser of SplitMix64)."""
+    """Return 64 pseudorandom bits by a bijection (the finalizer of SplitMix64)."""
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return key ^ (key >> np.uint64(31))

@@ -52,4 +52,4 @@ def _by_job(order: Ints, of_ranked: Ints) -> Ints:
 
 def _possible(levels: int) -> None:
     if levels < 1:
-        raise InvalidInput("levels", f"is {levels}; a network has at least one")
+        raise InvalidInput("levels", f"is {levels}; it must be at least 1")

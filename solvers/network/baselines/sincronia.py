@@ -43,16 +43,16 @@ def bssi(demand: Demand, weight: Floats | None = None) -> Ints:
         on_link = slice(first[busiest], first[busiest + 1])
         still = unplaced[job[on_link]]
         there, time_s = job[on_link][still], busy_s[on_link][still]
-        worth = left[there] / time_s
-        at = len(worth) - 1 - int(worth[::-1].argmin())
+        weight_per_s = left[there] / time_s
+        at = len(weight_per_s) - 1 - int(weight_per_s[::-1].argmin())
         last = int(there[at])
-        left[there] = np.maximum(left[there] - worth[at] * time_s, 0)
+        left[there] = np.maximum(left[there] - weight_per_s[at] * time_s, 0)
         order[place], unplaced[last] = last, False
         gone = slice(*demand.link_start[last : last + 2])
         links = demand.link[gone]
         waiting[links] -= 1
         rest_s = np.maximum(load_s[links] - demand.busy_s[gone], _LEAST_S)
-        # the load is exactly 0 without unplaced jobs, despite rounding
+        # The load is exactly 0 without unplaced jobs, despite rounding.
         load_s[links] = np.where(waiting[links] > 0, rest_s, 0.0)
     return order
 

@@ -31,10 +31,10 @@ within 1e-4 of the best loss (``network-scale``)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compression:
-    """Priority levels and what they lose.
+    """Priority levels and their loss.
 
     Each pair of jobs that share a link and a level loses the intensity of the more urgent one.
-    ``at_stake`` is what one level for all would lose.
+    ``at_stake`` is the loss of one level for all.
     """
 
     level: Ints  # (J,)
@@ -71,7 +71,7 @@ def compression_of(
     seed: int = 0,
     most_edges: int = MOST_EDGES,
 ) -> Compression:
-    """Return the result of ``compressed`` with what it loses.
+    """Return the result of ``compress_levels`` with its loss.
 
     Above ``most_edges`` edges, only cuts of orders are tried.
     """
@@ -80,13 +80,13 @@ def compression_of(
     if samples < 1:
         raise InvalidInput("samples", f"is {samples}; it must be at least 1")
     dag = dag_of(demand, order)
-    found = sample_orders(dag, levels, samples, seed)
-    if not found.proven and dag.edges <= most_edges:
-        found = best_levels(dag, found.level, levels)
+    cut = sample_orders(dag, levels, samples, seed)
+    if not cut.proven and dag.edges <= most_edges:
+        cut = best_levels(dag, cut.level, levels)
     level = np.zeros(demand.jobs, np.int64)
-    level[dag.job] = found.level
+    level[dag.job] = cut.level
     return Compression(
-        level=level, lost=dag.lost(found.level), at_stake=dag.at_stake, proven=found.proven
+        level=level, lost=dag.lost(cut.level), at_stake=dag.at_stake, proven=cut.proven
     )
 
 

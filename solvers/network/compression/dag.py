@@ -60,7 +60,7 @@ class Dag:
 
     @property
     def at_stake(self) -> float:
-        """Return the intensity of all edges, flop/s, which is what one level for all loses."""
+        """Return the intensity of all edges, flop/s, which is the loss of one level for all."""
         return float(np.diff(self.start) @ self.intensity)
 
     def height(self) -> Ints:
@@ -72,7 +72,7 @@ class Dag:
         return insides(self.start, self.target, as_fixed_array(level))
 
     def lost(self, level: Ints) -> float:
-        """Return the intensity of the edges inside levels, flop/s, which compression minimises."""
+        """Return the intensity of the edges inside levels, flop/s, which compression minimizes."""
         return float(self.inside(level) @ self.intensity)
 
 
@@ -90,7 +90,9 @@ def dag_of(demand: Demand, order: Ints) -> Dag:
     job, part_start = _parts(user, link, links, order)
     intensity = demand.intensity[job]
     if wrong := job[~((intensity >= 0) & np.isfinite(intensity))].tolist():
-        raise InvalidInput("intensity", f"of job {wrong[0]} is no finite number; measure it again")
+        raise InvalidInput(
+            "intensity", f"of job {wrong[0]} is not a finite number; measure it again"
+        )
     vertex = np.zeros(jobs, np.int64)
     vertex[job] = np.arange(len(job))
     start, target = _edges(vertex[user], link, links, len(job))
@@ -161,5 +163,5 @@ def _integers(intensity: Floats, edges: Ints) -> Ints:
         return np.zeros(len(intensity), np.int64)
     share = np.where(counts, intensity, 0.0) / top
     room = TOTAL - edges.sum()  # less what rounding up may add
-    found: Ints = np.ceil(share * (room / max(dot(share, edges), 1.0))).astype(np.int64)
-    return found
+    weight: Ints = np.ceil(share * (room / max(dot(share, edges), 1.0))).astype(np.int64)
+    return weight

@@ -33,7 +33,7 @@ def cells(topology: Topology) -> Ints:
     t = topology
     vertex = np.concatenate([t.gpus_of(h) for h in range(len(t.hosts))]).tolist()
     host = t.vertices.host[vertex].tolist()
-    pcie, uplinks, above = _neighbours(t)
+    pcie, uplinks, above = _neighbors(t)
     racks = [frozenset(uplinks.get(h, ())) for h in range(len(t.hosts))]
     rack: list[Hashable] = [racks[h] or h for h in host]
     pods = {r: frozenset(s for tor in r for s in above.get(tor, ())) for r in set(racks)}
@@ -52,7 +52,7 @@ def cells(topology: Topology) -> Ints:
 _Reached = dict[int, set[int]]
 
 
-def _neighbours(topology: Topology) -> tuple[_Reached, _Reached, _Reached]:
+def _neighbors(topology: Topology) -> tuple[_Reached, _Reached, _Reached]:
     """Return the PCIe switches of GPUs, the fabric switches of hosts, and those above each."""
     v, e = topology.vertices, topology.links
     pcie: _Reached = {}

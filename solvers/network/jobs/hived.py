@@ -1,8 +1,8 @@
 """HiveD (OSDI'20) with one virtual cluster that owns everything.
 
 It uses buddy cells along the hierarchy of the cluster. A cell is split when a part of it is taken,
-and is whole again when all of it is free. Both follow from which GPUs are free, so no other state
-is kept: the free list of a level is its wholly free cells in split ones.
+and is whole again when all of it is free. Both follow from the free GPUs, so no other state is
+kept: the free list of a level is its wholly free cells in split ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ABOVE_HOSTS = (Level.RACK, Level.POD, Level.CLUSTER)
 class HiveD:
     """A placer that puts each gang into the smallest cell that holds it.
 
-    Of several such cells, it takes the most used one. A gang larger than a host takes whole hosts
-    and, for the rest, a part of one more. If no cell offers that, the gang waits (``waits``).
-    Otherwise it takes what is free in the smallest cell that has enough, spread as little as the
+    Among several such cells, it takes the most used one. A gang larger than a host takes whole
+    hosts and, for the rest, a part of one more. If no cell offers that, the gang waits (``waits``).
+    Otherwise it takes free GPUs in the smallest cell that has enough, spread as little as the
     hierarchy allows.
     """
 
@@ -98,7 +98,7 @@ class HiveD:
     def _most_used(self, level: Level, among: Ints, left: list[Ints]) -> int:
         """Return the cell with the fewest free GPUs.
 
-        Of equal cells, it is the one in the most used cell above, and so on.
+        Among equal cells, it is the one in the most used cell above, and so on.
         """
         gpu = self._gpu[level][among]
         above = [left[up][self._cell[up][gpu]] for up in range(Level.CLUSTER, level - 1, -1)]
@@ -107,9 +107,10 @@ class HiveD:
     def _close(self, units: Ints, level: int, wanted: int, left: list[Ints]) -> Ints:
         """Return ``wanted`` of the units, in as few cells as possible.
 
-        Units are free GPUs, or the first GPUs of hosts; all of them lie in one cell of ``level``. A
-        child that holds all that is wanted is best, the tightest first. If there is no such child,
-        the child with the most units is used up, and the rest is sought in the others.
+        Units are free GPUs, or the first GPUs of hosts; all of them lie in one cell of ``level``.
+        The best child holds all wanted units, and the tightest such child is preferred. Without
+        such a child, the child with the most units is used up, and the rest is sought in the
+        others.
         """
         taken = [units[:0]]
         while wanted < len(units):

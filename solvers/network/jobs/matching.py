@@ -3,7 +3,7 @@
 Vertices of a kind are interchangeable, and a queue has few kinds of jobs. So the result is the
 number of pairs of each two kinds. Edmonds' blossom inequalities say that an odd number of vertices
 leaves one over. Without them, the linear program matches odd cycles by halves. Violated
-inequalities are added until there are none.
+inequalities are added until all of them hold.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def match_pairs(count: Ints, weight: Floats) -> Ints:
     return pairs
 
 
-def _solved(count: Ints, first: Ints, second: Ints, worth: Floats) -> Ints:
+def _solved(count: Ints, first: Ints, second: Ints, value: Floats) -> Ints:
     """Return the number of pairs of each edge.
 
     Linear programs are solved first, and an integer program if no violated blossom is found.
@@ -51,19 +51,19 @@ def _solved(count: Ints, first: Ints, second: Ints, worth: Floats) -> Ints:
     rows: Any = csr_array(uses)  # the stubs know dense matrices only
     most = count.astype(np.float64)
     for _ in range(ROUNDS):
-        found = linprog(-worth, A_ub=rows, b_ub=most, method="highs")
-        if found.x is None or not found.success:
-            raise SolverFailed("highs", f"no matching: {found.message}")
-        if np.abs(found.x - np.rint(found.x)).max() < _WHOLE:
-            return _rounded(found.x)
-        broken = _blossoms(count, first, second, found.x)
+        result = linprog(-value, A_ub=rows, b_ub=most, method="highs")
+        if result.x is None or not result.success:
+            raise SolverFailed("highs", f"no matching: {result.message}")
+        if np.abs(result.x - np.rint(result.x)).max() < _WHOLE:
+            return _rounded(result.x)
+        broken = _blossoms(count, first, second, result.x)
         if not broken:
             break
         inside = np.stack([odd[first] & odd[second] for odd in broken])
         rows = csr_array(vstack([rows, csr_array(inside.astype(np.float64))]))
         most = np.append(most, [float(count[odd].sum() // 2) for odd in broken])
     exact = milp(
-        -worth,
+        -value,
         integrality=np.ones(len(first), dtype=np.int64),
         bounds=Bounds(0, np.inf),
         constraints=LinearConstraint(rows, -np.inf, most),
@@ -84,7 +84,7 @@ def _blossoms(count: Ints, first: Ints, second: Ints, x: Floats) -> list[Bools]:
     Such a set has an odd number of vertices, and more than half of them pair up inside. The search
     covers the parts that fractional edges connect, and those that all used edges connect.
     """
-    found: dict[bytes, Bools] = {}
+    violated: dict[bytes, Bools] = {}
     for used in (np.abs(x - np.rint(x)) > _WHOLE, x > _WHOLE):
         ends = first[used], second[used]
         graph = coo_array((np.ones(int(used.sum())), ends), shape=(len(count), len(count)))
@@ -93,5 +93,5 @@ def _blossoms(count: Ints, first: Ints, second: Ints, x: Floats) -> list[Bools]:
         same = part[first] == part[second]
         inside = np.bincount(part[first[same]], weights=x[same], minlength=parts)
         for at in np.flatnonzero((vertices % 2 == 1) & (inside > vertices // 2 + _WHOLE)).tolist():
-            found.setdefault((part == at).tobytes(), part == at)
-    return list(found.values())
+            violated.setdefault((part == at).tobytes(), part == at)
+    return list(violated.values())

@@ -40,7 +40,7 @@ class Sharing:
     """
 
     groups: tuple[Group, ...]
-    multiplier: Floats  # (J,) iteration time in the group over that alone; 1: alone or in no group
+    multiplier: Floats  # (J,) iteration time in the group over that alone; 1 without a group
 
 
 def stages_s(demand: Demand) -> Floats:
@@ -71,8 +71,8 @@ def efficiency(stage_s: Floats) -> Floats:
 
     ``stage_s`` is as in ``interleaved_s``.
     """
-    found: Floats = stage_s.sum(axis=(1, 2)) / (stage_s.shape[-1] * interleaved_s(stage_s))
-    return found
+    share: Floats = stage_s.sum(axis=(1, 2)) / (stage_s.shape[-1] * interleaved_s(stage_s))
+    return share
 
 
 def group_jobs(
@@ -105,7 +105,7 @@ def group_jobs(
     """
     if stage_s.ndim != 2 or not ((stage_s >= 0).all() and (stage_s.sum(axis=1) > 0).all()):
         raise InvalidInput(
-            "stage_s", "must be [jobs, resources], at least 0 and not 0 in all of a job's"
+            "stage_s", "must be [jobs, resources], at least 0, and above 0 in one of each job's"
         )
     if len(gpus) and gpus.min() < 1:
         raise InvalidInput("gpus", "must be at least 1 for each job")
@@ -123,23 +123,23 @@ def group_jobs(
         groups = _joined(groups, _pairs(groups, stage_s, gpus, threshold), gpus, rank, surplus)
     groups.sort(key=lambda group: int(rank[group[0]]))
     multiplier = np.ones(len(gpus))
-    found = []
+    members_of = []
     for group in groups:
         members = list(group)
         iteration_s = float(alone_s[members[0]])
         if len(group) > 1:
             iteration_s = float(interleaved_s(_padded([group], stage_s))[0])
             multiplier[members] = iteration_s / alone_s[members]
-        found.append(Group(jobs=group, gpus=int(gpus[group[0]]), iteration_s=iteration_s))
-    return Sharing(groups=tuple(found), multiplier=multiplier)
+        members_of.append(Group(jobs=group, gpus=int(gpus[group[0]]), iteration_s=iteration_s))
+    return Sharing(groups=tuple(members_of), multiplier=multiplier)
 
 
 def _padded(groups: list[tuple[int, ...]], stage_s: Floats) -> Floats:
     """Return the stages of each group's jobs, padded with zeros, (groups, R, R)."""
-    found = np.zeros((len(groups), stage_s.shape[1], stage_s.shape[1]))
+    padded = np.zeros((len(groups), stage_s.shape[1], stage_s.shape[1]))
     for at, group in enumerate(groups):
-        found[at, : len(group)] = stage_s[list(group)]
-    return found
+        padded[at, : len(group)] = stage_s[list(group)]
+    return padded
 
 
 def _pairs(
@@ -151,7 +151,7 @@ def _pairs(
         looks = tuple(sorted(map(tuple, stage_s[list(group)].tolist())))
         kinds = buckets.setdefault(int(gpus[group[0]]), {})
         kinds.setdefault(looks, []).append(at)
-    found = []
+    matched = []
     for kinds in buckets.values():
         members = list(kinds.values())
         value = _pair_values([groups[m[0]] for m in members], stage_s, threshold)
@@ -159,8 +159,8 @@ def _pairs(
         left = [iter(m) for m in members]
         for a, b in zip(*(axis.tolist() for axis in np.nonzero(made)), strict=True):
             for _ in range(int(made[a, b])):
-                found.append((float(value[a, b]), next(left[a]), next(left[b])))
-    return found
+                matched.append((float(value[a, b]), next(left[a]), next(left[b])))
+    return matched
 
 
 def _pair_values(groups: list[tuple[int, ...]], stage_s: Floats, threshold: float) -> Floats:
@@ -178,10 +178,10 @@ def _pair_values(groups: list[tuple[int, ...]], stage_s: Floats, threshold: floa
     own = row < size[a][:, None]
     other = np.maximum(row - size[a][:, None], 0)
     merged = np.where(own[:, :, None], padded[a], padded[b[:, None], other])
-    worth = efficiency(merged)
-    worth[worth <= threshold * together / resources * (1 + 1e-9)] = 0.0
+    value_of_pair = efficiency(merged)
+    value_of_pair[value_of_pair <= threshold * together / resources * (1 + 1e-9)] = 0.0
     value = np.zeros((len(groups), len(groups)))
-    value[a, b] = value[b, a] = worth
+    value[a, b] = value[b, a] = value_of_pair
     return value
 
 

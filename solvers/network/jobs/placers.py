@@ -1,4 +1,4 @@
-"""Plain rules for where a gang goes, and the record of which GPUs are free."""
+"""Plain rules for the placement of a gang, and the record of the free GPUs."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def positive(gpus: int) -> None:
         InvalidInput: ``gpus`` is below 1.
     """
     if gpus < 1:
-        raise InvalidInput("gpus", f"is {gpus}; a gang has at least one")
+        raise InvalidInput("gpus", f"is {gpus}; it must be at least 1")
 
 
 class Occupancy:
-    """The record of which GPUs are free and which jobs have the others.
+    """The record of the free GPUs, and of the jobs that have the others.
 
     A placer decides where a gang goes.
     """
@@ -97,7 +97,7 @@ class Occupancy:
         If there is no place now, return None and change nothing.
 
         Raises:
-            InvalidInput: the job has a gang already, or asks for none.
+            InvalidInput: the job has a gang already, or requests no GPUs.
         """
         if job in self._gangs:
             raise InvalidInput("job", f"{job} has GPUs already; release them first")
@@ -115,6 +115,6 @@ class Occupancy:
             InvalidInput: the job has no gang.
         """
         if job not in self._gangs:
-            raise InvalidInput("job", f"{job} has no GPUs")
+            raise InvalidInput("job", f"{job} has no GPUs to release")
         for host, indices in self._gangs.pop(job).members:
             self._free[host].update(indices)

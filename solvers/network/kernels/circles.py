@@ -21,11 +21,11 @@ def turn(load: Floats, period: int, begin: int, length: int, share: float, sign:
 
 @compile_lazily
 def excess(load: Floats) -> float:
-    """Return by how much the circle is overloaded, summed over its steps."""
-    found = 0.0
+    """Return the overload of the circle, summed over its steps."""
+    total = 0.0
     for step in range(len(load)):
-        found += max(0.0, load[step] - 1.0)
-    return found
+        total += max(0.0, load[step] - 1.0)
+    return total
 
 
 @compile_lazily
@@ -63,6 +63,7 @@ def turns(
     gains nothing. If ``starts`` > 1, this is done from that many rotations of the second job, and
     the best result is kept. With two jobs the result is exact.
     """
+    # Try each start: place the jobs one by one, then improve them until nothing is gained.
     jobs = len(period)
     best, least = np.zeros(jobs, np.int64), np.inf
     load, more = np.zeros(around), np.zeros(around)

@@ -141,7 +141,7 @@ def place_edges(
 
 @compile_lazily
 def before(places: Narrow, low: int, high: int, end: int) -> int:
-    """Return how many of ``places[low:high]`` (rising) are below ``end``."""
+    """Return the number of ``places[low:high]`` (rising) that are below ``end``."""
     first = low
     while low < high:
         middle = (low + high) >> 1
@@ -158,18 +158,18 @@ def best_of(
 ) -> tuple[int, int]:
     """Return the best beginning in [low, high] of the last level of the first ``end`` places.
 
-    Ties go to the lowest. Also return the loss with that beginning, less what is lost inside the
-    last level if it begins at ``high``. Lower beginnings are not tried once that level alone loses
-    too much; ``least`` never falls.
+    Ties go to the lowest. Also return the loss with that beginning, less the loss inside the last
+    level if it begins at ``high``. Lower beginnings are not tried once that level alone loses too
+    much; ``least`` never falls.
     """
-    inside, best, found = 0, least[high], high
+    inside, best, begin = 0, least[high], high
     for j in range(high - 1, low - 1, -1):
         inside += weight[j] * before(leave, leave_start[j], leave_start[j + 1], end)
         if inside + least[low] > best:
             break
         if least[j] + inside <= best:
-            best, found = least[j] + inside, j
-    return found, best
+            best, begin = least[j] + inside, j
+    return begin, best
 
 
 @compile_lazily
@@ -246,7 +246,7 @@ def cut_plainly(levels: int, weight: Ints, enter_start: Ints, enter: Narrow, end
     """Do the same as ``cut`` by the dynamic program that Crux prints, with its errata corrected.
 
     It keeps all weights between places in a square of prefix sums, and tries all beginnings for
-    each number of places. It is there for comparison.
+    each number of places. It is only for comparison.
     """
     count = len(weight)
     sums = np.zeros(
@@ -264,12 +264,12 @@ def cut_plainly(levels: int, weight: Ints, enter_start: Ints, enter: Narrow, end
     most, following = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     for k in range(1, levels):
         for i in range(count + 1):
-            best, found = np.int64(-1), 0
+            best, begin_at = np.int64(-1), 0
             for j in range(i + 1):
                 value = most[j] + sums[j, i] - sums[j, j]
                 if value > best:
-                    best, found = value, j
-            following[i], begin[k, i] = best, found
+                    best, begin_at = value, j
+            following[i], begin[k, i] = best, begin_at
         most, following = following, most
     ends[levels] = count
     for k in range(levels - 1, 0, -1):

@@ -85,7 +85,7 @@ def busiest_neighbours(
 
 @compile_lazily
 def _sent_at(phase: float, need: float, period: float, busy: float, speed: float) -> float:
-    """Return the first moment by which ``need`` is sent, from ``phase`` on; it is Z of the notes.
+    """Return the first moment by which ``need`` is sent, from ``phase`` on. It is Z of the notes.
 
     The urgent job sends from 0 to ``busy`` in each ``period``; meanwhile the other job sends at
     ``speed``.
@@ -95,6 +95,7 @@ def _sent_at(phase: float, need: float, period: float, busy: float, speed: float
     each = (period - busy) + speed * busy
     if each <= 0.0:
         return math.inf
+    # Skip whole periods, then send the rest part by part.
     whole = max(math.ceil(need / each) - 1.0, 0.0)
     while whole > 0 and need - whole * each <= 0.0:
         whole -= 1.0
@@ -148,6 +149,7 @@ def low_periods(
         each = (turn - busy[pair]) + speed[pair] * busy[pair]
         if each <= 0.0 or send[pair] > MOST_TURNS * each:
             continue
+        # Follow iterations until a phase recurs, or the bounds are close enough.
         for _ in range(most):
             begin = at + start[pair]
             skipped = math.floor(begin / turn) * turn

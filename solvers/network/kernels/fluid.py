@@ -64,7 +64,7 @@ def rates(
     iterations: Floats,
     comm: Floats,
 ) -> int:
-    """Add what each job computes and communicates in the window.
+    """Add the computation and communication of each job in the window.
 
     The units are iterations, and seconds at full speed. Return the number of events.
     """
@@ -75,11 +75,11 @@ def rates(
         if end - first == 1 and noise[0] == 0.0:
             alone(times, member[first], begin_s[member[first]], window, iterations, comm)
         else:
-            who = by_level(member[first:end], level)
+            ordered = by_level(member[first:end], level)
             events += play_events(
                 times,
                 uses,
-                who,
+                ordered,
                 level,
                 first_link[g],
                 first_link[g + 1],
@@ -117,11 +117,11 @@ def patterns(
         if len(jobs) == 1:
             alone(times, jobs[0], 0.0, window, iterations, comm)
         else:
-            who = by_level(jobs, levels[r])
+            ordered = by_level(jobs, levels[r])
             events += play_events(
                 times,
                 uses,
-                who,
+                ordered,
                 levels[r],
                 first_link[group],
                 first_link[group + 1],
@@ -154,7 +154,7 @@ def by_level(jobs: Ints, level: Ints) -> Ints:
 def alone(
     times: Times, job: int, begin_s: float, window: Window, iterations: Floats, comm: Floats
 ) -> None:
-    """Add what a job that contends with no other does in the window."""
+    """Add the work in the window of a job that contends with no other."""
     compute_s, start_s = times[0][job], times[1][job]
     comm_s = times[2][job] + times[3][job]
     period_s = max(compute_s, start_s + comm_s) if comm_s > 0.0 else compute_s
@@ -167,9 +167,9 @@ def alone(
 
 
 @compile_lazily
-def overlap(one_s: float, other_s: float, window: Window) -> float:
-    """Return how much of the time from ``one_s`` to ``other_s`` lies in the window."""
-    return max(0.0, min(other_s, window[1]) - max(one_s, window[0]))
+def overlap(from_s: float, to_s: float, window: Window) -> float:
+    """Return the part of the time from ``from_s`` to ``to_s`` that lies in the window."""
+    return max(0.0, min(to_s, window[1]) - max(from_s, window[0]))
 
 
 @compile_lazily
@@ -182,15 +182,15 @@ def factor(noise: Noise, job: int, iteration: int) -> float:
         return 1.0
     state = np.uint64(noise[1]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(job)
     state = mix_bits(state) + np.uint64(iteration)
-    one, other = mix_bits(state), mix_bits(state ^ np.uint64(0xD1B54A32D192ED03))
-    radius = math.sqrt(-2.0 * math.log((np.float64(one >> np.uint64(11)) + 1.0) / 2.0**53))
-    angle = 2.0 * math.pi * np.float64(other >> np.uint64(11)) / 2.0**53
+    first, second = mix_bits(state), mix_bits(state ^ np.uint64(0xD1B54A32D192ED03))
+    radius = math.sqrt(-2.0 * math.log((np.float64(first >> np.uint64(11)) + 1.0) / 2.0**53))
+    angle = 2.0 * math.pi * np.float64(second >> np.uint64(11)) / 2.0**53
     return math.exp(noise[0] * radius * math.cos(angle) - noise[0] ** 2 / 2.0)
 
 
 @compile_lazily
 def mix_bits(state: np.uint64) -> np.uint64:
-    """Return the number with its bits scattered (the finaliser of splitmix64)."""
+    """Return the number with its bits scattered (the finalizer of splitmix64)."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
@@ -246,11 +246,13 @@ def play_events(
                 continue
             events += 1
             j, at = who[i], event[i]
+            # The job has sent all of its data.
             if state[i] == SENDING:
                 comm[j] += speed[i] * overlap(since[i], at, window)
                 state[i], speed[i], top = DONE, 0.0, min(top, i)
                 senders ^= 1 << i if n <= MOST_NAMED else 0
                 event[i] = began[i] + compute_s[j] * stretch[i]
+            # The iteration ends, and the next one begins.
             if state[i] == DONE and event[i] <= limit:
                 ended = began[i] + compute_s[j] * stretch[i]
                 spent = overlap(began[i], ended, window)
@@ -259,6 +261,7 @@ def play_events(
                 stretch[i] = factor(noise, j, iteration[i])
                 state[i], began[i] = WAITING, max(at, ended)
                 event[i] = began[i] + start_s[j] * stretch[i] + delay_s[j]
+            # The delay is over, and the job begins to send.
             if state[i] == WAITING and event[i] <= limit:
                 comm[j] += overlap(event[i] - delay_s[j], event[i], window)
                 if send_s[j] > 0.0:
@@ -288,6 +291,7 @@ def play_events(
                     event[i] = np.inf
                     if speed[i] > 0.0:
                         event[i] = since[i] + left[i] / speed[i]
+    # Count the parts of iterations and communication until the window ends.
     for i in range(n):
         j, ended = who[i], began[i] + compute_s[who[i]] * stretch[i]
         iterations[j] += overlap(began[i], ended, window) / (compute_s[j] * stretch[i])
@@ -306,7 +310,7 @@ def scatter_bits(senders: int) -> int:
 
 @compile_lazily
 def met_by(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
-    """Return which places use each of the group's links."""
+    """Return the places that use each of the group's links."""
     use_start, link, _ = uses
     user_start = np.zeros(end_link - first_link + 1, np.int64)
     for j in who:
@@ -349,6 +353,7 @@ def shared_out(
         fresh[i] = speed[i]
         take(uses, who[i], first_link, state[i], speed[i], room)
     first = top
+    # Share out the links level by level, the highest first.
     while first < n:
         end, senders, last = first, 0, first
         while end < n and level[who[end]] == level[who[first]]:
@@ -356,10 +361,10 @@ def shared_out(
                 senders, last = senders + 1, end
             end += 1
         if senders == 1:
-            found = 1.0
+            free = 1.0
             for u in range(use_start[who[last]], use_start[who[last] + 1]):
-                found = min(found, room[link[u] - first_link] / share[u])
-            fresh[last] = found if found > ROUNDING else 0.0
+                free = min(free, room[link[u] - first_link] / share[u])
+            fresh[last] = free if free > ROUNDING else 0.0
         elif senders > 1:
             fill(uses, users, who, first_link, first, end, state, fresh, scratch)
         if end < n:
@@ -396,6 +401,7 @@ def fill(
     """
     use_start, link, share = uses
     room, spare, weight, fills, seen = scratch
+    # Add up the weights of the rising senders on each link.
     rising, count, height = 0, 0, 0.0
     for i in range(first, end):
         fresh[i] = 0.0
@@ -449,7 +455,7 @@ def fill(
                     fresh,
                     scratch,
                 )
-                # no sender rises there; a rounding rest would hold back all others
+                # No sender rises there any more. A rounding rest would hold back all others.
                 weight[seen[k]] = 0.0
     for k in range(tight):
         weight[seen[k]] = 0.0
@@ -467,7 +473,7 @@ def stop(
     fresh: Floats,
     scratch: Scratch,
 ) -> int:
-    """Stop the rising places of ``on_link`` at ``height``; return how many there are."""
+    """Stop the rising places of ``on_link`` at ``height``, and return their number."""
     use_start, link, share = uses
     _, spare, weight, fills, _ = scratch
     stopped = 0

@@ -18,13 +18,14 @@ Uses: TypeAlias = tuple[Ints, Ints, Floats]
 
 @compile_lazily
 def tight(uses: Uses, links: int) -> Bools:
-    """Return which uses matter, bool[uses].
+    """Return whether each use matters, bool[uses].
 
-    They are the uses of links that can fill before another link limits their users. A link cannot
+    The uses of links that can fill before another link limits their users matter. A link cannot
     fill if the shares of its users add up to at most 1. Another link limits them first if it has
     all of its users, with shares at least as large.
     """
     use_start, link, share = uses
+    # Add up the shares on each link, and list the users of those that can fill.
     total = np.zeros(links)
     for u in range(len(link)):
         total[link[u]] += share[u]
@@ -42,6 +43,7 @@ def tight(uses: Uses, links: int) -> Bools:
             if total[e] > 1.0 + ROUNDING:
                 user[at[e]], part[at[e]] = j, share[u]
                 at[e] += 1
+    # Drop links that another link limits first.
     kept = np.zeros(links, np.bool_)
     for e in range(links):
         kept[e] = total[e] > 1.0 + ROUNDING
@@ -59,12 +61,12 @@ def tight(uses: Uses, links: int) -> Bools:
 
 
 @compile_lazily
-def _covers(user_start: Ints, user: Ints, part: Floats, one: int, other: int) -> bool:
-    """Return whether link ``one`` has each user of ``other``, with a share at least as large."""
-    at, end = user_start[one], user_start[one + 1]
-    if end - at < user_start[other + 1] - user_start[other]:
+def _covers(user_start: Ints, user: Ints, part: Floats, first: int, second: int) -> bool:
+    """Return whether link ``first`` has each user of ``second``, with a share at least as large."""
+    at, end = user_start[first], user_start[first + 1]
+    if end - at < user_start[second + 1] - user_start[second]:
         return False
-    for k in range(user_start[other], user_start[other + 1]):
+    for k in range(user_start[second], user_start[second + 1]):
         while at < end and user[at] < user[k]:
             at += 1
         if at == end or user[at] != user[k] or part[at] < part[k]:
@@ -79,6 +81,7 @@ def group_by_links(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints,
     The result is group_start, member, first_link and the new number of each use's link; links are
     numbered by group. Groups are in the order of their first job, and the jobs of a group rise.
     """
+    # Join jobs that use the same link (union-find).
     jobs = len(use_start) - 1
     above, seen = np.arange(jobs), np.full(links, -1, np.int64)
     for j in range(jobs):
@@ -86,8 +89,9 @@ def group_by_links(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints,
             if seen[link[u]] < 0:
                 seen[link[u]] = j
             else:
-                one, other = _root(above, seen[link[u]]), _root(above, j)
-                above[max(one, other)] = min(one, other)
+                first, second = _root(above, seen[link[u]]), _root(above, j)
+                above[max(first, second)] = min(first, second)
+    # Number the groups by their first jobs, and list their members.
     group, groups = np.empty(jobs, np.int64), 0
     for j in range(jobs):
         root = _root(above, j)
@@ -105,6 +109,7 @@ def group_by_links(use_start: Ints, link: Ints, links: int) -> tuple[Ints, Ints,
     for j in range(jobs):
         member[at[group[j]]] = j
         at[group[j]] += 1
+    # Number the links by group.
     first_link, number = np.zeros(groups + 1, np.int64), np.full(links, -1, np.int64)
     renamed, count = np.empty(len(link), np.int64), 0
     for g in range(groups):

@@ -60,13 +60,13 @@ def test_an_urgent_newcomer_gets_a_spare_tag_of_its_own() -> None:
 def test_a_job_lifted_by_another_with_its_tag_is_named() -> None:
     found = assign_tags({"a": 0, "b": 2}, 3, {"a": 5, "b": 5})
     assert found.priorities[5] == 2
-    assert found.remarks == ("jobs a, b share DSCP tag 5 at level 2, which lifts a",)
+    assert found.remarks == ("jobs a, b share DSCP tag 5 at level 2, which raises the level of a",)
 
 
 def test_a_running_job_keeps_a_reserved_tag_and_it_is_said() -> None:
     found = assign_tags({"a": 0}, 1, {"a": 46})
     assert found.tags == {"a": 46}
-    assert "reserved: expedited forwarding" in found.remarks[0]
+    assert "reserved for expedited forwarding" in found.remarks[0]
 
 
 def test_fewer_levels_than_priorities_leave_the_last_to_control_messages() -> None:

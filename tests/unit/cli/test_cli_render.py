@@ -267,7 +267,8 @@ def test_a_job_in_back_off_shows_when_it_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     message = (
-        "it failed 2 times in a row, last with: boom; it is tried again at 2027-01-15T08:01:00Z"
+        "the job failed 2 times in a row, the last time with: boom; it will be tried again at"
+        " 2027-01-15T08:01:00Z"
     )
     reason = jobs_pb2.Reason(code="BACK_OFF", message=message, next_step="see its last error")
     show_job(a_job(reason=reason, retries=2, last_error="boom"), NOW)

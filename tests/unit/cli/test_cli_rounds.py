@@ -113,10 +113,16 @@ def test_what_is_named_takes_the_place_of_what_was_recorded() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--objective", "speed"], "error: --objective: 'speed' is none of throughput, deadline"),
+        (
+            ["--objective", "speed"],
+            "error: --objective: 'speed' is not an objective; choose from throughput, deadline",
+        ),
         (["--objective", "0*throughput"], "error: --objective: '0*throughput': all weights are 0"),
-        (["--objective", "max-min + jct"], "have no sum; put them in order with 'then'"),
-        (["--queue-weights", "1"], "error: --queue-weights: '1': expected QUEUE:FACTOR"),
+        (
+            ["--objective", "max-min + jct"],
+            "cannot be added to another objective; put them in order with 'then'",
+        ),
+        (["--queue-weights", "1"], "error: --queue-weights: '1' must be QUEUE:FACTOR"),
         (["--promote-after", "soon"], "error: --promote-after: 'soon' is not a duration"),
         (["--min-run", "never"], "error: --min-run: 'never' is not a duration"),
         (["--deadlines", "strict"], "--deadlines"),
@@ -147,7 +153,7 @@ def test_a_snapshot_is_solved_by_the_policy_that_is_named(tmp_path: Path) -> Non
     assert "0.5*throughput + 0.5*jct" in done.stdout
     wrong = CliRunner().invoke(main.app, ["solve", str(file), "--opportunistic"])
     assert wrong.exit_code == 2
-    assert "options.opportunistic: has a meaning only with queue_order" in wrong.stderr
+    assert "options.opportunistic: needs queue_order; set that, too" in wrong.stderr
 
 
 def test_the_limits_of_what_was_added_are_the_servers() -> None:

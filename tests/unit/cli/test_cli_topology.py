@@ -106,7 +106,7 @@ def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path
 @pytest.mark.parametrize(
     ("text", "arguments", "says"),
     [
-        (CLOS.replace("clos", "closs"), [], "kind: 'closs' is no kind; did you mean 'clos'?"),
+        (CLOS.replace("clos", "closs"), [], "kind: unknown kind 'closs'; did you mean 'clos'?"),
         (CLOS + "tors: 3\n", [], "the key 'tors' occurs twice"),
         (CLOS + "---\n" + CLOS, [], "holds 2 documents; give one"),
         ("", [], "must hold one topology, not 0"),
@@ -119,7 +119,7 @@ def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path
         (CLOS, ["--paths", "a100-0", "a100-0"], "--paths: needs two different hosts"),
         (LINGJUN, [], "hosts.csv: cannot be read"),
         (LINGJUN + "rows: []\n", [], "file, rows: one of them must be given, and only one"),
-        (LINGJUN.replace("file: hosts.csv", ""), [], "needs 'rows'"),
+        (LINGJUN.replace("file: hosts.csv", ""), [], "needs the key 'rows'"),
     ],
 )
 def test_a_mistake_is_refused_by_name(

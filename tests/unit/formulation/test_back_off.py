@@ -50,7 +50,7 @@ def test_the_gpus_of_a_job_that_failed_go_to_another() -> None:
     assert reason is not None
     assert reason.code is ReasonCode.BACK_OFF
     assert reason.message == (
-        "it failed 2 times in a row; it is tried again at 1970-01-01T00:17:40Z"
+        "the job failed 2 times in a row; it will be tried again at 1970-01-01T00:17:40Z"
     )
     assert dict(reason.evidence) == {"failures": "2", "retry": "1970-01-01T00:17:40Z"}
 

@@ -51,7 +51,7 @@ def test_a_right_round_has_no_violation() -> None:
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        ("one choice a job", {"choice": [0]}),
+        ("one choice for each job", {"choice": [0]}),
         ("must run", {"choice": [-1, 3]}),
         ("own column", {"choice": [0, 1]}),
         ("objective", {"objective": 1}),
@@ -136,15 +136,15 @@ def test_a_migration_is_charged_its_restart() -> None:
     ("cpus", "host_bytes", "found"),
     [
         ([5, -1], [-1, -1], []),
-        ([4, -1], [-1, -1], ["a100-0 has 4 CPU cores, its jobs need 5"]),
+        ([4, -1], [-1, -1], ["a100-0 has 4 CPU cores, but its jobs need 5"]),
         ([5, 6], [30, 40], []),
         (
             [5, 5],
             [29, 39],
             [
-                "a100-1 has 5 CPU cores, its jobs need 6",
-                "a100-0 has 29 bytes of host memory, its jobs need 30",
-                "a100-1 has 39 bytes of host memory, its jobs need 40",
+                "a100-1 has 5 CPU cores, but its jobs need 6",
+                "a100-0 has 29 bytes of host memory, but its jobs need 30",
+                "a100-1 has 39 bytes of host memory, but its jobs need 40",
             ],
         ),
     ],

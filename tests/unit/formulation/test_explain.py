@@ -103,7 +103,7 @@ def test_a_job_that_pays_but_does_not_fit_is_told_what_is_free() -> None:
     )
     found = explain(snapshot, problem, solution, {}, frozenset())[1]
     assert found.code is ReasonCode.NO_CAPACITY
-    assert "gpus/a100 has 1 free" in found.message
+    assert "all but 1 of the 4 a100 GPUs are taken" in found.message
 
 
 def a_running_round() -> Snapshot:

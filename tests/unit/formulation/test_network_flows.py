@@ -242,9 +242,9 @@ def test_a_job_whose_gpus_no_path_joins_meets_nobody_and_others_keep_theirs() ->
     cut = a_job([("host-3", [0]), ("host-1", [0])], ring, name="cut off")
     found, notes = contention(topology, [cut, seen, replace(cut, name="too")])
     plain, _ = contention(topology, [seen])
-    gap = "no path from host-1/gpu-0 to host-3/gpu-0: nothing leads traffic to leave host-1/gpu-0"
+    gap = "no path from host-1/gpu-0 to host-3/gpu-0: traffic cannot leave host-1/gpu-0"
     assert [name for name, _ in notes] == ["cut off", "too"]
-    assert all(note.startswith(gap) and "meet no other" in note for _, note in notes)
+    assert all(note.startswith(gap) and "share no link" in note for _, note in notes)
     assert np.diff(found.bundle_start).tolist() == [0, *np.diff(plain.bundle_start), 0]
     assert found.fixed_link.tolist() == plain.fixed_link.tolist()
     assert found.work_flop.tolist() == [job.traffic.work_flop for job in (cut, seen, cut)]
@@ -268,14 +268,16 @@ def test_what_the_network_does_not_see_of_a_job_is_said() -> None:
     said = dict(notes)
     assert (
         said["elsewhere"]
-        == "its host host-9 is not in the topology; it is taken to meet no other job"
+        == "its host host-9 is not in the topology; it is assumed to share no link with another job"
     )
     assert said["beyond"].startswith(
-        "it has GPU 2 of host-1, and the topology knows 2 there, from 0;"
+        "it has GPU 2 of host-1, but the topology has only 2 GPUs there, counted from 0;"
     )
     assert said["below"].startswith("it has GPU -1 of host-1")
     assert said["alone"] == "it runs on host-2 alone, so it loads no link between hosts"
-    assert said["silent"] == said["empty"] == "it sends nothing, so it meets no other job"
+    assert (
+        said["silent"] == said["empty"] == "it sends nothing, so it shares no link with another job"
+    )
     assert said["inside"] == "it sends nothing from host to host, so it loads no link between them"
     assert len(notes) == 7
     loads = np.diff(found.fixed_start).tolist()
@@ -288,9 +290,7 @@ def test_paths_that_are_left_out_are_said() -> None:
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
     found, notes = contention(topology, [job], most=4)
     assert np.diff(found.candidate_start).tolist() == [4, 4]
-    assert notes == [
-        ("", "2 flows have more equal-cost paths than the 4 that they choose from, up to 5")
-    ]
+    assert notes == [("", "2 flows have up to 5 equal-cost paths, but they choose from 4 only")]
 
 
 def test_routes_are_kept_for_later_calls() -> None:

@@ -184,7 +184,10 @@ def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
     statement = state(a_round(a_job("j"), dollars=(0.0, 0.0)), COST)
     reason = statement.absent[0]
     assert reason.code is ReasonCode.MISSING_DATA
-    assert reason.message == "the objective cost needs dollars_per_hour of a100, v100"
+    assert (
+        reason.message
+        == "the objective cost needs dollars_per_hour of a100, v100, which is not set"
+    )
     assert reason.next_step.startswith("set dollars_per_hour")
 
 
@@ -195,7 +198,7 @@ def test_the_reason_names_the_floor_where_that_took_the_other_types() -> None:
     reason = statement.absent[0]
     assert reason.code is ReasonCode.MISSING_DATA
     assert "watts of a100" in reason.message
-    assert "rate floor, 0.5 of its" in reason.message
+    assert "rate floor, 0.5 of the job's" in reason.message
 
 
 def test_a_job_kept_from_its_best_type_is_held_to_what_it_can_reach() -> None:

@@ -251,7 +251,9 @@ def test_guaranteed_jobs_are_charged_their_minimum_demand_up_to_the_quota() -> N
     assert list(kinds(snapshot, found).values()) == [START, START, WAIT, WAIT]
     assert reason(found, 2).code is ReasonCode.QUOTA_SPENT
     assert found.decisions[0].cell.gpus >= 2
-    assert "quota of t for guaranteed jobs is 4 GPUs; 0 are left" in reason(found, 2).message
+    assert (
+        "quota of t for guaranteed jobs is 4 GPUs, of which 0 are left" in reason(found, 2).message
+    )
 
 
 def test_best_effort_jobs_and_other_tenants_are_not_charged() -> None:

@@ -37,7 +37,10 @@ def test_without_one_rounds_are_as_by_default_and_last_for_the_period() -> None:
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ("objective: speed", "policy.objective: 'speed' is none of throughput, deadline"),
+        (
+            "objective: speed",
+            "policy.objective: 'speed' is not an objective; choose from throughput, deadline",
+        ),
         ("objective: 0*jct", "policy.objective: '0*jct': all weights are 0"),
         ("objectiv: jct", 'has no field named "objectiv"'),
         ("solver: magic", "policy.solver: unknown 'magic'; choose one of portfolio, "),

@@ -172,16 +172,16 @@ def test_what_a_call_does_not_say_is_as_the_standing_policy_has_it(standing: Rou
 @pytest.mark.parametrize(
     ("text", "field", "says"),
     [
-        ("objective: speed", "options.objective", "none of throughput, deadline"),
+        ("objective: speed", "options.objective", "choose from throughput, deadline"),
         ("objective: 0*throughput", "options.objective", "all weights are 0"),
-        ("objective: max-min + jct", "options.objective", "have no sum"),
+        ("objective: max-min + jct", "options.objective", "cannot be added"),
         (
             "deadlines: strict",
             "options.deadlines",
             "must be one of ignore, keep, myopic, look-ahead",
         ),
         ("queue_weights: '1:4,1:2'", "options.queue_weights", "each queue once"),
-        ("opportunistic: true", "options.opportunistic", "only with queue_order"),
+        ("opportunistic: true", "options.opportunistic", "needs queue_order"),
         ("rate_floor: 2", "options.rate_floor", r"must lie in \[0, 1\]"),
         ("rate_floor: 'NaN'", "options.rate_floor", r"must lie in \[0, 1\]"),
         ("max_restart_share: 1", "options.max_restart_share", r"must lie in \[0, 1\)"),

@@ -224,7 +224,10 @@ def test_the_lingjun_file_has_847_hosts_in_119_groups() -> None:
         ("", "f.csv: must begin with the line host_id,dsw,psw,asw"),
         ("host,dsw\n", "f.csv: must begin"),
         ("host_id,dsw,psw,asw\na,b,c\n", "f.csv: line 2: must have 4 values"),
-        ("host_id,dsw,psw,asw\na,b,c,d\ne,,g,h\n", "f.csv: line 3: must have 4 values, none empty"),
+        (
+            "host_id,dsw,psw,asw\na,b,c,d\ne,,g,h\n",
+            "f.csv: line 3: must have 4 values that are not empty",
+        ),
     ],
 )
 def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> None:
@@ -240,15 +243,15 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
         (lambda: a_clos(tor_bytes_per_s=0.0), "of tor-0 > agg-0 is 0.0; it must be above 0"),
         (lambda: a_clos(tor_bytes_per_s=float("nan")), "links.bytes_per_s"),
         (lambda: a_clos(tor_delay_s=-1.0), "links.delay_s"),
-        (lambda: a_double_sided(tors=3), "tors: is 3; it must be a multiple of 2 x 1 pods"),
+        (lambda: a_double_sided(tors=3), "tors: is 3; it must be a multiple of 2 x 1"),
         (lambda: a_double_sided(tors=1), "tors: is 1"),
         (
             lambda: a_double_sided(aggregations=3),
-            "aggregations: is 3; it must be a multiple of 2 pods",
+            "aggregations: is 3; it must be a multiple of 2, the number of pods",
         ),
         (
             lambda: a_double_sided(cores=5),
-            "cores: is 5; it must be a multiple of the 2 aggregation",
+            "cores: is 5; it must be a multiple of 2, the number of aggregation",
         ),
         (lambda: a_torus(4), "sizes: must be 2 or 3 whole numbers"),
         (lambda: a_torus(0, 4), "sizes: must be 2 or 3 whole numbers"),
@@ -257,10 +260,10 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
             "rows: b: psw p is under dsw e",
         ),
         (lambda: a_lingjun([("a", "d", "p", "s")] * 2), "hosts: must have unique names; a repeat"),
-        (lambda: a_shape(nics=0), "nics: is 0; a host has at least 1"),
+        (lambda: a_shape(nics=0), "nics: is 0; it must be at least 1"),
         (
             lambda: a_shape(gpu_pcie=(0, 1)),
-            "gpu_pcie: must name a PCIe switch, 0 to 0, for each of 2",
+            "gpu_pcie: must name a PCIe switch, 0 to 0, for each of the 2",
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_jobs_that_meet_nobody_take_no_level_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", ["sincronia", "varys", "taccl*"])
 def test_less_than_one_level_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="at least one"):
+    with pytest.raises(InvalidInput, match="must be at least 1"):
         mechanism(name).plan(a_contention(fixed=[{0: 1.0}]), levels=0)
 
 

@@ -153,7 +153,7 @@ def test_a_loop_is_cut_counted_and_told() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0, 2), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2))
     found = align_shifts(demand)
     assert found.loops == 1
-    assert "1 meetings left out" in str(found)
+    assert "1 edges left out" in str(found)
     assert np.abs(np.diff(found.offset_s)).max() == pytest.approx(
         1.0
     )  # two of three still are apart

@@ -84,7 +84,7 @@ def test_bytes_between_hosts_are_those_measured_and_those_inside_stay(factor: fl
     assert inside.sent_bytes == INSIDE
     (sent,) = sent_by_hosts(TOPOLOGY, [found])
     assert sent["host-0"] == pytest.approx(RING * factor)
-    assert notes == [("job", f"measured on 2 nodes: {factor:.3g} of the estimate")]
+    assert notes == [("job", f"measured on 2 nodes: {factor:.3g} times the estimate")]
 
 
 def test_of_several_nodes_the_median_counts_and_jobs_that_were_not_measured_stay() -> None:
@@ -112,7 +112,7 @@ def test_a_factor_beyond_belief_is_said_and_not_used(factor: float) -> None:
     assert found is job
     assert used == set()
     assert "measured on 1 node: " in note
-    assert "not believed" in note
+    assert "not credible" in note
 
 
 def test_what_was_measured_where_nothing_was_estimated_is_said_and_not_used() -> None:
@@ -141,7 +141,7 @@ def test_an_iteration_alone_then_has_the_measured_period(
     assert found.start_s[0] * c.compute_s[0] == pytest.approx(c.start_s[0] * found.compute_s[0])
     assert (found.compute_s[1], found.start_s[1]) == (c.compute_s[1], c.start_s[1])
     assert np.array_equal(least_comm_s(found), comm_s)
-    assert notes == [("job", f"{period_s:.3g} s an iteration")]
+    assert notes == [("job", f"an iteration takes {period_s:.3g} s")]
 
 
 @pytest.mark.parametrize("period_s", [1e-3, 0.05, 50.0])

@@ -69,7 +69,7 @@ def test_random_spread_takes_idle_hosts_first_for_large_gangs() -> None:
 def test_a_gang_of_no_gpu_is_refused(gpus: int) -> None:
     machine = a_machine(pods=1, racks=1, hosts=1, switches=1, gpus=2)
     for placer in (first_fit, RandomSpread(), HiveD(machine)):
-        with pytest.raises(InvalidInput, match="at least one"):
+        with pytest.raises(InvalidInput, match="must be at least 1"):
             placer(all_free(2), gpus)
 
 

@@ -278,7 +278,9 @@ def test_a_pinned_job_is_not_moved_and_the_job_waits_with_a_reason() -> None:
     outcome, _ = placed(fragmented(movable=False), {0: 2, 1: 2, 2: 4})
     assert outcome.placement.migrated == frozenset()
     assert 2 not in outcome.placement.gangs
-    assert outcome.unplaced == {2: "needs 4 free GPUs on one a100 node; the freest has 2"}
+    assert outcome.unplaced == {
+        2: "the job needs 4 free GPUs on one a100 node, but the freest node has 2"
+    }
     assert outcome.solution.status is SolveStatus.FEASIBLE
     assert outcome.solution.choice[2] == -1
 

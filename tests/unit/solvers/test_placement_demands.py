@@ -142,6 +142,6 @@ def test_a_job_that_finds_no_cores_is_told_so() -> None:
     outcome = placed(*a_round(nodes, [a_job("a")], [(2, 9, 50)]))
     assert on(outcome) == {}
     assert outcome.unplaced == {
-        0: "needs 9 CPU cores and 50 bytes of host memory beside 2 GPUs on a node; nodes that have the"
-        " GPUs free but not these: 1"
+        0: "the job needs 9 CPU cores and 50 bytes of host memory in addition to 2 GPUs on a node;"
+        " nodes that have the GPUs free but lack the rest: 1"
     }
