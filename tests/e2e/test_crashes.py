@@ -357,8 +357,8 @@ def test_a_round_whose_deadline_ends_in_the_middle_writes_nothing(stack: Stack, 
                 scheduler.Schedule(request, timeout=0.001)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         spent_s = cpu_s(server)
-        call = scheduler.Schedule.future(request, timeout=3)
-        until(lambda: cpu_s(server) > spent_s + 0.5, "it solves")
+        call = scheduler.Schedule.future(request, timeout=8)
+        until(lambda: cpu_s(server) > spent_s + 0.3, "it solves")
         assert not call.done()
         server.suspend()
         with pytest.raises(grpc.RpcError) as caught:
