@@ -136,7 +136,7 @@ WITH users AS ({query}) SELECT (SELECT count(*) FROM users) AS total, (
 """)  # noqa: S608 - constants of db
 
     def find(self, connection: sa.Connection, values: Mapping[str, object]) -> list[Use]:
-        """Return one item that counts and names the users, or an empty list if there are none."""
+        """Return one item that counts and names the users, or an empty list if there is no user."""
         row = connection.execute(self._query, values).one()
         if not row.total:
             return []
@@ -280,7 +280,7 @@ def delete_nodes(
         raise InUse(
             f"clusters/{turn.name}/nodes/{occupied[0]}{more}",
             uses,
-            "drain first and wait until the jobs have left: `tessera drain NODE --wait`",
+            "drain it first and wait until the jobs have left: `tessera drain NODE --wait`",
         )
     # A node that is created again must not repeat a version, or an old etag would match it.
     highest = max(row.version for row in stored.values())

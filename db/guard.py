@@ -122,7 +122,7 @@ def _keep_owners(
             loses = wanted.get(gpu)
             if loses is None or loses in found:
                 continue
-            found[loses] = f"its GPUs stay with {names.get(owner, 'another job')}"
+            found[loses] = f"the GPUs that it needs stay with {names.get(owner, 'another job')}"
             loser = world.jobs[snapshot.jobs.name[decisions[loses].job]].key
             keeping.append(loser)
     return found

@@ -83,14 +83,14 @@ def require_head(connection: sa.Connection) -> None:
         raise NotMigrated("the database has no schema yet; run `tessera migrate`")
     _require_known(found)
     raise NotMigrated(
-        f"the database's schema is {found}, this release needs {head()}; run `tessera migrate`"
+        f"the database has schema {found}, but this release needs {head()}; run `tessera migrate`"
     )
 
 
 def _require_known(revision: str) -> None:
     if revision not in _known():
         raise NotMigrated(
-            f"the database's schema {revision} is a newer release's, and this program is at {head()};"
+            f"the database has schema {revision} of a newer release, but this program needs {head()};"
             " upgrade this program"
         )
 

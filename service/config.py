@@ -376,8 +376,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
             key = variable.removeprefix(PREFIX).lower()
             if key not in _TYPES:
                 known = [*(PREFIX + setting.upper() for setting in _TYPES), *sorted(OTHERS)]
-                meant = hint(variable, known) or ";"
-                raise InvalidInput(variable, f"is no setting{meant} There are {', '.join(known)}")
+                meant = hint(variable, known) or "."
+                raise InvalidInput(
+                    variable, f"unknown setting{meant} The settings are {', '.join(known)}"
+                )
             found[key] = _parsed(variable, text, _TYPES[key])
     return found
 

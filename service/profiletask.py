@@ -163,7 +163,7 @@ def send(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
         except grpc.RpcError as error:
             if error.code() not in AGAIN:
                 raise NotAllowed(f"the server refused the records: {error.details()}") from error
-            log.warning("%s does not take the records yet: %s", address, error.details())
+            log.warning("%s has not accepted the records yet: %s", address, error.details())
         time.sleep(RETRY_S)
 
 

@@ -104,7 +104,7 @@ class Lease:
             self._state.save_lease(self._heard_s, self.lease_s)
         except OSError as error:
             if str(error) != self._unsaved:
-                log.warning("the lease cannot be written: %s", error, extra={"action": "lease"})
+                log.warning("cannot write the lease to disk: %s", error, extra={"action": "lease"})
             self._unsaved = str(error)
             return
         self._saved_s, self._unsaved = self._heard_s, ""
@@ -120,7 +120,11 @@ async def watch_lease(lease: Lease, supervisor: Supervisor) -> None:
     while True:
         left_s = lease.left_s()
         if left_s <= 0 and not stopped:
-            log.error("not heard for %.1f s", lease.lease_s, extra={"action": "expire"})
+            log.error(
+                "no server has answered for %.1f s; stopping all gangs",
+                lease.lease_s,
+                extra={"action": "expire"},
+            )
             supervisor.stop_all()
         stopped = left_s <= 0
         await asyncio.sleep(min(max(left_s, CHANGE_GAP_S), 1.0))
@@ -187,7 +191,7 @@ class Link:
             if self._leave.is_set():  # a cancelled read may report "ended" instead
                 return
             if refused:
-                raise Superseded(f"{server} refuses this agent: {refused}")
+                raise Superseded(f"{server} refused this agent: {refused}")
             await asyncio.sleep(
                 backoff_s(self._hello.incarnation, self._failures, len(self._servers))
             )
@@ -201,8 +205,8 @@ class Link:
         missing = error.details() or "the cluster does not exist"
         if missing != self._logged:
             log.error(
-                "%s: %s: it was deleted, or it was never created. This agent runs nothing and waits for"
-                " it; stop the agent if it is not coming back",
+                "%s: %s. It was deleted or never created. This agent runs nothing and waits for it;"
+                " stop the agent if the cluster will not be created again",
                 server,
                 missing,
                 extra={"action": "unknown_cluster"},
@@ -318,4 +322,4 @@ def _refusal(error: BaseException, *, welcomed: bool) -> str:
 def _told(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
-    return str(error) or "silent for too long"
+    return str(error) or "the server was silent for too long"

@@ -156,7 +156,7 @@ class Supervisor:
         """
         if revision < self.revision:
             log.warning(
-                "ignored desired state %d: %d was seen before",
+                "ignored desired state %d, because the newer %d was received before",
                 revision,
                 self.revision,
                 extra={"action": "ignore"},
@@ -267,7 +267,7 @@ class Supervisor:
             self._state.tell(gang.key, gang.network)
         except OSError as error:
             log.warning(
-                "%s is not told its part in the network: %s",
+                "cannot pass %s its part in the network plan: %s",
                 _name(gang.key),
                 error,
                 extra={"action": "network"},
@@ -315,13 +315,13 @@ class Supervisor:
         local.progress = local.handle.progress()
         if local.progress is not None and local.phase is Phase.STARTING:
             local.phase = Phase.RUNNING
-            log.info("%s runs", _name(local.gang.key), extra={"action": "run"})
+            log.info("%s is running", _name(local.gang.key), extra={"action": "run"})
             self._changed()
 
     def _ended(self, local: Local, how: Exit, progress: Progress | None) -> None:
         key = local.gang.key
         local.handle, local.progress = None, progress
-        log.info("%s %s %s", _name(key), how.outcome, how.error, extra={"action": "end"})
+        log.info("%s has ended: %s %s", _name(key), how.outcome, how.error, extra={"action": "end"})
         if how.outcome is Outcome.SUCCEEDED:
             local.phase = Phase.SUCCEEDED
         elif local.phase is Phase.STOPPING or how.outcome is Outcome.STOPPED:

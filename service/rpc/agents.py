@@ -202,7 +202,9 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             async with asyncio.timeout(self._timing.lease_s):
                 first = await anext(messages, None)
         except TimeoutError:
-            raise InvalidInput("hello", "no hello came; send it as the first message") from None
+            raise InvalidInput(
+                "hello", "no hello was received; send it as the first message"
+            ) from None
         if first is None:
             return None
         if first.WhichOneof("body") != "hello":
@@ -253,7 +255,7 @@ class Session:
         now_s = self._clock.monotonic_s()
         if now_s - self.inbox.spoke_s > self._timing.lease_s:
             raise Unavailable(
-                f"agent {self._agent} said nothing for {self._timing.lease_s:g} s; connect again"
+                f"agent {self._agent} sent nothing for {self._timing.lease_s:g} s; connect again"
             )
         try:
             await self._beat()
@@ -263,7 +265,9 @@ class Session:
             raise Conflict(str(error)) from error
         except Unavailable as error:
             if not self._failed:
-                log.warning("store unavailable: %s", error, extra={"action": "agent_stream_waits"})
+                log.warning(
+                    "the store is unavailable: %s", error, extra={"action": "agent_stream_waits"}
+                )
             self._failed = True
             return None
         self._failed = False

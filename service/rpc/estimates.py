@@ -234,7 +234,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             if name not in by_name:
                 has = ", ".join(by_name) or "none"
                 raise InvalidInput(
-                    f"gpu_types[{i}]", f"the cluster has no type {name[:80]!r}; it has: {has}"
+                    f"gpu_types[{i}]", f"the cluster has no GPU type {name[:80]!r}; it has: {has}"
                 )
             found[name] = hardware_of(f"gpu_types[{i}]", by_name[name], self._hardware)
         return found
@@ -328,7 +328,9 @@ def _shown(key: tuple[str, str], spec: ModelSpec | None) -> pb.Model:
 def _counts(request: pb.EstimateCellsRequest, spec: JobSpec | None) -> list[int]:
     if not request.gpus:
         if spec is None:
-            raise InvalidInput("gpus", "must be given, as no job says how many it requests")
+            raise InvalidInput(
+                "gpus", "must be given, because without a job no number is requested"
+            )
         return [n for n in counts_of([spec.requested_gpus], MULTIPLES) if n <= MAX_GPUS]
     fields.batch("gpus", len(request.gpus), MAX_COUNTS)
     return sorted({fields.whole(f"gpus[{i}]", n, 1, MAX_GPUS) for i, n in enumerate(request.gpus)})

@@ -167,4 +167,4 @@ async def test_a_store_that_cannot_be_reached_is_told_of_once_not_at_each_tick(
         async with asyncio.timeout(PATIENCE_S):
             await enough.wait()
     told = [r.message for r in caplog.records if r.levelname == "WARNING"]
-    assert told == ["no periodic rounds: no database"] * 2  # before and after the fourth
+    assert told == ["cannot begin periodic rounds: no database"] * 2  # before and after the fourth

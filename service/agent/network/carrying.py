@@ -97,7 +97,10 @@ class Carrying:
                 )
                 self._say(tuple(dict.fromkeys(text for each in said for text in each)))
         except Exception:  # the outermost guard of this task: jobs do not end with their network
-            log.exception("the network is left as it is", extra={"action": "network"})
+            log.exception(
+                "cannot apply the network plan; the network stays as it is",
+                extra={"action": "network"},
+            )
         finally:
             self._busy = False
             self.settled = True
@@ -131,7 +134,7 @@ class Carrying:
         if self.settled or settings != self._settings:
             return
         log.warning(
-            "the map is not in force after %.0f s; jobs start without it",
+            "the map of tags is not in force after %.0f s; jobs start without it",
             self._patience_s,
             extra={"action": "network"},
         )
@@ -159,7 +162,7 @@ def settings_from_message(desired: pb.Desired) -> Settings | None:
         priorities=priorities,
         control_tag=control if 0 <= control < CODE_POINTS else CONTROL_TAG,
         remarks=tuple(
-            f"job {job} was given DSCP tag {tag}, for which its servers named no priority"
+            f"job {job} has DSCP tag {tag}, but the servers sent no priority for this tag"
             for job, tag in sorted(asked.items())
             if tag >= 0 and tag not in priorities
         ),

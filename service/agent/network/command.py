@@ -34,13 +34,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--network-backend",
         default="none",
         choices=BACKENDS,
-        help="default: none, which only advises",
+        help="Tool that sets priorities on the interfaces. Default: none, which changes nothing.",
     )
-    add("--interface", action="append", default=[], help="a NIC that jobs use; repeatable")
-    add("--netns", default="", help="network namespace of the interfaces")
-    add("--discipline", default="htb", choices=("htb", "prio"), help="for tc")
-    add("--link-bit-per-s", type=int, default=0, help="for tc with htb")
-    add("--queue-pairs", type=int, default=0, help="NCCL_IB_QPS_PER_CONNECTION; 0: leave it")
+    add("--interface", action="append", default=[], help="A NIC that jobs use. Repeatable.")
+    add(
+        "--netns",
+        default="",
+        help="Network namespace of the interfaces. Default: that of the agent.",
+    )
+    add(
+        "--discipline",
+        default="htb",
+        choices=("htb", "prio"),
+        help="Queueing discipline of the back end tc. Default: htb.",
+    )
+    add(
+        "--link-bit-per-s",
+        type=int,
+        default=0,
+        help="Rate of the link in bit/s, which the discipline htb needs.",
+    )
+    add(
+        "--queue-pairs",
+        type=int,
+        default=0,
+        help="Value of NCCL_IB_QPS_PER_CONNECTION for jobs. Default: 0, which leaves it unset.",
+    )
 
 
 def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
@@ -49,7 +68,7 @@ def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
     if kind == "none":
         return [Advice(name) for name in options.interface or [""]]
     if not options.interface:
-        raise InvalidInput("--interface", "name at least one for this back end")
+        raise InvalidInput("--interface", "name at least one interface for this back end")
     if kind == "dcb":
         return [Dcb(name, run=run, dry_run=dry_run) for name in options.interface]
     if kind == "mlnx_qos":
@@ -104,13 +123,18 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "action",
         choices=("show", "plan", "apply"),
-        help="plan: what apply would change; it changes nothing",
+        help="show prints the current map, plan prints what apply would change, and apply changes it.",
     )
-    add("--settings", type=Path, help="JSON: levels, jobs and tags; for plan and apply")
+    add(
+        "--settings",
+        type=Path,
+        help="JSON file with levels, jobs and tags, which plan and apply need.",
+    )
     add(
         "--priorities",
         default="0,1,2,3,4,5,6,7",
-        help="that jobs may use, the one served last first",
+        help="Priorities that jobs may use. The one that is served last comes first."
+        " Default: %(default)s.",
     )
     add_options(parser)
     return parser
@@ -122,11 +146,11 @@ def _answer(options: argparse.Namespace) -> dict[str, Any]:
     if options.action == "show":
         return {b.interface: _shown(b) for b in found}
     if options.settings is None:
-        raise InvalidInput("--settings", "plan and apply need one")
+        raise InvalidInput("--settings", "must be given for plan and apply")
     try:
         fabric = Fabric(priorities=tuple(int(p) for p in options.priorities.split(",")))
     except ValueError as error:
-        raise InvalidInput("--priorities", "must be numbers with commas between them") from error
+        raise InvalidInput("--priorities", "must be numbers separated by commas") from error
     settings = read_settings(options.settings, fabric)
     launch = Launch(queue_pairs=options.queue_pairs)
     return {

@@ -113,5 +113,7 @@ class NodeNetwork:
             f"{c.interface or 'any interface'}: DSCP {c.tag} to priority {c.after}" for c in changes
         )
         if said and said != self._said:
-            log.info("not done (dry run): %s", "; ".join(said), extra={"action": "network"})
+            log.info(
+                "dry run, so this is not applied: %s", "; ".join(said), extra={"action": "network"}
+            )
             self._said = said

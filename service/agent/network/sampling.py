@@ -94,9 +94,12 @@ class Sampling:
                 if await self.step(here):
                     changed()
             except (TesseraError, OSError) as error:
-                self._say(f"traffic is not measured: {error}")
+                self._say(f"cannot measure traffic: {error}")
             except Exception:  # the outermost guard of this task: jobs do not end with it
-                log.exception("traffic is not measured any more", extra={"action": "measure"})
+                log.exception(
+                    "stopped measuring traffic after an unexpected error",
+                    extra={"action": "measure"},
+                )
                 return
             await asyncio.sleep(CHUNK_S)
 
@@ -117,7 +120,7 @@ class Sampling:
         if found is None or found.confidence < LEAST_CONFIDENCE:
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] == TRIES:
-                self._say(f"{name} is not measured: nothing in what it sends repeats itself")
+                self._say(f"cannot measure the traffic of {name}: it has no regular period")
             return False
         self._found[key] = found
         log.info(
@@ -139,7 +142,7 @@ class Sampling:
         new = [key for key in senders if key not in self._found and self._tries.get(key, 0) < TRIES]
         if new and len(senders) > 1:
             names = ", ".join(sorted(job for job, _ in senders))
-            self._say(f"traffic is not measured while several jobs send from here: {names}")
+            self._say(f"traffic is not measured while several jobs send from this node: {names}")
             return None
         return next((key for key in new if senders[key]), None)
 
@@ -232,10 +235,11 @@ def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Calla
         or ("/" in counter.name and counter.name.partition("/")[0] in chosen)
     ]
     if missing := set(interfaces) - {c.name for c in known}:
-        raise InvalidInput("--interface", f"{min(missing)} is not here, so it cannot be measured")
+        raise InvalidInput("--interface", f"this node has no interface {min(missing)}")
     if not used:
         raise InvalidInput(
-            "--measure-traffic", "finds no network hardware; name what jobs use with --interface"
+            "--measure-traffic",
+            "found no network hardware; name the interfaces that jobs use with --interface",
         )
     return lambda: _total(used)
 

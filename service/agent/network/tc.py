@@ -95,8 +95,9 @@ class Tc(Tool):
         foreign = [q["kind"] for q in roots if q["kind"] not in _DEFAULTS]
         if foreign:
             raise NotAllowed(
-                f"{self.interface} has a root discipline {foreign[0]} that is not ours (or is of another"
-                f" kind); remove it with `tc qdisc del dev {self.interface} root`, or use another back end"
+                f"{self.interface} has a root discipline {foreign[0]} that Tessera did not make (or that"
+                f" is of another kind); remove it with `tc qdisc del dev {self.interface} root`, or use"
+                " another back end"
             )
         return False
 

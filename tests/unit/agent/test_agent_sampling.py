@@ -122,7 +122,7 @@ async def test_several_that_send_are_said_once(caplog: pytest.LogCaptureFixture)
     for _ in range(3):
         await sampling.step(lambda: [(wide("a"), True), (wide("b"), True)])
     assert [r.getMessage() for r in caplog.records] == [
-        "traffic is not measured while several jobs send from here: a, b"
+        "traffic is not measured while several jobs send from this node: a, b"
     ]
 
 
@@ -203,7 +203,7 @@ async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
     await asyncio.gather(watching, return_exceptions=True)
     assert told(sampling, wide())[0] == pytest.approx(PERIOD_S, rel=0.05)
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert said == ["traffic is not measured: the port is gone"]
+    assert said == ["cannot measure traffic: the port is gone"]
 
 
 async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +212,9 @@ async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptu
 
     sampling = a_sampling(Wire(), 1.0, mistaken)
     await sampling.watch(lambda: [(wide(), True)], lambda: None)
-    assert [r.getMessage() for r in caplog.records] == ["traffic is not measured any more"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "stopped measuring traffic after an unexpected error"
+    ]
 
 
 async def test_a_process_of_its_own_finds_the_same() -> None:

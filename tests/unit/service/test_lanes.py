@@ -313,7 +313,7 @@ def test_short_calls_beyond_the_queue_are_refused() -> None:
         ]
         await asyncio.sleep(0)
         with pytest.raises(
-            TooBusy, match="1 calls of this client and cluster wait for one of 1 store"
+            TooBusy, match="1 calls of this client and cluster are waiting for one of 1 store"
         ):
             await run_as(EVIL, calls, go.is_set)
         go.set()

@@ -564,7 +564,7 @@ class PlannedCell(_message.Message):
     def estimate(self) -> Global___CellEstimate: ...
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedStage]:
-        """The stages. There are none if the Cell is infeasible."""
+        """The stages. An infeasible Cell has no stages."""
 
     def __init__(
         self,
