@@ -1,4 +1,4 @@
-"""The command ``tessera-agent``: runs on a GPU node and keeps there what the servers want."""
+"""The command ``tessera-agent``, which runs on a GPU node what the servers want."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
         "--log-level",
         default="INFO",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="Default: INFO.",
+        help="Lowest level of messages to log. Default: INFO.",
     )
     network.add_options(parser)
     add(

@@ -1,4 +1,4 @@
-"""``tessera-agent network``: shows, plans and carries out the map of this node by hand."""
+"""``tessera-agent network``, which shows, plans and applies a node's map of priorities by hand."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_the_commands_of_tc_set_up_and_then_filter_both_ip_versions() -> None:
 
 def test_another_discipline_and_output_that_is_no_json_are_refused() -> None:
     foreign = json.dumps([{"kind": "cake", "handle": "1:", "root": True}])
-    with pytest.raises(NotAllowed, match="cake that is not ours"):
+    with pytest.raises(NotAllowed, match="cake that Tessera did not make"):
         Tc("eth1", discipline="prio", run=lambda _: foreign).apply({1: 1})
     with pytest.raises(Unavailable, match="no JSON"):
         Tc("eth1", discipline="prio", run=lambda _: "qdisc").read()

@@ -170,7 +170,7 @@ def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -
     node.desired(Settings(tags={"a": 12}, priorities={12: 3}, remarks=("said",)))
     said, hidden = node.findings()
     assert said == "said"
-    assert "mlx5_0 forces traffic class 106, so job a" in hidden
+    assert "mlx5_0 forces traffic class 106, so the traffic of job a" in hidden
     assert node.environment("a")["NCCL_IB_TC"] == "50"
     assert node.environment("b") == {}
 
