@@ -343,13 +343,13 @@ def delete_models(
     if missing and not allow_missing:
         raise NotFound(f"clusters/{cluster}/models/{'/'.join(filter(None, min(missing)))}")
     ids = {"models": [row.id for row in stored]}
-    found = {"workloads": sorted(connection.execute(_MODEL_WORKLOADS, ids).scalars())}
-    workloads.lock(connection, found["workloads"])
-    if uses := JOBS_OF_WORKLOADS.find(connection, found):
+    affected = {"workloads": sorted(connection.execute(_MODEL_WORKLOADS, ids).scalars())}
+    workloads.lock(connection, affected["workloads"])
+    if uses := JOBS_OF_WORKLOADS.find(connection, affected):
         advice = "cancel the jobs, or wait until they have ended; to change a model, add it again"
         raise InUse(f"a model of clusters/{cluster}", uses, advice)
-    connection.execute(_DROP_COMPUTED, found)
-    connection.execute(_ESTIMATE_AGAIN, {"ids": found["workloads"]})
+    connection.execute(_DROP_COMPUTED, affected)
+    connection.execute(_ESTIMATE_AGAIN, {"ids": affected["workloads"]})
     connection.execute(_DROP_MODELS, ids)
     estimating.notify(connection, cluster)
 

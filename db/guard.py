@@ -61,12 +61,12 @@ def find_skipped(
     It is also skipped if it needs a GPU whose owner keeps it because the owner's own decision is
     skipped. This repeats until nothing more is skipped.
     """
-    found: dict[int, str] = {}
+    skipped: dict[int, str] = {}
     for i, decision in enumerate(decisions):
         reason = _stale_job(snapshot, decision, world) or _stale_node(snapshot, decision, world)
         if reason:
-            found[i] = reason
-    return _keep_owners(snapshot, decisions, world, found)
+            skipped[i] = reason
+    return _keep_owners(snapshot, decisions, world, skipped)
 
 
 def _stale_job(snapshot: Snapshot, decision: Decision, world: World) -> str:

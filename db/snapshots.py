@@ -116,7 +116,7 @@ def round_snapshot(connection: sa.Connection, cluster: str, number: int) -> Snap
         encoded = zlib.decompress(row.snapshot)
     else:
         encoded = decode_delta(zlib.decompress(row.whole), bytes(row.snapshot))
-    found = codec.decode(encoded)
-    if not isinstance(found, Snapshot):
+    snapshot = codec.decode(encoded)
+    if not isinstance(snapshot, Snapshot):
         raise AssertionError("a round's record holds something other than a snapshot")
-    return found
+    return snapshot

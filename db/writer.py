@@ -126,10 +126,10 @@ class PostgresWriter:
             self._connection.execute(_DRAIN, values | {"reason": reason, "drained_by": drained_by})
         else:
             self._connection.execute(_UNDRAIN, values)
-        found = nodes_named(self._connection, turn.cluster, names)
-        if missing := set(names) - {node.spec.name for node in found}:
+        records = nodes_named(self._connection, turn.cluster, names)
+        if missing := set(names) - {node.spec.name for node in records}:
             raise NotFound(f"clusters/{cluster}/nodes/{min(missing)}")
-        return found
+        return records
 
     def delete_nodes(
         self,

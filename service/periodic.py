@@ -38,10 +38,10 @@ PAGE: Final = 1000
 
 def clusters_of(store: Store) -> list[ClusterRecord]:
     """Return all clusters, page by page."""
-    found: list[ClusterRecord] = []
-    while page := store.list_clusters(found[-1].name if found else "", PAGE):
-        found += page
-    return found
+    records: list[ClusterRecord] = []
+    while page := store.list_clusters(records[-1].name if records else "", PAGE):
+        records += page
+    return records
 
 
 class PeriodicRounds:

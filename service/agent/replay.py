@@ -164,8 +164,8 @@ class ReplayHandle:
         except (OSError, ValueError) as error:
             text = f"its error output cannot be read: {error}"
         last = text.strip().rpartition("\n")[2]
-        said = last or f"no message; is there space left in {self._directory}?"
-        return f"the process exited with status {status}: {said}"
+        message = last or f"no message; is there space left in {self._directory}?"
+        return f"the process exited with status {status}: {message}"
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return the contents of one of the process's files, or {} if it cannot be read."""

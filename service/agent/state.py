@@ -72,7 +72,7 @@ class StateDir:
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
-    def tell(self, key: Key, part: Part) -> Path:
+    def write_part(self, key: Key, part: Part) -> Path:
         """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
         write_json(str(path), asdict(part))
@@ -133,15 +133,15 @@ def _make_private(path: Path) -> None:
         OSError: it cannot be made.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise InvalidInput(
             "--data-dir", f"{path} is a symbolic link; remove it, or name its target"
         )
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise InvalidInput(
             "--data-dir",
-            f"{path} belongs to another user ({found.st_uid}); run the agent as that user, or choose"
+            f"{path} belongs to another user ({status.st_uid}); run the agent as that user, or choose"
             " another directory",
         )
     for parent in (path, *path.parents):

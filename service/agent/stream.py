@@ -255,10 +255,10 @@ class Link:
         if not isinstance(message, pb.ServerMessage):
             raise Unavailable("the server ended the stream")
         if message.HasField("welcome"):
-            said, own = message.welcome, self._timing
-            self._lease.lease_s = own.lease_s or said.lease_s or math.inf
-            self._heartbeat_s = own.heartbeat_s or said.heartbeat_s or self._heartbeat_s
-            self._inspect_s = own.inspect_s or said.inspect_s or self._inspect_s
+            welcome, own = message.welcome, self._timing
+            self._lease.lease_s = own.lease_s or welcome.lease_s or math.inf
+            self._heartbeat_s = own.heartbeat_s or welcome.heartbeat_s or self._heartbeat_s
+            self._inspect_s = own.inspect_s or welcome.inspect_s or self._inspect_s
         self._lease.renew(message.lease_from_s)
         if message.HasField("desired") and self._lease.left_s() > 0:
             gangs = [gang_from_message(gang) for gang in message.desired.gangs]
@@ -288,7 +288,7 @@ class Link:
                         reports, self._supervisor.revision, self._supervisor.network_remarks
                     ),
                 )
-                self._supervisor.told(reports)
+                self._supervisor.note_sent(reports)
                 await asyncio.sleep(CHANGE_GAP_S)
             wait_s = min(next_inspect_s, next_heartbeat_s) - self._clock()
             with contextlib.suppress(TimeoutError):  # on a timeout, something else is due
@@ -304,10 +304,10 @@ class Link:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
+    leaves: list[BaseException] = []
     for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
 
 
 def _refusal(error: BaseException, *, welcomed: bool) -> str:

@@ -79,9 +79,11 @@ class Observation:
 
     def covers(self, older: Observation) -> bool:
         """Return whether ``older`` can be dropped: every ended gang in it is also reported here."""
-        told = {(g.job, g.generation, g.node) for g in self.gangs}
+        reported = {(g.job, g.generation, g.node) for g in self.gangs}
         return all(
-            (g.job, g.generation, g.node) in told for g in older.gangs if g.phase in convert.ENDED
+            (g.job, g.generation, g.node) in reported
+            for g in older.gangs
+            if g.phase in convert.ENDED
         )
 
 
@@ -119,14 +121,14 @@ class Inbox:
 
     def _heed(self, remarks: Iterable[str]) -> None:
         """Keep the agent's remarks about its nodes' network, and log each new one."""
-        said = tuple(
+        cleaned = tuple(
             "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK])
             for text in islice(remarks, MAX_REMARKS)
         )
-        for text in said:
+        for text in cleaned:
             if text not in self.network:
                 log.warning("agent %s: %s", self.agent, text, extra={"action": "agent_network"})
-        self.network = said
+        self.network = cleaned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

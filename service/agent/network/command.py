@@ -93,10 +93,10 @@ def read_settings(path: Path, fabric: Fabric) -> Settings:
         OSError: it cannot be read.
     """
     try:
-        told = read_json("--settings", path.read_text(encoding="utf-8"), NODE_LIST)
-        jobs = {str(job): int(level) for job, level in told["jobs"].items()}
-        tags = {str(job): int(tag) for job, tag in told.get("tags", {}).items()}
-        levels = int(told["levels"])
+        stored = read_json("--settings", path.read_text(encoding="utf-8"), NODE_LIST)
+        jobs = {str(job): int(level) for job, level in stored["jobs"].items()}
+        tags = {str(job): int(tag) for job, tag in stored.get("tags", {}).items()}
+        levels = int(stored["levels"])
     except (NotJson, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             "--settings",
@@ -109,11 +109,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit status, which is 2 if something is wrong."""
     options = _parser().parse_args(arguments)
     try:
-        said = _answer(options)
+        answer = _answer(options)
     except (TesseraError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_INVALID
-    sys.stdout.write(json.dumps(said, indent=2) + "\n")
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     return 0
 
 
@@ -142,9 +142,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _answer(options: argparse.Namespace) -> dict[str, Any]:
     """Do what was requested; return the object to print."""
-    found = backends(options, dry_run=options.action != "apply")
+    selected = backends(options, dry_run=options.action != "apply")
     if options.action == "show":
-        return {b.interface: _shown(b) for b in found}
+        return {b.interface: _shown(b) for b in selected}
     if options.settings is None:
         raise InvalidInput("--settings", "must be given for plan and apply")
     try:
@@ -155,7 +155,7 @@ def _answer(options: argparse.Namespace) -> dict[str, Any]:
     launch = Launch(queue_pairs=options.queue_pairs)
     return {
         "jobs": {job: environment(job, settings, launch) for job in settings.tags},
-        "interfaces": {b.interface: _carried_out(b, settings) for b in found},
+        "interfaces": {b.interface: _carried_out(b, settings) for b in selected},
     }
 
 

@@ -60,18 +60,18 @@ def environment(job: str, settings: Settings, launch: Launch | None = None) -> d
     if tag is None or not launch.marks:
         return {}
     priority = settings.priorities[tag]
-    found = {
+    variables = {
         "NCCL_IB_TC": traffic_class(tag, launch.ecn),
         "NCCL_IB_SL": priority,
         "NCCL_IB_FIFO_TC": traffic_class(settings.control_tag, launch.ecn),
     }
     if launch.queue_pairs:
-        found["NCCL_IB_QPS_PER_CONNECTION"] = launch.queue_pairs
+        variables["NCCL_IB_QPS_PER_CONNECTION"] = launch.queue_pairs
     if launch.ucx:
-        found |= {"UCX_IB_TRAFFIC_CLASS": traffic_class(tag, launch.ecn), "UCX_IB_SL": priority}
+        variables |= {"UCX_IB_TRAFFIC_CLASS": traffic_class(tag, launch.ecn), "UCX_IB_SL": priority}
     if launch.hccl:
-        found |= {"HCCL_RDMA_TC": traffic_class(tag, 0), "HCCL_RDMA_SL": priority}
-    return {name: str(value) for name, value in found.items()}
+        variables |= {"HCCL_RDMA_TC": traffic_class(tag, 0), "HCCL_RDMA_SL": priority}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def overridden(job: str, settings: Settings, forced: Mapping[str, int]) -> tuple[str, ...]:

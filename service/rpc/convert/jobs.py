@@ -238,9 +238,9 @@ def _of_leg(leg: LegRecord) -> pb.Leg:
 def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
     if len(nodes) > MAX_AVOIDED:
         raise InvalidInput(field, f"must name at most {MAX_AVOIDED} nodes; it names {len(nodes)}")
-    found = tuple(to_node_id(f"{field}[{i}]", cluster, name) for i, name in enumerate(nodes))
-    fields.distinct((f"{field}[{i}]", node) for i, node in enumerate(found))
-    return found
+    ids = tuple(to_node_id(f"{field}[{i}]", cluster, name) for i, name in enumerate(nodes))
+    fields.distinct((f"{field}[{i}]", node) for i, node in enumerate(ids))
+    return ids
 
 
 def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:

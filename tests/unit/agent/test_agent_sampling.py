@@ -81,7 +81,9 @@ def wide(job: str = "a", generation: int = 1) -> Gang:
 
 def told(sampling: Sampling, gang: Gang) -> tuple[float, float]:
     job, generation = gang.key
-    report = sampling.told(Report(job=job, generation=generation, node="n0", phase=Phase.RUNNING))
+    report = sampling.add_measurement(
+        Report(job=job, generation=generation, node="n0", phase=Phase.RUNNING)
+    )
     return report.period_s, report.sent_bytes
 
 
