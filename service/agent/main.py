@@ -203,7 +203,9 @@ def read_nodes(path: Path) -> list[pb.AgentNode]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tessera-agent", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="tessera-agent", description="Run on GPU nodes the jobs that the servers want there."
+    )
     add = parser.add_argument
     add(
         "--server",

@@ -206,7 +206,7 @@ def test_while_they_are_made_the_job_says_so(
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
-    assert "they are being made, on a100" in said[0]
+    assert "they are being computed for a100" in said[0]
 
 
 def test_a_workload_that_cannot_be_estimated_keeps_no_other_waiting(
@@ -223,7 +223,7 @@ def test_a_workload_that_cannot_be_estimated_keeps_no_other_waiting(
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
-    assert "could not be made: its experts are on strike" in told(store, "bad")
+    assert "could not be computed: its experts are on strike" in told(store, "bad")
     assert cells_of(store, PUBLISHED)
     assert "cannot estimate Cells of moe/690M/256" in caplog.text
 

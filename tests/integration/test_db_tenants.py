@@ -74,7 +74,7 @@ def test_tenants_of_a_cluster_that_does_not_exist(store: PostgresStore) -> None:
         (({"a100": 5}, {"a100": 4}), "quotas of a100 sum to 9 GPUs, but the cluster has 8"),
         (({"": 9}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
         (({"a100": 8, "v100": 1}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
-        (({"h100": 1},), "no type 'h100'; it has: a100, v100"),
+        (({"h100": 1},), "no GPU type 'h100'; it has: a100, v100"),
         (({"a100": -1},), "ck_quotas_gpus"),
     ],
 )
@@ -259,7 +259,9 @@ def test_pins_that_cannot_be_met_are_refused(store: PostgresStore) -> None:
         submit(store, a_spec("a", pinned_type=True))
     with pytest.raises(InvalidInput, match=r"gpt has no Cells on it; it has some on a100, v100"):
         submit(store, a_spec("a", workload=lone, requested_type="k80", pinned_type=True))
-    with pytest.raises(InvalidInput, match=r"exceed the cluster: it needs 9 x v100 \(of 8\)"):
+    with pytest.raises(
+        InvalidInput, match=r"exceed the cluster: it needs 9 x v100 \(there are 8\)"
+    ):
         submit(store, a_spec("a", workload=lone, requested_type="v100", pinned_type=True))
     submit(store, a_spec("a", workload=lone, requested_type="k80"))  # a wish is no demand
     submit(store, a_spec("b", workload=fresh, requested_type="k80", pinned_type=True))

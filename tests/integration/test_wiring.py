@@ -64,7 +64,7 @@ async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(
 
 async def test_an_address_in_use_is_an_error(database: Database) -> None:
     async with running(settings(database)) as port:
-        with pytest.raises(InvalidInput, match="in use"):
+        with pytest.raises(InvalidInput, match="another program may use it"):
             async with running(settings(database, listen=f"127.0.0.1:{port}")):
                 raise AssertionError("two servers on one port")
 

@@ -118,7 +118,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tessera-agent network", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="tessera-agent network",
+        description="Show, plan or apply by hand the map of DSCP tags to priorities on a node.",
+    )
     add = parser.add_argument
     add(
         "action",
