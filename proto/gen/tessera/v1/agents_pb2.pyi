@@ -196,7 +196,9 @@ class ObservedGang(_message.Message):
         SUCCEEDED: ObservedGang._Phase.ValueType  # 4
         FAILED: ObservedGang._Phase.ValueType  # 5
 
-    class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
+    class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
+        """The progress of a member from start to end."""
+
     PHASE_UNSPECIFIED: ObservedGang.Phase.ValueType  # 0
     STARTING: ObservedGang.Phase.ValueType  # 1
     RUNNING: ObservedGang.Phase.ValueType  # 2

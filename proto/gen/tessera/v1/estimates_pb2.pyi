@@ -27,16 +27,22 @@ class _EstimateSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Estima
     DESCRIPTOR: _descriptor.EnumDescriptor
     ESTIMATE_SOURCE_UNSPECIFIED: _EstimateSource.ValueType  # 0
     MEASURED: _EstimateSource.ValueType  # 1
+    """The Cell ran, and its time was measured."""
     PROFILED: _EstimateSource.ValueType  # 2
+    """Computed from measured layers of the model."""
     ANALYTIC: _EstimateSource.ValueType  # 3
+    """Computed from the model and the hardware catalogue."""
 
 class EstimateSource(_EstimateSource, metaclass=_EstimateSourceEnumTypeWrapper):
     """Where an estimate comes from."""
 
 ESTIMATE_SOURCE_UNSPECIFIED: EstimateSource.ValueType  # 0
 MEASURED: EstimateSource.ValueType  # 1
+"""The Cell ran, and its time was measured."""
 PROFILED: EstimateSource.ValueType  # 2
+"""Computed from measured layers of the model."""
 ANALYTIC: EstimateSource.ValueType  # 3
+"""Computed from the model and the hardware catalogue."""
 Global___EstimateSource: _TypeAlias = EstimateSource  # noqa: Y015
 
 @_typing.final

@@ -31,33 +31,52 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     DESCRIPTOR: _descriptor.EnumDescriptor
     JOB_STATE_UNSPECIFIED: _JobState.ValueType  # 0
     QUEUED: _JobState.ValueType  # 1
+    """The job waits for GPUs."""
     HELD: _JobState.ValueType  # 2
+    """The job waits until its user releases it."""
     STARTING: _JobState.ValueType  # 3
+    """GPUs are reserved or held for the job, and its gang has not reported yet."""
     RUNNING: _JobState.ValueType  # 4
+    """The gang reports progress."""
     STOPPING: _JobState.ValueType  # 5
+    """The job gives its GPUs back, then it is queued again."""
     HOLDING: _JobState.ValueType  # 6
+    """The job gives its GPUs back, then it is held."""
     CANCELLING: _JobState.ValueType  # 7
+    """The job gives its GPUs back, then it is cancelled."""
     FAILING: _JobState.ValueType  # 8
+    """The job gives its GPUs back, then it has failed."""
     SUCCEEDED: _JobState.ValueType  # 9
     FAILED: _JobState.ValueType  # 10
     CANCELLED: _JobState.ValueType  # 11
     REJECTED: _JobState.ValueType  # 12
+    """The job can never run. The reason says why."""
 
-class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper): ...
+class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
+    """The state of a job. SUCCEEDED, FAILED, CANCELLED and REJECTED are final."""
 
 JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
 QUEUED: JobState.ValueType  # 1
+"""The job waits for GPUs."""
 HELD: JobState.ValueType  # 2
+"""The job waits until its user releases it."""
 STARTING: JobState.ValueType  # 3
+"""GPUs are reserved or held for the job, and its gang has not reported yet."""
 RUNNING: JobState.ValueType  # 4
+"""The gang reports progress."""
 STOPPING: JobState.ValueType  # 5
+"""The job gives its GPUs back, then it is queued again."""
 HOLDING: JobState.ValueType  # 6
+"""The job gives its GPUs back, then it is held."""
 CANCELLING: JobState.ValueType  # 7
+"""The job gives its GPUs back, then it is cancelled."""
 FAILING: JobState.ValueType  # 8
+"""The job gives its GPUs back, then it has failed."""
 SUCCEEDED: JobState.ValueType  # 9
 FAILED: JobState.ValueType  # 10
 CANCELLED: JobState.ValueType  # 11
 REJECTED: JobState.ValueType  # 12
+"""The job can never run. The reason says why."""
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
 @_typing.final
@@ -676,8 +695,9 @@ class JobEvent(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     event: _builtins.str
-    """One of hold, release, start, move, ran, suspend, gone, lost, cancel, finish, crash, fail and
-    reject.
+    """One of hold, release, start, move, ran (the gang reported that it runs), suspend, gone (every
+    agent has reported the gang gone), lost (a node that ran part of it is gone), cancel, finish,
+    crash (it failed and is tried again), fail (it failed for good) and reject.
     """
     state: Global___JobState.ValueType
     """The state that the event led to."""
