@@ -175,8 +175,8 @@ def hello(
         silent_s = float("inf") if node.silent_s is None else node.silent_s
         if foreign and silent_s <= silence_s:
             raise NotAllowed(
-                f"node {node.name} belongs to agent {node.agent}, heard {silent_s:.0f} s ago; give each"
-                f" node to one agent, or stop that one and wait {silence_s:.0f} s"
+                f"node {node.name} belongs to agent {node.agent}, which reported {silent_s:.0f} s ago;"
+                f" give each node to one agent, or stop that one and wait {silence_s:.0f} s"
             )
         if silent_s > silence_s:
             dead.append(node.id)

@@ -60,13 +60,13 @@ SHOWN: Final = 5
 
 def find_broken_rules(database: Database) -> list[str]:
     """Return a sentence for each of ``RULES`` that does not hold now. Raises Unavailable."""
-    found = []
+    sentences = []
     with database.read() as connection:
         for wrong, query in RULES.items():
             names = [str(name) for name in connection.execute(sa.text(query)).scalars()]
             if names:
-                found.append(f"{wrong}: {', '.join(names[:SHOWN])} ({len(names)} in all)")
-    return found
+                sentences.append(f"{wrong}: {', '.join(names[:SHOWN])} ({len(names)} in all)")
+    return sentences
 
 
 def load_epochs(database: Database) -> dict[str, int]:

@@ -115,8 +115,8 @@ def find_reasons(
         return
     number, first_jobs = pages[0].round, [page.first_job_id for page in pages]
     places = {bisect_right(first_jobs, job) - 1 for job in jobs.values()} - {-1}
-    wanted = [pages[place].page for place in sorted(places)]
-    values = {"cluster": cluster, "round": number, "pages": wanted}
+    pages_to_read = [pages[place].page for place in sorted(places)]
+    values = {"cluster": cluster, "round": number, "pages": pages_to_read}
     for page in connection.execute(_SOME_PAGES, values).scalars():
         for row in _unpack(page):
             if row["job"] in jobs and row["reason"] is not None:

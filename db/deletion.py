@@ -136,7 +136,7 @@ WITH users AS ({query}) SELECT (SELECT count(*) FROM users) AS total, (
 """)  # noqa: S608 - constants of db
 
     def find(self, connection: sa.Connection, values: Mapping[str, object]) -> list[Use]:
-        """Return one item that counts and names the users, or an empty list if there are none."""
+        """Return one item that counts and names the users, or an empty list if there is no user."""
         row = connection.execute(self._query, values).one()
         if not row.total:
             return []
@@ -280,7 +280,7 @@ def delete_nodes(
         raise InUse(
             f"clusters/{turn.name}/nodes/{occupied[0]}{more}",
             uses,
-            "drain first and wait until the jobs have left: `tessera drain NODE --wait`",
+            "drain it first and wait until the jobs have left: `tessera drain NODE --wait`",
         )
     # A node that is created again must not repeat a version, or an old etag would match it.
     highest = max(row.version for row in stored.values())
@@ -343,13 +343,13 @@ def delete_models(
     if missing and not allow_missing:
         raise NotFound(f"clusters/{cluster}/models/{'/'.join(filter(None, min(missing)))}")
     ids = {"models": [row.id for row in stored]}
-    found = {"workloads": sorted(connection.execute(_MODEL_WORKLOADS, ids).scalars())}
-    workloads.lock(connection, found["workloads"])
-    if uses := JOBS_OF_WORKLOADS.find(connection, found):
+    affected = {"workloads": sorted(connection.execute(_MODEL_WORKLOADS, ids).scalars())}
+    workloads.lock(connection, affected["workloads"])
+    if uses := JOBS_OF_WORKLOADS.find(connection, affected):
         advice = "cancel the jobs, or wait until they have ended; to change a model, add it again"
         raise InUse(f"a model of clusters/{cluster}", uses, advice)
-    connection.execute(_DROP_COMPUTED, found)
-    connection.execute(_ESTIMATE_AGAIN, {"ids": found["workloads"]})
+    connection.execute(_DROP_COMPUTED, affected)
+    connection.execute(_ESTIMATE_AGAIN, {"ids": affected["workloads"]})
     connection.execute(_DROP_MODELS, ids)
     estimating.notify(connection, cluster)
 

@@ -61,13 +61,13 @@ def summary_from(plain: dict[str, Any]) -> RoundSummary:
 
     Earlier releases did not record whether anything was proven.
     """
-    found = _value(plain)
-    silent = "bound_is_trivial" not in found and _looks_for_no_bound(found)
+    fields = _value(plain)
+    silent = "bound_is_trivial" not in fields and _looks_for_no_bound(fields)
     goals = tuple(
         GoalResult(**{"bound_is_trivial": silent and goal["gap"] != 0, **goal})
-        for goal in found.pop("goals", ())
+        for goal in fields.pop("goals", ())
     )
-    return RoundSummary(goals=goals, **{"bound_is_trivial": silent, **found})
+    return RoundSummary(goals=goals, **{"bound_is_trivial": silent, **fields})
 
 
 def _looks_for_no_bound(summary: dict[str, Any]) -> bool:
@@ -116,9 +116,9 @@ def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
     """Return the allocation that ``allocation_plain`` wrote."""
     if plain is None:
         return None
-    found = _value(plain)
-    rest = {name: found[name] for name in ("rate", "generation", "shares")}
-    return AllocationRecord(cell=cell_from_plain(found), **rest)
+    fields = _value(plain)
+    rest = {name: fields[name] for name in ("rate", "generation", "shares")}
+    return AllocationRecord(cell=cell_from_plain(fields), **rest)
 
 
 def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:

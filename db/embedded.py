@@ -145,7 +145,9 @@ def _open_mark(place: Path, what: str) -> IO[bytes]:
     file = os.fdopen(number, "ab")
     if os.fstat(number).st_uid != os.geteuid():
         file.close()
-        raise Unavailable(f"{path} is another user's; remove it, or choose a directory of your own")
+        raise Unavailable(
+            f"{path} belongs to another user; remove it, or choose a directory of your own"
+        )
     return file
 
 

@@ -140,9 +140,11 @@ class Database:
     def _ours(self, error: DBAPIError | psycopg2.Error | PoolTimeout) -> TesseraError:
         state, place = sqlstate(error), self.engine.url.render_as_string(hide_password=True)
         if state in _WRONG_SCHEMA:
-            return NotMigrated(f"the schema of {place} is another release's; run `tessera migrate`")
+            return NotMigrated(
+                f"the schema of {place} belongs to another release; run `tessera migrate`"
+            )
         if state[:2] in _WRONG_VALUE_CLASSES:
-            return InvalidInput("", f"the database refuses this: {_detail(error)}")
+            return InvalidInput("", f"the database refused a value: {_detail(error)}")
         if state in _FULL or "No space left on device" in str(error):
             return Unavailable(
                 f"the database at {place} has no space left on its disk; free some ({_detail(error)})"
@@ -150,7 +152,7 @@ class Database:
         if state == "53300" or any(words in str(error) for words in _NO_CONNECTION):
             return Unavailable(
                 f"the database at {place} has no connection left; close some, raise its max_connections, or"
-                " lower the server's setting store_threads: it takes one for each of its threads"
+                " lower the server's setting store_threads: each of its threads needs a connection"
             )
         if state in ("57014", "55P03", *LOST_AGAINST_OTHERS) or isinstance(error, PoolTimeout):
             return Unavailable(f"the database at {place} is too busy; try again")

@@ -61,12 +61,12 @@ def find_skipped(
     It is also skipped if it needs a GPU whose owner keeps it because the owner's own decision is
     skipped. This repeats until nothing more is skipped.
     """
-    found: dict[int, str] = {}
+    skipped: dict[int, str] = {}
     for i, decision in enumerate(decisions):
         reason = _stale_job(snapshot, decision, world) or _stale_node(snapshot, decision, world)
         if reason:
-            found[i] = reason
-    return _keep_owners(snapshot, decisions, world, found)
+            skipped[i] = reason
+    return _keep_owners(snapshot, decisions, world, skipped)
 
 
 def _stale_job(snapshot: Snapshot, decision: Decision, world: World) -> str:
@@ -122,7 +122,7 @@ def _keep_owners(
             loses = wanted.get(gpu)
             if loses is None or loses in found:
                 continue
-            found[loses] = f"its GPUs stay with {names.get(owner, 'another job')}"
+            found[loses] = f"the GPUs that it needs stay with {names.get(owner, 'another job')}"
             loser = world.jobs[snapshot.jobs.name[decisions[loses].job]].key
             keeping.append(loser)
     return found

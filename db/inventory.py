@@ -148,13 +148,13 @@ def upsert_cluster(
     """
     names = [t.name for t in gpu_types]
     if len(set(names)) < len(names):
-        raise InvalidInput("gpu_types", "each type may be named once")
+        raise InvalidInput("gpu_types", "must name each GPU type only once")
     created = connection.execute(_CREATE, {"name": name}).scalar()
     if created is not None:
         start_above_deleted(connection, created)
     cluster, stored = connection.execute(_CLUSTER, {"name": name}).one()
     if version is not None and (created is not None or version != stored):
-        now = "does not exist" if created is not None else f"is at {stored}"
+        now = "does not exist" if created is not None else f"is at etag {stored}"
         raise StaleEtag(f"cluster {name} {now}, not at etag {version}; read it again and retry")
     before = [
         GpuType(name=name, memory_bytes=memory, dollars_per_hour=dollars, watts=watts)
@@ -165,7 +165,7 @@ def upsert_cluster(
     try:
         _drop_types(connection, name, cluster, sorted({t.name for t in before} - set(names)))
     except InUse as used:
-        raise InvalidInput("gpu_types", f"{used}; or keep the type in the list") from used
+        raise InvalidInput("gpu_types", f"{used}; or keep the GPU type in the list") from used
     rows = [
         {
             "name": t.name,
@@ -234,7 +234,7 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
     """
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
-        raise InvalidInput("nodes", "each node may be named once")
+        raise InvalidInput("nodes", "must name each node only once")
     types = require_types(turn.connection, turn.cluster, {node.gpu_type for node in nodes})
     values = {"cluster": turn.cluster, "names": names}
     stored = {row.name: row for row in turn.connection.execute(_NODES, values)}
@@ -261,7 +261,9 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
 
 def _require_node(cluster: str, node: NodeSpec, old: sa.Row[tuple[object, ...]] | None) -> None:
     if not 1 <= node.gpus <= MAX_GPUS:
-        raise InvalidInput(f"nodes/{node.name}.gpus", f"must lie in 1..{MAX_GPUS}, is {node.gpus}")
+        raise InvalidInput(
+            f"nodes/{node.name}.gpus", f"must lie in 1 to {MAX_GPUS}; it is {node.gpus}"
+        )
     if old is None:
         if node.version is not None:
             raise NotFound(f"clusters/{cluster}/nodes/{node.name}")

@@ -41,6 +41,6 @@ def require_few(connection: sa.Connection, cluster: str, kind: str, limits: Limi
 def _require(kind: str, count: int, most: int, where: str) -> None:
     if count > most:
         raise LimitReached(
-            f"{where} holds at most {most:,} {kind}, and this would make {count:,}; delete some, or raise the"
-            f" server's setting max_{kind}"
+            f"{where} can have at most {most:,} {kind}, and this would make {count:,}; delete some, or raise"
+            f" the server's setting max_{kind}"
         )

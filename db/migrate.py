@@ -57,12 +57,12 @@ def current(connection: sa.Connection) -> str | None:
     """
     try:
         with connection.begin_nested():
-            found = connection.execute(_REVISION).scalar()
+            revision = connection.execute(_REVISION).scalar()
     except ProgrammingError as error:
         if sqlstate(error) != _NO_TABLE:
             raise
         return None
-    return None if found is None else str(found)
+    return None if revision is None else str(revision)
 
 
 def require_head(connection: sa.Connection) -> None:
@@ -72,25 +72,25 @@ def require_head(connection: sa.Connection) -> None:
         NotMigrated: it is an older or a newer release's.
     """
     try:
-        found = connection.execute(_REVISION).scalar()
+        revision = connection.execute(_REVISION).scalar()
     except ProgrammingError as error:
         if sqlstate(error) != _NO_TABLE:
             raise
-        found = None
-    if found == head():
+        revision = None
+    if revision == head():
         return
-    if found is None:
+    if revision is None:
         raise NotMigrated("the database has no schema yet; run `tessera migrate`")
-    _require_known(found)
+    _require_known(revision)
     raise NotMigrated(
-        f"the database's schema is {found}, this release needs {head()}; run `tessera migrate`"
+        f"the database has schema {revision}, but this release needs {head()}; run `tessera migrate`"
     )
 
 
 def _require_known(revision: str) -> None:
     if revision not in _known():
         raise NotMigrated(
-            f"the database's schema {revision} is a newer release's, and this program is at {head()};"
+            f"the database has schema {revision} of a newer release, but this program needs {head()};"
             " upgrade this program"
         )
 

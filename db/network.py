@@ -110,7 +110,7 @@ def set_topology(
     turn = Turn.take(connection, cluster)
     stored = connection.execute(_NETWORK, {"cluster": turn.cluster}).one_or_none()
     if version is not None and version != (stored.version if stored is not None else 0):
-        now = f"is at {stored.version}" if stored is not None else "does not exist"
+        now = f"is at etag {stored.version}" if stored is not None else "does not exist"
         raise StaleEtag(
             f"the topology of {cluster} {now}, not at etag {version}; read it again and retry"
         )
@@ -140,8 +140,8 @@ def drop_topology(
         return
     if stored is not None and version is not None and version != stored.version:
         raise StaleEtag(
-            f"the topology of {cluster} is at {stored.version}, not at etag {version}; read it again"
-            " and retry"
+            f"the topology of {cluster} is at etag {stored.version}, not at etag {version}; read it"
+            " again and retry"
         )
     for statement in _DROP:  # the network itself is the last one
         found = connection.execute(statement, {"cluster": turn.cluster})
@@ -167,7 +167,7 @@ def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord 
         raise RoundSuperseded(f"clusters/{turn.name}/rounds/{now.last_round}")
     if not is_for(turn, plan.snapshot.topology):
         _, version = topology(connection, turn.name)
-        raise StaleEtag(f"the topology of {turn.name} is another one, at {version}; plan again")
+        raise StaleEtag(f"the topology of {turn.name} has changed to version {version}; plan again")
     number = record(turn, plan.outcome, plan.cause, plan.seconds)
     turn.end()
     return None if number is None else plans(connection, turn.name, number + 1, 1)[0]

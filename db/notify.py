@@ -85,7 +85,7 @@ class Listener:
                 self.listening.clear()
                 if not retry_s:
                     log.warning(
-                        "the database cannot be heard: %s; connecting again until it can be",
+                        "lost the connection for the database's notices: %s; trying to reconnect",
                         " ".join(str(error).split()),
                         extra={"action": "listen_lost"},
                     )
@@ -98,7 +98,7 @@ class Listener:
             for channel in self._subscribers:
                 cursor.execute(f"LISTEN {channel}")
         self.listening.set()
-        log.info("the database is heard", extra={"action": "listen"})
+        log.info("listening for the database's notices", extra={"action": "listen"})
         self._tell({(channel, EVERY) for channel in self._subscribers})
         while not self._closed.is_set():
             ready, _, _ = select.select([connection.fileno(), self._wake_read], [], [])

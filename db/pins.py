@@ -44,7 +44,7 @@ def require_future(connection: sa.Connection, jobs: Sequence[JobSpec]) -> None:
     if past_s >= 0:
         raise InvalidInput(
             f"jobs/{earliest.name}.deadline",
-            f"lies {past_s:.0f} s in the past by the database's clock; give a later one, or none",
+            f"lies {past_s:.0f} s in the past by the database's clock; set a later one, or none",
         )
 
 

@@ -189,11 +189,11 @@ def count_old(database: Database, retention: Retention) -> dict[str, int]:
 
     Workloads that become unused when their last job is deleted are not included.
     """
-    found = dict.fromkeys(_KINDS, 0)
+    counts = dict.fromkeys(_KINDS, 0)
     for name, kind, values in _everywhere(database, retention):
         with database.read() as connection:
-            found[name] += kind.count(connection, values)
-    return found
+            counts[name] += kind.count(connection, values)
+    return counts
 
 
 def _delete(database: Database, kind: _Kind, values: Mapping[str, object]) -> int:

@@ -25,8 +25,8 @@ _OF_WORKLOADS = "SELECT w.id FROM workloads w WHERE w.cluster_id = :cluster"
 
 def _delete(table: str, where: str, limit: int) -> tuple[sa.TextClause, int]:
     """Return the statement that deletes at most ``limit`` rows, and the limit."""
-    found = f"SELECT x.ctid FROM {table} x WHERE {where} LIMIT {limit}"  # noqa: S608 - constants
-    return sa.text(f"DELETE FROM {table} WHERE ctid = ANY(ARRAY({found}))"), limit  # noqa: S608
+    rows = f"SELECT x.ctid FROM {table} x WHERE {where} LIMIT {limit}"  # noqa: S608 - constants
+    return sa.text(f"DELETE FROM {table} WHERE ctid = ANY(ARRAY({rows}))"), limit  # noqa: S608
 
 
 _STATEMENTS = (

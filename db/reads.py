@@ -63,10 +63,10 @@ def list_clusters(connection: sa.Connection, after: str, limit: int) -> list[Clu
 
 def get_node(connection: sa.Connection, cluster: str, name: str) -> NodeRecord:
     """Return a node. Raises NotFound."""
-    found = nodes_named(connection, cluster_id(connection, cluster), [name])
-    if not found:
+    records = nodes_named(connection, cluster_id(connection, cluster), [name])
+    if not records:
         raise NotFound(f"clusters/{cluster}/nodes/{name}")
-    return found[0]
+    return records[0]
 
 
 def list_nodes(connection: sa.Connection, cluster: str, after: str, limit: int) -> list[NodeRecord]:
@@ -77,10 +77,10 @@ def list_nodes(connection: sa.Connection, cluster: str, after: str, limit: int) 
 
 def get_job(connection: sa.Connection, cluster: str, name: str) -> JobRecord:
     """Return a job. Raises NotFound."""
-    found = jobs_named(connection, cluster_id(connection, cluster), [name])
-    if not found:
+    records = jobs_named(connection, cluster_id(connection, cluster), [name])
+    if not records:
         raise NotFound(f"clusters/{cluster}/jobs/{name}")
-    return found[0]
+    return records[0]
 
 
 def list_jobs(
@@ -93,9 +93,9 @@ def list_jobs(
         "after": after,
         "limit": limit + 1,
     }
-    found = job_records(connection, JOBS_AFTER, values)
-    following = found[limit - 1][0] if len(found) > limit else 0
-    return [record for _, record in found[:limit]], following
+    records = job_records(connection, JOBS_AFTER, values)
+    following = records[limit - 1][0] if len(records) > limit else 0
+    return [record for _, record in records[:limit]], following
 
 
 def job_history(connection: sa.Connection, cluster: str, name: str) -> list[JobEventRecord]:

@@ -36,10 +36,10 @@ def claim(
     }
     if connection.execute(_CLAIM, values).rowcount:
         return None
-    found = find_answer(connection, request)
-    if found is None:
+    stored = find_answer(connection, request)
+    if stored is None:
         raise AssertionError("a request id was kept without its answer")
-    return found
+    return stored
 
 
 def find_answer(connection: sa.Connection, request: Request) -> bytes | None:

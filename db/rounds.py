@@ -230,7 +230,7 @@ def _promises(
     """
     snapshot = commit.snapshot
     before, after = legs_by_job(snapshot, snapshot.legs), legs_by_job(snapshot, commit.legs)
-    found = []
+    promises = []
     for i, d in enumerate(commit.decisions):
         rejected = d.kind is DecisionKind.REJECT
         admitted, passed = d.admitted and not rejected, d.opportunistic and d.gang is not None
@@ -239,7 +239,7 @@ def _promises(
         same = then == (admitted, passed) and legs == before.get(d.job, [])
         if i in skips or (same and not rejected):
             continue
-        found.append(
+        promises.append(
             Promise(
                 job=world.jobs[snapshot.jobs.name[d.job]].key,
                 admitted=admitted,
@@ -249,7 +249,7 @@ def _promises(
                 rejected=d.reason if rejected else None,
             )
         )
-    return found
+    return promises
 
 
 def _states_after(

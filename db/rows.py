@@ -95,10 +95,10 @@ def cluster_record(row: Row) -> ClusterRecord:
 def cluster_id(connection: sa.Connection, name: str) -> int:
     """Return a cluster's key. Raises NotFound."""
     query = sa.text("SELECT id FROM clusters WHERE name = :name")
-    found = connection.execute(query, {"name": name}).scalar()
-    if found is None:
+    key = connection.execute(query, {"name": name}).scalar()
+    if key is None:
         raise NotFound(f"clusters/{name}")
-    return int(found)
+    return int(key)
 
 
 def enter_cluster(connection: sa.Connection, name: str) -> int:
@@ -111,10 +111,10 @@ def enter_cluster(connection: sa.Connection, name: str) -> int:
         NotFound: the cluster.
     """
     query = sa.text("SELECT id FROM clusters WHERE name = :name FOR KEY SHARE")
-    found = connection.execute(query, {"name": name}).scalar()
-    if found is None:
+    key = connection.execute(query, {"name": name}).scalar()
+    if key is None:
         raise NotFound(f"clusters/{name}")
-    return int(found)
+    return int(key)
 
 
 _NODES = f"""
@@ -267,12 +267,12 @@ def job_records(
 
 def jobs_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[JobRecord]:
     """Return the existing jobs with these names, in order of submission."""
-    found = job_records(connection, JOBS_NAMED, {"cluster": cluster, "names": list(names)})
-    return [record for _, record in found]
+    records = job_records(connection, JOBS_NAMED, {"cluster": cluster, "names": list(names)})
+    return [record for _, record in records]
 
 
 def nodes_named(connection: sa.Connection, cluster: int, names: Sequence[str]) -> list[NodeRecord]:
     """Return the existing nodes with these names, in the order of ``names``."""
     rows = connection.execute(NODES_NAMED, {"cluster": cluster, "names": list(names)})
-    found = {row["name"]: node_record(row) for row in rows.mappings()}
-    return [found[name] for name in dict.fromkeys(names) if name in found]
+    records = {row["name"]: node_record(row) for row in rows.mappings()}
+    return [records[name] for name in dict.fromkeys(names) if name in records]

@@ -71,7 +71,7 @@ class Base:
 
 
 def read_base(connection: sa.Connection, cluster: str) -> Base | None:
-    """Return the whole snapshot for the next round's difference, or None if there is none."""
+    """Return the whole snapshot for the next round's difference, or None if none is stored."""
     values = {"name": cluster, "apart": MAX_ROUNDS_APART - 1}
     row = connection.execute(_LATEST_WHOLE, values).one_or_none()
     return None if row is None else Base(row.number, bytes(row.snapshot))
@@ -116,7 +116,7 @@ def round_snapshot(connection: sa.Connection, cluster: str, number: int) -> Snap
         encoded = zlib.decompress(row.snapshot)
     else:
         encoded = decode_delta(zlib.decompress(row.whole), bytes(row.snapshot))
-    found = codec.decode(encoded)
-    if not isinstance(found, Snapshot):
-        raise AssertionError("a round's record holds something else than a snapshot")
-    return found
+    snapshot = codec.decode(encoded)
+    if not isinstance(snapshot, Snapshot):
+        raise AssertionError("a round's record holds something other than a snapshot")
+    return snapshot

@@ -278,10 +278,10 @@ class PostgresStore:
         return self._database.write(lambda c: c.execute(_LEASE, values).rowcount > 0)
 
     def retry_in_s(self, cluster: str) -> float:
-        """Return the seconds until the next back-off of a job ends, or inf if there is none."""
+        """Return the seconds until the next back-off of a job ends, or inf if no job waits."""
         with self._database.read() as connection:
-            found = connection.execute(_RETRY, {"cluster": cluster}).scalar()
-        return math.inf if found is None else float(found)
+            seconds = connection.execute(_RETRY, {"cluster": cluster}).scalar()
+        return math.inf if seconds is None else float(seconds)
 
     def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
         """Register an agent and its nodes."""

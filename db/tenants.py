@@ -112,7 +112,7 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
         if promised > there_are:
             raise InvalidInput(
                 "quotas",
-                f"tenants' quotas of {name} sum to {promised} GPUs, the cluster has {there_are};"
+                f"tenants' quotas of {name} sum to {promised} GPUs, but the cluster has {there_are};"
                 " lower some, or add nodes first",
             )
     promised = sum(
@@ -122,7 +122,7 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
     if promised > total:
         raise InvalidInput(
             "quotas",
-            f"tenants' quotas sum to {promised} GPUs, the cluster has {total}; lower some, or add"
+            f"tenants' quotas sum to {promised} GPUs, but the cluster has {total}; lower some, or add"
             " nodes first",
         )
 

@@ -206,9 +206,9 @@ class Turn:
 
     def settle(self) -> None:
         """Give free GPUs to the jobs that wait for them, and finish jobs that have left."""
-        found = self.connection.execute(_SETTLE, {"cluster": self.cluster}).one()
-        self.changed |= found.promoted > 0
-        gone = [Change(job=j, state=JobState(s), event=JobEvent.GONE) for j, s in found.gone]
+        settled = self.connection.execute(_SETTLE, {"cluster": self.cluster}).one()
+        self.changed |= settled.promoted > 0
+        gone = [Change(job=j, state=JobState(s), event=JobEvent.GONE) for j, s in settled.gone]
         self.apply(gone)
 
     def end(self) -> bool:

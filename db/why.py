@@ -34,17 +34,17 @@ def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict
     the last round that was not refused. So has a later finding about its estimates.
     """
     waiting = {row["name"]: row["id"] for row in rows if row["state"] in _BY_ROUNDS}
-    said: dict[int, Why] = {}
+    given: dict[int, Why] = {}
     if waiting:
         for job, reason, number in find_reasons(connection, rows[0]["cluster_id"], waiting):
-            said[waiting[job]] = (reason, number)
-    return {row["id"]: _why(row, *said.get(row["id"], (None, 0))) for row in rows}
+            given[waiting[job]] = (reason, number)
+    return {row["id"]: _why(row, *given.get(row["id"], (None, 0))) for row in rows}
 
 
-def _why(row: sa.RowMapping, said: Reason | None, number: int) -> Why:
+def _why(row: sa.RowMapping, given: Reason | None, number: int) -> Why:
     """Return why the job of ``row`` does not run.
 
-    ``said`` is the reason that round ``number`` gave, if any.
+    ``given`` is the reason that round ``number`` gave, if any.
     """
     state = JobState(row["state"])
     if row["rejection"] is not None:
@@ -57,11 +57,11 @@ def _why(row: sa.RowMapping, said: Reason | None, number: int) -> Why:
         return None, 0
     if row["retry_s"] is not None and row["retry_s"] > row["now_s"]:
         return backs_off(row["failures"], row["retry_s"], row["last_error"]), 0
-    if said is not None and said.code in _OF_THEN:
-        said, number = (tried_next() if said.code is ReasonCode.BACK_OFF else None), 0
+    if given is not None and given.code in _OF_THEN:
+        given, number = (tried_next() if given.code is ReasonCode.BACK_OFF else None), 0
     if state is JobState.QUEUED:
-        return _of_estimating(row, said), number
-    return (is_leaving(state), 0) if said is None else (said, number)
+        return _of_estimating(row, given), number
+    return (is_leaving(state), 0) if given is None else (given, number)
 
 
 def _of_estimating(row: sa.RowMapping, reason: Reason | None) -> Reason | None:

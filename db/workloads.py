@@ -128,7 +128,9 @@ def require_types(
     types = {row.name: row for row in connection.execute(_TYPES, {"cluster": cluster})}
     if unknown := set(names) - types.keys():
         known = ", ".join(types) or "none"
-        raise InvalidInput("gpu_type", f"the cluster has no type {min(unknown)!r}; it has: {known}")
+        raise InvalidInput(
+            "gpu_type", f"the cluster has no GPU type {min(unknown)!r}; it has: {known}"
+        )
     return types
 
 
@@ -165,15 +167,15 @@ def require_fit(
         if job.requested_gpus > total:
             raise InvalidInput(
                 f"jobs/{job.name}.requested_gpus",
-                f"asks for {job.requested_gpus} GPUs, the whole cluster has {total}",
+                f"asks for {job.requested_gpus} GPUs, but the whole cluster has {total}; request fewer",
             )
         if smallest and all(least > types[name].gpus for name, least in smallest.items()):
-            text = ", ".join(
-                f"{least} x {name} (of {types[name].gpus})" for name, least in smallest.items()
+            text = " or ".join(
+                f"{gpus} x {name} (there are {types[name].gpus})" for name, gpus in smallest.items()
             )
             raise InvalidInput(
                 f"jobs/{job.name}.workload",
-                f"its smallest Cells exceed the cluster: it needs {text}; add Cells with fewer GPUs",
+                f"even its smallest Cells exceed the cluster: it needs {text}; add Cells with fewer GPUs",
             )
     return any(key not in needs for key in keys)
 
@@ -187,7 +189,7 @@ def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
         return smallest
     if not job.requested_type:
         raise InvalidInput(
-            f"jobs/{job.name}.pinned_type", "there is no type to pin: set requested_type as well"
+            f"jobs/{job.name}.pinned_type", "needs a GPU type to pin; set requested_type, too"
         )
     if smallest and job.requested_type not in smallest:
         raise InvalidInput(
@@ -233,7 +235,8 @@ def _shaped(cell: Cell, node_gpus: int) -> Cell:
         return cell
     if not node_gpus:
         raise InvalidInput(
-            "nodes", f"no node of type {cell.gpu_type} is known: give nodes, or add nodes first"
+            "nodes",
+            f"the cluster has no node of type {cell.gpu_type}: state a number of nodes, or add nodes first",
         )
     return cell.on(-(-cell.gpus // node_gpus))
 

@@ -126,10 +126,10 @@ class PostgresWriter:
             self._connection.execute(_DRAIN, values | {"reason": reason, "drained_by": drained_by})
         else:
             self._connection.execute(_UNDRAIN, values)
-        found = nodes_named(self._connection, turn.cluster, names)
-        if missing := set(names) - {node.spec.name for node in found}:
+        records = nodes_named(self._connection, turn.cluster, names)
+        if missing := set(names) - {node.spec.name for node in records}:
             raise NotFound(f"clusters/{cluster}/nodes/{min(missing)}")
-        return found
+        return records
 
     def delete_nodes(
         self,
@@ -176,11 +176,11 @@ class PostgresWriter:
         job, state = self._job(turn, spec.name, version)
         if state in TERMINAL:
             raise NotAllowed(
-                f"job {spec.name} {_said(state)}; only jobs that have not ended change"
+                f"job {spec.name} {_said(state)}; only jobs that have not ended can be changed"
             )
         if unknown := set(fields) - UPDATABLE:
             allowed = ", ".join(sorted(UPDATABLE))
-            raise InvalidInput("fields", f"{min(unknown)} cannot change; these can: {allowed}")
+            raise InvalidInput("fields", f"{min(unknown)} cannot be changed; these can: {allowed}")
         old = jobs_named(self._connection, turn.cluster, [spec.name])[0].spec
         new = replace(old, **{field: getattr(spec, field) for field in fields})
         pins.require_change(self._connection, turn.cluster, new, fields)

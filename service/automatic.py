@@ -51,7 +51,7 @@ class _Task:
     """A workload to estimate, with the GPU counts to estimate for each GPU type."""
 
     wanted: Wanted
-    asked: Mapping[str, Sequence[int]]
+    counts: Mapping[str, Sequence[int]]
     key: str  # a digest of everything that the estimates depend on
 
 
@@ -74,7 +74,7 @@ class Deriving:
     ) -> None:
         self._store, self._hardware, self._multiples = store, hardware, multiples
         self._learns, self._profiling = learns, profiling or Options()
-        self._said: dict[tuple[str, Workload], Reason] = {}
+        self._recorded: dict[tuple[str, Workload], Reason] = {}
         self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
         self._estimators: dict[str, tuple[object, Estimator]] = {}
 
@@ -96,8 +96,8 @@ class Deriving:
         """
         known = self._store.estimation(cluster)
         measurements = known.measurements if self._learns else ()
-        self._keep_measured(cluster, measurements)
-        self._make_tasks(cluster, known)
+        self._store_measured(cluster, measurements)
+        self._queue_profiling(cluster, known)
         done = 0
         for task in self._tasks(cluster, known, measurements):
             # The workloads without estimates come first. Before each renewal, look whether new ones
@@ -106,7 +106,7 @@ class Deriving:
                 done += self._newcomers(cluster, measurements, cancelled)
             if cancelled():
                 break
-            self._attempt(cluster, known, measurements, task, cancelled)
+            self._estimate(cluster, known, measurements, task, cancelled)
             done += 1
         return done
 
@@ -114,8 +114,8 @@ class Deriving:
         """Drop everything that is remembered about the cluster."""
         self._kept.pop(cluster, None)
         self._estimators.pop(cluster, None)
-        for key in [key for key in self._said if key[0] == cluster]:
-            del self._said[key]
+        for key in [key for key in self._recorded if key[0] == cluster]:
+            del self._recorded[key]
 
     def _newcomers(
         self,
@@ -128,23 +128,23 @@ class Deriving:
         for task in self._tasks(cluster, known, measurements):
             if task.wanted.derived_from or cancelled():
                 break
-            self._attempt(cluster, known, measurements, task, cancelled)
+            self._estimate(cluster, known, measurements, task, cancelled)
             done += 1
         return done
 
-    def _keep_measured(self, cluster: str, measurements: tuple[MeasurementRecord, ...]) -> None:
+    def _store_measured(self, cluster: str, measurements: tuple[MeasurementRecord, ...]) -> None:
         """Store the measured times of Cells that ran, once for each change of the measurements."""
         if self._kept.get(cluster, ()) == measurements:
             return
         kept = self._write(cluster, measured_estimates(measurements), {})
         log.info(
-            "%d measured Cells are estimates now",
+            "stored the measured times of %d Cells as estimates",
             kept,
             extra={"action": "cells_measured", "cluster": cluster},
         )
         self._kept[cluster] = measurements
 
-    def _make_tasks(self, cluster: str, known: Estimation) -> None:
+    def _queue_profiling(self, cluster: str, known: Estimation) -> None:
         """Queue the profiling tasks that are requested and were never created.
 
         The name of a task ensures that it is created only once.
@@ -156,9 +156,9 @@ class Deriving:
             except AlreadyExists:  # another replica was faster
                 continue
             except TesseraError as error:
-                log.warning("no profiling task %s: %s", spec.name, error, extra=facts)
+                log.warning("cannot queue profiling task %s: %s", spec.name, error, extra=facts)
                 continue
-            log.info("%s is queued, for %s", spec.name, spec.labels, extra=facts)
+            log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
 
     def _tasks(
         self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
@@ -170,48 +170,48 @@ class Deriving:
         specs = {(spec.model, spec.params): spec for spec in known.models}
         models = known_models((w.workload for w in known.wanted if not w.derived_from), ())
         reasons: dict[Workload, Reason] = {}
-        hardware, tasks = self._of(known), list[_Task]()
+        hardware, tasks = self._hardware_of(known), list[_Task]()
         for wanted in known.wanted:
             workload = wanted.workload
             spec = specs.get((workload.model, workload.params))
             if not wanted.derived_from and spec is None and workload not in models:
                 reasons[workload] = _unknown(workload)
                 continue
-            asked = self._asked(known, wanted)
-            if not asked:
+            counts = self._counts_by_type(known, wanted)
+            if not counts:
                 if not wanted.derived_from:
-                    reasons[workload] = self._nowhere(known, wanted)
+                    reasons[workload] = self._unfit_reason(known, wanted)
                 continue
             profiles = _profiles(known, workload)
-            key = fingerprint(workload, spec, asked, hardware, measurements, profiles)
+            key = fingerprint(workload, spec, counts, hardware, measurements, profiles)
             if key != wanted.derived_from:
-                tasks.append(_Task(wanted=wanted, asked=asked, key=key))
+                tasks.append(_Task(wanted=wanted, counts=counts, key=key))
                 if not wanted.derived_from:
-                    reasons[workload] = _being_made(workload, asked)
-        self._say(cluster, reasons)
+                    reasons[workload] = _being_made(workload, counts)
+        self._record_reasons(cluster, reasons)
         return sorted(tasks, key=lambda task: bool(task.wanted.derived_from))
 
-    def _asked(self, known: Estimation, wanted: Wanted) -> dict[str, list[int]]:
+    def _counts_by_type(self, known: Estimation, wanted: Wanted) -> dict[str, list[int]]:
         """Return the GPU counts to estimate, by GPU type.
 
         GPU types that are unknown or have too few GPUs are absent.
         """
         counts = sorted({*counts_of(wanted.requests, self._multiples), *wanted.counts})
-        found = {
+        by_type = {
             kind.gpu_type.name: [n for n in counts if n <= min(kind.gpus, MAX_GPUS)]
             for kind in known.kinds
             if kind.gpu_type.name in self._hardware
         }
-        return {name: fit for name, fit in found.items() if fit}
+        return {name: fit for name, fit in by_type.items() if fit}
 
-    def _of(self, known: Estimation) -> dict[str, Hardware]:
+    def _hardware_of(self, known: Estimation) -> dict[str, Hardware]:
         return {
             kind.gpu_type.name: hardware_of("gpu_type", kind, self._hardware)
             for kind in known.kinds
             if kind.gpu_type.name in self._hardware
         }
 
-    def _nowhere(self, known: Estimation, wanted: Wanted) -> Reason:
+    def _unfit_reason(self, known: Estimation, wanted: Wanted) -> Reason:
         there = {k.gpu_type.name: k.gpus for k in known.kinds if k.gpus}
         fits = {name: gpus for name, gpus in there.items() if name in self._hardware}
         if not fits:
@@ -220,11 +220,11 @@ class Deriving:
         have = ", ".join(f"{gpus} x {name}" for name, gpus in fits.items())
         return _reason(
             wanted.workload,
-            f"it would be estimated on {counts} GPUs, and there are only {have}",
-            "request fewer GPUs, add nodes, or widen the server's setting estimate_counts",
+            f"the numbers of GPUs to estimate are {counts}, but the cluster has only {have}",
+            "request fewer GPUs, add nodes, or add smaller multiples to the server's setting estimate_counts",
         )
 
-    def _attempt(
+    def _estimate(
         self,
         cluster: str,
         known: Estimation,
@@ -237,22 +237,22 @@ class Deriving:
         try:
             records = self._records(cluster, known, measurements, task, cancelled)
         except TesseraError as error:
-            log.warning("no Cells for %s: %s", workload.key, error, extra=failed)
-            self._say(cluster, {workload: _failed(workload, str(error))})
+            log.warning("cannot estimate Cells of %s: %s", workload.key, error, extra=failed)
+            self._record_reasons(cluster, {workload: _failed(workload, str(error))})
             return
         except Exception:  # this guard keeps one workload from stopping the others
-            log.exception("no Cells for %s", workload.key, extra=failed)
-            self._say(cluster, {workload: _failed(workload, "see the server's log")})
+            log.exception("cannot estimate Cells of %s", workload.key, extra=failed)
+            self._record_reasons(cluster, {workload: _failed(workload, "see the server's log")})
             return
         if records is None:
             return
         self._write(cluster, records, {workload: task.key})
-        self._said.pop((cluster, workload), None)
+        self._recorded.pop((cluster, workload), None)
         log.info(
-            "%s has %d Cells on %s, of which %d run",
+            "estimated %s: %d Cells on %s, of which %d are feasible",
             workload.key,
             len(records),
-            ", ".join(task.asked),
+            ", ".join(task.counts),
             sum(r.sd is not None for r in records),
             extra=facts,
         )
@@ -270,12 +270,12 @@ class Deriving:
         estimator = self._estimator(cluster, known, measurements)
         estimator.know(workload, model_of("model", workload, known.models, known.profiles))
         records = []
-        for gpu_type, counts in task.asked.items():
+        for gpu_type, counts in task.counts.items():
             for gpus in counts:
                 if cancelled():
                     return None
-                found = estimator.cells(workload, gpu_type, gpus, None, cancelled)
-                records += [cell.record for cell in found]
+                estimates = estimator.cells(workload, gpu_type, gpus, None, cancelled)
+                records += [cell.record for cell in estimates]
         return records
 
     def _estimator(
@@ -285,7 +285,7 @@ class Deriving:
 
         It is taken from memory if nothing has changed.
         """
-        hardware, cells = self._of(known), measured_cells(measurements)
+        hardware, cells = self._hardware_of(known), measured_cells(measurements)
         key = (hardware, cells, known.models, known.profiles)
         before = self._estimators.get(cluster)
         if before is not None and before[0] == key:
@@ -298,9 +298,9 @@ class Deriving:
             del self._estimators[next(iter(self._estimators))]
         return estimator
 
-    def _say(self, cluster: str, reasons: Mapping[Workload, Reason]) -> None:
+    def _record_reasons(self, cluster: str, reasons: Mapping[Workload, Reason]) -> None:
         """Record why workloads have no estimates, unless the same was recorded before."""
-        news = {w: r for w, r in reasons.items() if self._said.get((cluster, w)) != r}
+        news = {w: r for w, r in reasons.items() if self._recorded.get((cluster, w)) != r}
         if not news:
             return
 
@@ -309,7 +309,7 @@ class Deriving:
             return b""
 
         self._store.write(None, work)
-        self._said |= {(cluster, w): r for w, r in news.items()}
+        self._recorded |= {(cluster, w): r for w, r in news.items()}
         for reason in news.values():
             facts = {"action": "cells_wanted", "cluster": cluster}
             log.info("%s", reason.message, extra=facts)
@@ -333,8 +333,8 @@ def _profiles(known: Estimation, workload: Workload) -> Mapping[str, Profile]:
     The result is empty if the model is not known any more.
     """
     rows = [row for row in known.profiles if row.workload.model == workload.model]
-    found = known_models([workload], known.models, rows).get(workload) if rows else None
-    return found.profiles if found else {}
+    model = known_models([workload], known.models, rows).get(workload) if rows else None
+    return model.profiles if model else {}
 
 
 def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
@@ -357,11 +357,13 @@ def _unknown(workload: Workload) -> Reason:
     return _reason(workload, problem, remedy)
 
 
-def _being_made(workload: Workload, asked: Mapping[str, Sequence[int]]) -> Reason:
-    return _reason(workload, f"they are being made, on {', '.join(asked)}", "wait a little")
+def _being_made(workload: Workload, counts: Mapping[str, Sequence[int]]) -> Reason:
+    return _reason(
+        workload, f"they are being computed for {', '.join(counts)}", "wait until they are ready"
+    )
 
 
 def _failed(workload: Workload, problem: str) -> Reason:
     return _reason(
-        workload, f"they could not be made: {problem}", "import a profile of it, or add Cells"
+        workload, f"they could not be computed: {problem}", "import a profile of it, or add Cells"
     )

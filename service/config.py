@@ -273,41 +273,41 @@ class Config:
             InvalidInput: it is not a policy, or it names an unknown solver or scheduler.
         """
         usual = RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
-        found = read_options("policy", self.policy, usual)
+        options = read_options("policy", self.policy, usual)
         for place, name, known in (
-            ("policy.solver", found.solver, solver_names()),
-            ("policy.scheduler", found.scheduler, ("", *published_names())),
+            ("policy.solver", options.solver, solver_names()),
+            ("policy.scheduler", options.scheduler, ("", *published_names())),
         ):
             if name not in known:
                 choices = ", ".join(filter(None, known))
                 raise InvalidInput(place, f"unknown {name!r}; choose one of {choices}")
-        return found
+        return options
 
     def estimate_multiples(self) -> tuple[float, ...]:
         """Return the factors by which requested GPU counts are multiplied. Raises InvalidInput."""
         try:
-            found = tuple(float(part) for part in self.estimate_counts.split(","))
+            multiples = tuple(float(part) for part in self.estimate_counts.split(","))
         except ValueError:
-            found = ()
-        if not 1 <= len(found) <= MAX_MULTIPLES or not all(0 < x <= 1024 for x in found):
+            multiples = ()
+        if not 1 <= len(multiples) <= MAX_MULTIPLES or not all(0 < x <= 1024 for x in multiples):
             raise InvalidInput(
                 "estimate_counts",
                 f"must be 1 to {MAX_MULTIPLES} numbers above 0 and up to 1,024, such as 0.5, 1, 2, 4",
             )
-        return found
+        return multiples
 
     def profiling(self) -> Options:
         """Return what is profiled and when. Raises InvalidInput."""
-        found = {}
+        numbers = {}
         for name in ("profile_samples", "profile_tp"):
             texts = [text.strip() for text in getattr(self, name).split(",")]
             if not all(t.isdecimal() and 1 <= int(t) <= MAX_PROFILED for t in texts):
                 raise InvalidInput(
                     name, f"must be numbers from 1 to {MAX_PROFILED:,}, such as 1, 2"
                 )
-            found[name] = tuple(sorted({int(t) for t in texts}))
+            numbers[name] = tuple(sorted({int(t) for t in texts}))
         return Options(
-            always=self.profile, samples=found["profile_samples"], tp=found["profile_tp"]
+            always=self.profile, samples=numbers["profile_samples"], tp=numbers["profile_tp"]
         )
 
     def catalogue(self) -> dict[str, Hardware]:
@@ -361,25 +361,27 @@ _TYPES: Final[dict[str, type[_Value]]] = get_type_hints(Config)
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(str(file), f"is not TOML: {error}") from error
-    return check_fields(Config, str(file), found)
+    return check_fields(Config, str(file), settings)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
-    found: dict[str, _Value] = {}
+    values: dict[str, _Value] = {}
     for variable, text in environment.items():
         if variable.startswith(PREFIX) and variable not in OTHERS:
             key = variable.removeprefix(PREFIX).lower()
             if key not in _TYPES:
                 known = [*(PREFIX + setting.upper() for setting in _TYPES), *sorted(OTHERS)]
-                meant = hint(variable, known) or ";"
-                raise InvalidInput(variable, f"is no setting{meant} There are {', '.join(known)}")
-            found[key] = _parsed(variable, text, _TYPES[key])
-    return found
+                meant = hint(variable, known) or "."
+                raise InvalidInput(
+                    variable, f"unknown setting{meant} The settings are {', '.join(known)}"
+                )
+            values[key] = _parsed(variable, text, _TYPES[key])
+    return values
 
 
 def _parsed(place: str, text: str, kind: type[_Value]) -> _Value:

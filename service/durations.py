@@ -23,14 +23,14 @@ _MAX_CHARS: Final = 100
 
 def is_duration(text: str) -> bool:
     """Return whether ``text`` has the form of a duration."""
-    found = text.strip()
-    if len(found) > _MAX_CHARS:
+    stripped = text.strip()
+    if len(stripped) > _MAX_CHARS:
         return False
-    if _PLAIN.fullmatch(found):
+    if _PLAIN.fullmatch(stripped):
         return True
-    units = [unit for _, unit in _PART.findall(found)]
+    units = [unit for _, unit in _PART.findall(stripped)]
     order = sorted(set(units), key=lambda unit: -_SECONDS[unit])
-    return _PARTS.fullmatch(found) is not None and units == order
+    return _PARTS.fullmatch(stripped) is not None and units == order
 
 
 def parse_duration_s(where: str, text: str) -> float:

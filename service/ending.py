@@ -38,7 +38,7 @@ def end_by(
             return
         names = sorted(running())
         log.warning(
-            "the grace of %g s is over; leaving %d calls that still run: %s",
+            "the grace period of %g s is over; abandoning %d calls that are still running: %s",
             grace_s,
             len(names),
             ", ".join(names) or "none in the server's threads",
@@ -48,7 +48,7 @@ def end_by(
             try:
                 closing()
             except Exception:  # the outermost guard: all closings must run
-                log.exception("not closed in good order", extra={"action": "calls_left"})
+                log.exception("cannot close a part of the server", extra={"action": "calls_left"})
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)

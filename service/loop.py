@@ -153,7 +153,7 @@ class RoundLoop:
     ) -> RoundRecord:
         """Decide a round and, unless ``dry_run``, commit it. Blocks.
 
-        ``remaining_s`` returns what is left of the caller's deadline (inf if there is none).
+        ``remaining_s`` returns what is left of the caller's deadline (inf if it has no deadline).
         ``fair_s`` returns the time that waiting calls leave to the solver. After it the solver ends
         with its best answer.
 
@@ -276,8 +276,8 @@ class RoundLoop:
             if not gave_way.is_set():
                 raise
             raise TooBusy(
-                "this replay repeats recorded work and cannot end early, and others wait for its thread or"
-                " its time is over; repeat it when the server is less busy"
+                "this replay repeats recorded work and cannot end early, but other calls wait for its thread"
+                " or its time is over; repeat it when the server is less busy"
             ) from None
         same = [(d.job, d.kind, d.allocation) for d in again.decisions] == [
             (d.job, d.kind, d.allocation) for d in record.decisions
@@ -319,7 +319,7 @@ class RoundLoop:
         if remaining_s <= needed_s:
             measured.forget_one()
             raise DeadlineTooShort(
-                f"{max(remaining_s, 0.0):.3f} s of the deadline are left, and {', '.join(phases)} take"
+                f"{max(remaining_s, 0.0):.3f} s of the deadline are left, but {', '.join(phases)} take"
                 f" {needed_s:.3f} s; no round was committed: call again with a longer deadline"
             )
 
@@ -455,7 +455,9 @@ def _report(record: RoundRecord) -> None:
     facts = {"cluster": s.cluster, "round": s.number, "gap": gap, "seconds": s.seconds}
     if s.outcome == "refused":
         log.error(
-            "round refused: %s", "; ".join(s.violations), extra={"action": "round_refused", **facts}
+            "the checker refused the round: %s",
+            "; ".join(s.violations),
+            extra={"action": "round_refused", **facts},
         )
     else:
         log.info("round committed", extra={"action": "round_committed", **facts})

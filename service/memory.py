@@ -22,8 +22,8 @@ GROWTH_BYTES: Final = 32 * 2**20
 
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
-    found: int = psutil.Process().memory_info().rss
-    return found
+    size: int = psutil.Process().memory_info().rss
+    return size
 
 
 def give_back() -> None:

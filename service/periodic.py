@@ -38,10 +38,10 @@ PAGE: Final = 1000
 
 def clusters_of(store: Store) -> list[ClusterRecord]:
     """Return all clusters, page by page."""
-    found: list[ClusterRecord] = []
-    while page := store.list_clusters(found[-1].name if found else "", PAGE):
-        found += page
-    return found
+    records: list[ClusterRecord] = []
+    while page := store.list_clusters(records[-1].name if records else "", PAGE):
+        records += page
+    return records
 
 
 class PeriodicRounds:
@@ -166,10 +166,12 @@ class PeriodicRounds:
                 problem = ""
             except TesseraError as error:
                 if str(error) != problem:
-                    log.warning("no periodic rounds: %s", error, extra={"action": "tick_failed"})
+                    log.warning(
+                        "cannot begin periodic rounds: %s", error, extra={"action": "tick_failed"}
+                    )
                 problem = str(error)
             except Exception:  # the outermost guard of this task: it must outlive any mistake
-                log.exception("no periodic rounds", extra={"action": "tick_failed"})
+                log.exception("cannot begin periodic rounds", extra={"action": "tick_failed"})
             next_s = min(next_tick_s, self._wakes.next_s())
             self._woken.clear()
             with contextlib.suppress(TimeoutError):  # after the timeout something is due
@@ -200,9 +202,9 @@ class PeriodicRounds:
             if woken:  # the round that was committed in the meantime may not have seen the event
                 self.wake(cluster)
         except TesseraError as error:
-            log.warning("no round for %s: %s", cluster, error, extra=facts)
+            log.warning("the periodic round of %s failed: %s", cluster, error, extra=facts)
         except Exception:  # the outermost guard of one round
-            log.exception("no round for %s", cluster, extra=facts)
+            log.exception("the periodic round of %s failed", cluster, extra=facts)
 
     async def _wake_for_retries(self, cluster: str) -> None:
         """Schedule a round of ``cluster`` for when the next back-off of a job ends."""
@@ -211,7 +213,10 @@ class PeriodicRounds:
         except TesseraError as error:
             facts = {"action": "retries_not_read", "cluster": cluster}
             log.warning(
-                "jobs of %s that failed wait for its next round: %s", cluster, error, extra=facts
+                "cannot read when failed jobs of %s may start again, so they wait for its next round: %s",
+                cluster,
+                error,
+                extra=facts,
             )
             return
         if math.isfinite(retry_in_s):

@@ -86,7 +86,7 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
     known = resuming.load_records(path)
     done = len(known)
 
-    def told(record: ProfileRecord, total: int) -> None:
+    def save_record(record: ProfileRecord, total: int) -> None:
         nonlocal done
         with held:
             records.save([record], path)
@@ -96,16 +96,16 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
     show(spec, 0.0)
     announce()
     os.dup2(2, 1)  # the agent has stopped listening: what a step prints goes to the log
-    found = resuming.measure_layers(
+    measured = resuming.measure_layers(
         stages.Source(target=task["step"], arguments=task["arguments"]),
         [tuple(size) for size in task["sizes"]],
         known=known,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        told=told,
+        told=save_record,
     )
-    for samples, tp in found.too_large:
+    for samples, tp in measured.too_large:
         log.warning("%d samples at tensor degree %d do not fit and are left out", samples, tp)
-    return request_of(spec, task, found.records, found.layers)
+    return request_of(spec, task, measured.records, measured.layers)
 
 
 def request_of(
@@ -163,7 +163,7 @@ def send(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
         except grpc.RpcError as error:
             if error.code() not in AGAIN:
                 raise NotAllowed(f"the server refused the records: {error.details()}") from error
-            log.warning("%s does not take the records yet: %s", address, error.details())
+            log.warning("%s has not accepted the records yet: %s", address, error.details())
         time.sleep(RETRY_S)
 
 

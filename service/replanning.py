@@ -83,7 +83,11 @@ class Replanning:
         except DeadlineTooShort:
             return None  # this replica is shutting down
         except (RoundSuperseded, StaleEtag) as late:
-            log.info("no network plan: %s", late, extra={"action": "network_superseded"})
+            log.info(
+                "discarded a network plan that was out of date: %s",
+                late,
+                extra={"action": "network_superseded"},
+            )
             return None  # the new round or topology wakes this task again
 
     def forget(self, cluster: str) -> None:
@@ -125,8 +129,8 @@ class Replanning:
         if outcome.violations:
             broken = "; ".join(f"{v.rule}: {v.detail}" for v in outcome.violations)
             raise NotAllowed(
-                f"the network plan was refused, as it breaks rules ({broken}); the one in force stays: please"
-                " report this with `tessera network plan --dry-run -o json`"
+                f"the checker refused the network plan, because it breaks rules ({broken}); the plan in force"
+                " stays: please report this with the output of `tessera network plan --dry-run -o json`"
             )
         record = self._store.commit_network(
             NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
@@ -135,9 +139,9 @@ class Replanning:
         self._planned[snapshot.cluster] = _basis(snapshot, seen)
         if record is not None:
             log.info(
-                "network planned at a job's %s"
+                "made a network plan after the %s of a job"
                 if cause in ("start", "end")
-                else "network planned: %s",
+                else "made a network plan, because of: %s",
                 cause,
                 extra=facts,
             )

@@ -51,6 +51,6 @@ class Pruner:
             self._sleep(PAUSE_S)
         if any(total.values()):
             facts = {"action": "pruned", "cluster": cluster, "deleted": total}
-            said = ", ".join(f"{rows} {kind}" for kind, rows in total.items() if rows)
-            log.info("deleted from %s: %s", cluster, said, extra=facts)
+            counts = ", ".join(f"{rows} {kind}" for kind, rows in total.items() if rows)
+            log.info("deleted from %s: %s", cluster, counts, extra=facts)
         return total

@@ -17,7 +17,7 @@ def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
     if not math.isfinite(job.spec.deadline_s):
         return []
     if standing.scheduler:
-        why = f"the published policy {standing.scheduler!r} decides rounds and promises no deadline"
+        why = f"the scheduler {standing.scheduler!r} decides rounds and promises no deadline"
     elif standing.deadline_mode not in PROMISES_NONE:
         return []
     elif job.admitted and standing.deadline_mode != "ignore":
@@ -25,7 +25,7 @@ def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
     else:
         why = f"the standing policy (deadlines: {standing.deadline_mode}) promises no new deadline"
     return [
-        f"rounds will not look at this job's deadline: {why}; decide rounds with"
-        " `tessera round --objective 'deadline then throughput'`, or let the server's policy name it:"
+        f"rounds will ignore this job's deadline: {why}; decide rounds with"
+        " `tessera round --objective 'deadline then throughput'`, or set the server's standing policy:"
         " TESSERA_POLICY='{objective: deadline then throughput}'"
     ]

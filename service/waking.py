@@ -38,5 +38,5 @@ class SpacedWakes:
         return due
 
     def next_s(self) -> float:
-        """Return the time at which the next round is due, or inf if there is none."""
+        """Return the time at which the next round is due, or inf if no round is due."""
         return min(self._due_s.values(), default=math.inf)

@@ -40,7 +40,7 @@ class Watching:
     """A task that runs ``attend`` for one cluster after another.
 
     It uses the lease of periodic rounds, so ``holder`` must be the same as theirs. ``fails`` is the
-    log message after an error, for example "nothing is estimated".
+    log message after an error, for example "no estimates were updated".
     """
 
     def __init__(

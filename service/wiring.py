@@ -84,7 +84,7 @@ def _cluster_tasks(
         deriving.derive,
         work=server.estimate_calls,
         period_s=config.estimate_period_s,
-        fails="nothing is estimated",
+        fails="no estimates were updated",
         action="estimating_failed",
         forget=deriving.forget,
     )
@@ -92,7 +92,7 @@ def _cluster_tasks(
         server.replanning.keep,
         work=server.network_calls,
         period_s=NETWORK_PERIOD_S,
-        fails="no network plan",
+        fails="no network plan was made",
         action="network_failed",
         again_in_s=server.replanning.again_in_s,
         forget=server.replanning.forget,
@@ -101,7 +101,7 @@ def _cluster_tasks(
         Pruner(store, config.retention()).prune,
         work=server.cleaning_calls,
         period_s=RETENTION_PERIOD_S,
-        fails="old rows stay",
+        fails="no old rows were deleted",
         action="prune_failed",
         idle_too=True,
     )

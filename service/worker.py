@@ -282,8 +282,8 @@ class _Worker:
         code = self._process.exitcode
         log.error("a solve process died", extra={"action": "worker_died", "exit_code": code})
         return Unavailable(
-            f"the process that decides the round ended with exit code {code} (-9: killed, often for its"
-            " memory); nothing was committed: call again"
+            f"the process that decides the round ended with exit code {code} (-9: killed, often because"
+            " memory ran out); nothing was committed: call again"
         )
 
 

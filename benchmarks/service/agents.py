@@ -39,7 +39,7 @@ class AgentProcess:
 
     def count_lapses(self) -> int:
         """Return the number of times that the lease ran out and the agent stopped its jobs."""
-        return self.log.read_text().count(" expire: not heard for ")
+        return self.log.read_text().count(" expire: ")
 
     def close(self) -> None:
         """End the agent and all processes that it started."""

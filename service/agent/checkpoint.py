@@ -22,7 +22,7 @@ class StaleGeneration(RuntimeError):
 
     def __init__(self, generation: int, fence: int) -> None:
         super().__init__(
-            f"generation {generation} may not touch the checkpoint any more:"
+            f"generation {generation} can no longer use the checkpoint:"
             f" generation {fence} has taken it over"
         )
         self.generation = generation

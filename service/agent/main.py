@@ -1,4 +1,4 @@
-"""The command ``tessera-agent``: runs on a GPU node and keeps there what the servers want."""
+"""The command ``tessera-agent``, which runs on a GPU node what the servers want."""
 
 from __future__ import annotations
 
@@ -203,54 +203,105 @@ def read_nodes(path: Path) -> list[pb.AgentNode]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tessera-agent", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="tessera-agent", description="Run on GPU nodes the jobs that the servers want there."
+    )
     add = parser.add_argument
     add(
         "--server",
         action="append",
         required=True,
         metavar="HOST:PORT",
-        help="any replica; repeatable",
+        help="Address of a server. Any replica will do. Repeat the option to name several.",
     )
-    add("--cluster", required=True)
-    add("--node", action="append", default=[], metavar="NAME:TYPE:GPUS[:RACK]", help="repeatable")
-    add("--nodes-file", type=Path, help="JSON list of {node, gpu_type, gpus, rack}")
-    add("--agent-id", default="", help="unique, the same after a restart; default: the first node")
-    add("--data-dir", type=Path, required=True, help="what must outlive this process")
-    add("--checkpoint-dir", type=Path, help="shared by all nodes; default: DATA_DIR/checkpoints")
-    add("--checkpoint-s", type=float, default=600.0, help="simulated seconds between checkpoints")
-    add("--clock-factor", type=float, default=1.0, help="simulated seconds a real second")
+    add("--cluster", required=True, help="Cluster that the nodes belong to.")
+    add(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME:TYPE:GPUS[:RACK]",
+        help="A node with its GPU type and number of GPUs. Repeatable.",
+    )
+    add("--nodes-file", type=Path, help="JSON file with a list of {node, gpu_type, gpus, rack}.")
+    add(
+        "--agent-id",
+        default="",
+        help="Name of the agent, unique in the cluster and the same after a restart."
+        " Default: the first node.",
+    )
+    add(
+        "--data-dir",
+        type=Path,
+        required=True,
+        help="Directory of the state that must survive a restart of the agent.",
+    )
+    add(
+        "--checkpoint-dir",
+        type=Path,
+        help="Directory of the checkpoints, shared by all nodes. Default: DATA_DIR/checkpoints.",
+    )
+    add(
+        "--checkpoint-s",
+        type=float,
+        default=600.0,
+        help="Simulated seconds between checkpoints. Default: 600.",
+    )
+    add(
+        "--clock-factor",
+        type=float,
+        default=1.0,
+        help="Simulated seconds per real second. Default: 1.",
+    )
     add(
         "--lease-s",
         type=float,
-        help="stop all gangs after this silence; default: as the server says",
+        help="Seconds without contact to a server after which all gangs are stopped."
+        " Default: the server's value.",
     )
-    add("--heartbeat-s", type=float, help="default: as the server says")
-    add("--inspect-s", type=float, help="default: as the server says")
-    add("--grace-s", type=float, default=30.0, help="between SIGTERM and SIGKILL to a gang")
+    add(
+        "--heartbeat-s", type=float, help="Seconds between heartbeats. Default: the server's value."
+    )
+    add(
+        "--inspect-s",
+        type=float,
+        help="Seconds between inspections of the gangs. Default: the server's value.",
+    )
+    add(
+        "--grace-s",
+        type=float,
+        default=30.0,
+        help="Seconds between SIGTERM and SIGKILL to a gang. Default: 30.",
+    )
     add(
         "--stop-on-exit",
         action="store_true",
-        help="stop the gangs when this process is told to end",
+        help="Stop the gangs when this process is asked to end. Default: they continue.",
     )
-    add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    add(
+        "--log-level",
+        default="INFO",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        help="Lowest level of messages to log. Default: INFO.",
+    )
     network.add_options(parser)
     add(
         "--network-dry-run",
         action="store_true",
-        help="only say what the network back end would change",
+        help="Only report what the network back end would change.",
     )
     add(
         "--mark-traffic",
         action="store_true",
-        help="mark jobs' traffic though no back end here maps the marks: switches do, or another program",
+        help="Mark jobs' traffic although no back end here maps the marks."
+        " Use this if switches or another program map them.",
     )
     add(
         "--measure-traffic",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="count so long what a job sends that alone sends from this node; Crux: 30; default: 0, not",
+        help="Seconds for which the bytes of a job are counted while no other job sends from this node"
+        " (Crux: 30). Default: 0, which disables measuring.",
     )
     return parser
 
@@ -307,11 +358,13 @@ def _counted(
         return None
     if len(nodes) > 1:
         raise InvalidInput(
-            "--measure-traffic", "one agent cannot tell several nodes' traffic apart"
+            "--measure-traffic",
+            "needs an agent with one node, because the traffic of several nodes cannot be distinguished",
         )
     if options.netns:
         raise InvalidInput(
-            "--measure-traffic", "cannot see counters in --netns: run the agent in it"
+            "--measure-traffic",
+            "cannot read the counters in --netns; run the agent in that namespace",
         )
     if find_spec("numpy") is None:
         raise InvalidInput(

@@ -33,7 +33,7 @@ def boot_id() -> str:
 
 
 def identity_of(pid: int) -> Identity | None:
-    """Return the identity of the process that has the id ``pid`` now, or None if there is none."""
+    """Return the identity of the process that has the id ``pid`` now, or None if no such process exists."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -108,7 +108,9 @@ class Process:
             write_json(str(identity), asdict(found))
             os.write(pipe, message.encode())
         except BrokenPipeError:  # it died already; ``ended`` will return how
-            log.warning("process %d did not read its message", self._pid, extra={"action": "spawn"})
+            log.warning(
+                "process %d did not read its specification", self._pid, extra={"action": "spawn"}
+            )
         except OSError:
             self.signal(signal.SIGKILL)
             os.waitpid(self._pid, 0)

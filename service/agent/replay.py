@@ -114,7 +114,7 @@ class ReplayHandle:
         try:
             process = Process.adopt(directory / "process.json")
         except (OSError, TypeError, ValueError) as error:
-            log.warning("%s is not adopted: %s", directory.name, error, extra={"action": "adopt"})
+            log.warning("cannot adopt %s: %s", directory.name, error, extra={"action": "adopt"})
             return None
         return cls(process, directory) if process else None
 
@@ -141,7 +141,7 @@ class ReplayHandle:
         values = [written.get(name) for name in ("iterations", "iter_time_s")]
         numbers = [float(v) for v in values if _is_amount(v)]
         if len(numbers) < len(values):
-            self._complain("progress.json", f"it says {values}")
+            self._complain("progress.json", f"its values are {values}")
             return None
         return Progress(iterations=numbers[0], iter_time_s=numbers[1])
 
@@ -162,10 +162,10 @@ class ReplayHandle:
             path = str(self._directory / "errors.log")
             text = read_start(path, MAX_FILE_BYTES, from_end=True).decode(errors="replace")
         except (OSError, ValueError) as error:
-            text = f"its last words cannot be read: {error}"
+            text = f"its error output cannot be read: {error}"
         last = text.strip().rpartition("\n")[2]
-        said = last or f"no message; is there space left in {self._directory}?"
-        return f"the process exited with status {status}: {said}"
+        message = last or f"no message; is there space left in {self._directory}?"
+        return f"the process exited with status {status}: {message}"
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return the contents of one of the process's files, or {} if it cannot be read."""
@@ -179,7 +179,7 @@ class ReplayHandle:
         if name not in self._complained:
             self._complained.add(name)
             log.warning(
-                "%s of %s is not used: %s",
+                "ignored %s of %s: %s",
                 name,
                 self._directory.name,
                 problem,

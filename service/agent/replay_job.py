@@ -67,7 +67,7 @@ def announce() -> None:
     try:
         os.write(1, b"running\n")
     except BrokenPipeError:
-        sys.stderr.write("no agent listens any more; going on\n")
+        sys.stderr.write("no agent is listening any more; continuing\n")
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -82,8 +82,8 @@ def run(spec: dict[str, Any]) -> int:
     saved = checkpoint.open_generation(store, generation, job)
     if saved > total:
         raise ValueError(
-            f"the checkpoint in {store} is of {saved} iterations, and the job has {total}: it is another"
-            " job's; remove it, or submit the job under another name"
+            f"the checkpoint in {store} has {saved} iterations, but the job has only {total}: it belongs to"
+            " another job; remove it, or submit the job under another name"
         )
     resumed = max(int(spec["iterations_done"]), saved)
     checkpoint_s = max(1.0, spec["checkpoint_s"] / spec["clock_factor"])
@@ -105,7 +105,7 @@ def run(spec: dict[str, Any]) -> int:
             checkpoint.save(store, generation, done, job)
             next_checkpoint_s = now_s + checkpoint_s
         if ended and target == spec["fail_at"]:
-            return end(spec, "failed", f"failed at iteration {target}, as asked for")
+            return end(spec, "failed", f"failed at iteration {target}, as requested")
         if ended or stopped:
             return end(spec, "succeeded" if ended else "stopped")
         # Sleep until something is due, unless SIGTERM comes first.

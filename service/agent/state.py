@@ -72,7 +72,7 @@ class StateDir:
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
-    def tell(self, key: Key, part: Part) -> Path:
+    def write_part(self, key: Key, part: Part) -> Path:
         """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
         write_json(str(path), asdict(part))
@@ -118,7 +118,9 @@ class StateDir:
             return float(stored["heard_s"]), float(stored["lease_s"])
         except (KeyError, OSError, TypeError, ValueError) as error:
             log.warning(
-                "the lease on disk is taken to be over: %s", error, extra={"action": "lease"}
+                "cannot read the lease on disk, so it counts as over: %s",
+                error,
+                extra={"action": "lease"},
             )
             return -math.inf, 1.0
 
@@ -131,15 +133,16 @@ def _make_private(path: Path) -> None:
         OSError: it cannot be made.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise InvalidInput(
             "--data-dir", f"{path} is a symbolic link; remove it, or name its target"
         )
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise InvalidInput(
             "--data-dir",
-            f"{path} belongs to another user ({found.st_uid}); run the agent as that user, or choose another",
+            f"{path} belongs to another user ({status.st_uid}); run the agent as that user, or choose"
+            " another directory",
         )
     for parent in (path, *path.parents):
         mode = parent.stat().st_mode
@@ -149,8 +152,8 @@ def _make_private(path: Path) -> None:
         if mode & stat.S_IWOTH and not shared:
             raise InvalidInput(
                 "--data-dir",
-                f"every user may write to {parent} (mode {stat.S_IMODE(mode):o}), and so decide what runs"
-                f" here; run `chmod o-w {parent}`, or choose another",
+                f"every user may write to {parent} (mode {stat.S_IMODE(mode):o}), and thus decide what runs"
+                f" here; run `chmod o-w {parent}`, or choose another directory",
             )
     path.chmod(0o700)
 
@@ -165,7 +168,7 @@ def _written_down(directory: Path) -> Gang | None:
         return gang_from_json(stored) if stored is not None else None
     except (KeyError, OSError, TypeError, ValueError) as error:
         log.warning(
-            "%s is cleared, and what runs there ends: %s",
+            "cannot read the gang in %s; its process is ended and the directory is removed: %s",
             directory.name,
             error,
             extra={"action": "clear"},
@@ -180,7 +183,9 @@ def _end_stray(directory: Path) -> None:
     try:
         process = Process.adopt(directory / "process.json")
     except (OSError, TypeError, ValueError) as error:
-        log.warning("%s: %s", directory.name, error, extra={"action": "clear"})
+        log.warning(
+            "cannot find the process of %s: %s", directory.name, error, extra={"action": "clear"}
+        )
         return
     if process is not None:
         process.signal(signal.SIGKILL)

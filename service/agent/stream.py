@@ -104,7 +104,7 @@ class Lease:
             self._state.save_lease(self._heard_s, self.lease_s)
         except OSError as error:
             if str(error) != self._unsaved:
-                log.warning("the lease cannot be written: %s", error, extra={"action": "lease"})
+                log.warning("cannot write the lease to disk: %s", error, extra={"action": "lease"})
             self._unsaved = str(error)
             return
         self._saved_s, self._unsaved = self._heard_s, ""
@@ -120,7 +120,11 @@ async def watch_lease(lease: Lease, supervisor: Supervisor) -> None:
     while True:
         left_s = lease.left_s()
         if left_s <= 0 and not stopped:
-            log.error("not heard for %.1f s", lease.lease_s, extra={"action": "expire"})
+            log.error(
+                "no server has answered for %.1f s; stopping all gangs",
+                lease.lease_s,
+                extra={"action": "expire"},
+            )
             supervisor.stop_all()
         stopped = left_s <= 0
         await asyncio.sleep(min(max(left_s, CHANGE_GAP_S), 1.0))
@@ -187,7 +191,7 @@ class Link:
             if self._leave.is_set():  # a cancelled read may report "ended" instead
                 return
             if refused:
-                raise Superseded(f"{server} refuses this agent: {refused}")
+                raise Superseded(f"{server} refused this agent: {refused}")
             await asyncio.sleep(
                 backoff_s(self._hello.incarnation, self._failures, len(self._servers))
             )
@@ -201,8 +205,8 @@ class Link:
         missing = error.details() or "the cluster does not exist"
         if missing != self._logged:
             log.error(
-                "%s: %s: it was deleted, or it was never created. This agent runs nothing and waits for"
-                " it; stop the agent if it is not coming back",
+                "%s: %s. It was deleted or never created. This agent runs nothing and waits for it;"
+                " stop the agent if the cluster will not be created again",
                 server,
                 missing,
                 extra={"action": "unknown_cluster"},
@@ -251,10 +255,10 @@ class Link:
         if not isinstance(message, pb.ServerMessage):
             raise Unavailable("the server ended the stream")
         if message.HasField("welcome"):
-            said, own = message.welcome, self._timing
-            self._lease.lease_s = own.lease_s or said.lease_s or math.inf
-            self._heartbeat_s = own.heartbeat_s or said.heartbeat_s or self._heartbeat_s
-            self._inspect_s = own.inspect_s or said.inspect_s or self._inspect_s
+            welcome, own = message.welcome, self._timing
+            self._lease.lease_s = own.lease_s or welcome.lease_s or math.inf
+            self._heartbeat_s = own.heartbeat_s or welcome.heartbeat_s or self._heartbeat_s
+            self._inspect_s = own.inspect_s or welcome.inspect_s or self._inspect_s
         self._lease.renew(message.lease_from_s)
         if message.HasField("desired") and self._lease.left_s() > 0:
             gangs = [gang_from_message(gang) for gang in message.desired.gangs]
@@ -284,7 +288,7 @@ class Link:
                         reports, self._supervisor.revision, self._supervisor.network_remarks
                     ),
                 )
-                self._supervisor.told(reports)
+                self._supervisor.note_sent(reports)
                 await asyncio.sleep(CHANGE_GAP_S)
             wait_s = min(next_inspect_s, next_heartbeat_s) - self._clock()
             with contextlib.suppress(TimeoutError):  # on a timeout, something else is due
@@ -300,10 +304,10 @@ class Link:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
+    leaves: list[BaseException] = []
     for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
 
 
 def _refusal(error: BaseException, *, welcomed: bool) -> str:
@@ -318,4 +322,4 @@ def _refusal(error: BaseException, *, welcomed: bool) -> str:
 def _told(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
-    return str(error) or "silent for too long"
+    return str(error) or "the server was silent for too long"

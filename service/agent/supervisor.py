@@ -38,7 +38,7 @@ class Local:
     handle: Handle | None = None  # None without a process: it ended or is led elsewhere
     progress: Progress | None = None
     error: str = ""
-    told: bool = False  # its end was sent to a server
+    reported: bool = False  # its end was sent to a server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
         start=tuple(start),
         stop=tuple(x.gang.key for x in stop),
         forget=tuple(
-            x.gang.key for x in gone if desired is not None and x.phase not in LIVE and x.told
+            x.gang.key for x in gone if desired is not None and x.phase not in LIVE and x.reported
         ),
         waiting=tuple(waiting),
     )
@@ -123,7 +123,7 @@ class Supervisor:
         self._changed = changed
         self._network, self._sampling = network, sampling
         if network is not None:
-            network.tell(self._network_told)
+            network.call_on_change(self._network_changed)
         self._here: dict[Key, Local] = {}
         self._desired: Sequence[Gang] | None = None
         self._closing = False
@@ -156,7 +156,7 @@ class Supervisor:
         """
         if revision < self.revision:
             log.warning(
-                "ignored desired state %d: %d was seen before",
+                "ignored desired state %d, because the newer %d was received before",
                 revision,
                 self.revision,
                 extra={"action": "ignore"},
@@ -169,7 +169,7 @@ class Supervisor:
         if self._network is not None:
             self._network.desired(settings)
         for gang in self._desired:
-            self._tell(gang)
+            self._update_part(gang)
         self._reconcile()
 
     def stop_all(self) -> None:
@@ -207,14 +207,16 @@ class Supervisor:
                     phase = Phase.STOPPING if leaving else Phase.RUNNING
                     job, generation = local.gang.key
                     found.append(Report(job=job, generation=generation, node=node, phase=phase))
-        return found if self._sampling is None else [self._sampling.told(r) for r in found]
+        return (
+            found if self._sampling is None else [self._sampling.add_measurement(r) for r in found]
+        )
 
-    def told(self, reports: Iterable[Report]) -> None:
+    def note_sent(self, reports: Iterable[Report]) -> None:
         """Note that ``reports`` were sent: the next desired state answers the ends among them."""
         for report in reports:
             local = self._here.get((report.job, report.generation))
             if local and local.phase not in LIVE and report.phase is local.phase:
-                local.told = True
+                local.reported = True
 
     def _reconcile(self) -> None:
         plan = reconcile(() if self._closing else self._desired, self._here.values())
@@ -252,10 +254,10 @@ class Supervisor:
         """Return the environment variables that convey the gang's part in the network plan."""
         if self._network is None or gang.network is None:
             return {}
-        file = self._state.tell(gang.key, gang.network)
+        file = self._state.write_part(gang.key, gang.network)
         return {**self._network.environment(gang.job), PART: str(file)}
 
-    def _tell(self, gang: Gang) -> None:
+    def _update_part(self, gang: Gang) -> None:
         """Notify a gang that is here of its part in the network plan, if the part has changed."""
         local = self._here.get(gang.key)
         if self._network is None or gang.network is None or local is None:
@@ -264,16 +266,16 @@ class Supervisor:
             return
         local.gang = replace(local.gang, network=gang.network)
         try:
-            self._state.tell(gang.key, gang.network)
+            self._state.write_part(gang.key, gang.network)
         except OSError as error:
             log.warning(
-                "%s is not told its part in the network: %s",
+                "cannot pass %s its part in the network plan: %s",
                 _name(gang.key),
                 error,
                 extra={"action": "network"},
             )
 
-    def _network_told(self) -> None:
+    def _network_changed(self) -> None:
         """Go on with gangs that waited for the map, and report what is wrong with the network."""
         self._changed()
         if self._desired is not None:
@@ -286,9 +288,9 @@ class Supervisor:
             self._forget(local.gang.key)
             return
         local.handle.stop()
-        asyncio.get_running_loop().call_later(self._grace_s, self._lose_patience, local)
+        asyncio.get_running_loop().call_later(self._grace_s, self._kill_after_grace, local)
 
-    def _lose_patience(self, local: Local) -> None:
+    def _kill_after_grace(self, local: Local) -> None:
         if local.handle is not None:
             log.warning("killing %s", _name(local.gang.key), extra={"action": "kill"})
             local.handle.kill()
@@ -315,13 +317,13 @@ class Supervisor:
         local.progress = local.handle.progress()
         if local.progress is not None and local.phase is Phase.STARTING:
             local.phase = Phase.RUNNING
-            log.info("%s runs", _name(local.gang.key), extra={"action": "run"})
+            log.info("%s is running", _name(local.gang.key), extra={"action": "run"})
             self._changed()
 
     def _ended(self, local: Local, how: Exit, progress: Progress | None) -> None:
         key = local.gang.key
         local.handle, local.progress = None, progress
-        log.info("%s %s %s", _name(key), how.outcome, how.error, extra={"action": "end"})
+        log.info("%s has ended: %s %s", _name(key), how.outcome, how.error, extra={"action": "end"})
         if how.outcome is Outcome.SUCCEEDED:
             local.phase = Phase.SUCCEEDED
         elif local.phase is Phase.STOPPING or how.outcome is Outcome.STOPPED:

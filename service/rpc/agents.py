@@ -79,9 +79,11 @@ class Observation:
 
     def covers(self, older: Observation) -> bool:
         """Return whether ``older`` can be dropped: every ended gang in it is also reported here."""
-        told = {(g.job, g.generation, g.node) for g in self.gangs}
+        reported = {(g.job, g.generation, g.node) for g in self.gangs}
         return all(
-            (g.job, g.generation, g.node) in told for g in older.gangs if g.phase in convert.ENDED
+            (g.job, g.generation, g.node) in reported
+            for g in older.gangs
+            if g.phase in convert.ENDED
         )
 
 
@@ -119,14 +121,14 @@ class Inbox:
 
     def _heed(self, remarks: Iterable[str]) -> None:
         """Keep the agent's remarks about its nodes' network, and log each new one."""
-        said = tuple(
+        cleaned = tuple(
             "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK])
             for text in islice(remarks, MAX_REMARKS)
         )
-        for text in said:
+        for text in cleaned:
             if text not in self.network:
                 log.warning("agent %s: %s", self.agent, text, extra={"action": "agent_network"})
-        self.network = said
+        self.network = cleaned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,9 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             async with asyncio.timeout(self._timing.lease_s):
                 first = await anext(messages, None)
         except TimeoutError:
-            raise InvalidInput("hello", "no hello came; send it as the first message") from None
+            raise InvalidInput(
+                "hello", "no hello was received; send it as the first message"
+            ) from None
         if first is None:
             return None
         if first.WhichOneof("body") != "hello":
@@ -253,7 +257,7 @@ class Session:
         now_s = self._clock.monotonic_s()
         if now_s - self.inbox.spoke_s > self._timing.lease_s:
             raise Unavailable(
-                f"agent {self._agent} said nothing for {self._timing.lease_s:g} s; connect again"
+                f"agent {self._agent} sent nothing for {self._timing.lease_s:g} s; connect again"
             )
         try:
             await self._beat()
@@ -263,7 +267,9 @@ class Session:
             raise Conflict(str(error)) from error
         except Unavailable as error:
             if not self._failed:
-                log.warning("store unavailable: %s", error, extra={"action": "agent_stream_waits"})
+                log.warning(
+                    "the store is unavailable: %s", error, extra={"action": "agent_stream_waits"}
+                )
             self._failed = True
             return None
         self._failed = False

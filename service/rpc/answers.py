@@ -89,8 +89,8 @@ class AnswerRoom:
         ):
             if waiting and waiting + size > most:
                 raise TooBusy(
-                    f"{waiting / 2**20:,.0f} MiB of answers wait {whose}, and this one has"
-                    f" {size / 2**20:,.0f} MiB; read the answers, or ask for smaller pages"
+                    f"{waiting / 2**20:,.0f} MiB of answers are waiting {whose}, and this one"
+                    f" has {size / 2**20:,.0f} MiB; read the answers, or ask for smaller pages"
                 )
         self._waiting[client] += size
 

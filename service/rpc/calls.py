@@ -102,8 +102,8 @@ class StreamPlaces:
         ):
             if taken >= most:
                 raise TooBusy(
-                    f"{taken} {self._what} {whose} are open, which is the most; close some of them, or call"
-                    " another replica"
+                    f"{taken} {self._what} {whose} are open, which is the limit; close some of them, or"
+                    " call another replica"
                 )
         self._taken[client] += 1
         try:

@@ -180,10 +180,10 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     def _list_nodes(self, request: pb.ListNodesRequest) -> pb.ListNodesResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000)
-        found = self._store.list_nodes(cluster, page.cursor, page.size + 1)
-        last = found[page.size - 1].spec.name if len(found) > page.size else ""
+        records = self._store.list_nodes(cluster, page.cursor, page.size + 1)
+        last = records[page.size - 1].spec.name if len(records) > page.size else ""
         return pb.ListNodesResponse(
-            nodes=self._messages(cluster, found[: page.size]), next_page_token=page.token(last)
+            nodes=self._messages(cluster, records[: page.size]), next_page_token=page.token(last)
         )
 
     def _drain(
@@ -199,15 +199,15 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
             convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
         ]
         fields.distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
-        told: dict[str, str] = {}
+        facts: dict[str, str] = {}
         if isinstance(request, pb.DrainNodesRequest):
-            told = {
+            facts = {
                 "reason": fields.text("reason", request.reason, MAX_REASON),
                 "drained_by": fields.text("drained_by", request.drained_by, MAX_DRAINED_BY),
             }
 
         def work(writer: Writer) -> bytes:
-            records = writer.drain_nodes(cluster, nodes, draining=draining, **told)
+            records = writer.drain_nodes(cluster, nodes, draining=draining, **facts)
             messages = self._messages(cluster, records)
             if draining:
                 return pb.DrainNodesResponse(nodes=messages).SerializeToString()

@@ -157,7 +157,8 @@ async def _send(
             await context.write(answer)
     except TimeoutError:
         raise errors.TooBusy(
-            f"this stream's client has taken no message for {unread_s:g} s; call again, and read what comes"
+            f"the client of this stream has read no message for {unread_s:g} s; call again, and read the"
+            " messages as they arrive"
         ) from None
 
 
@@ -242,7 +243,9 @@ async def _end(
 
 def _leave(method: str, error: grpc.aio.InternalError) -> Never:
     """End a call whose client left while a message was sent to it, which failed the operation."""
-    log.info("the client has left: %s", error, extra={"action": "rpc_left", "method": method})
+    log.info(
+        "the client left during the call: %s", error, extra={"action": "rpc_left", "method": method}
+    )
     raise asyncio.CancelledError from error
 
 

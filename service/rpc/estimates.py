@@ -198,13 +198,13 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             ),
         }
         estimator = Estimator(hardware, models, measurements)
-        found: list[CellEstimate] = []
+        estimates: list[CellEstimate] = []
         for gpu_type, gpus in product(hardware, counts):
             require_caller(cancelled)
-            found += estimator.cells(workload, gpu_type, gpus, degrees, cancelled)
-        kept = 0 if request.validate_only else self._keep(cluster, found)
+            estimates += estimator.cells(workload, gpu_type, gpus, degrees, cancelled)
+        kept = 0 if request.validate_only else self._keep(cluster, estimates)
         return pb.EstimateCellsResponse(
-            cells=map(of_cell, found), kept=kept, measurements=estimator.learned
+            cells=map(of_cell, estimates), kept=kept, measurements=estimator.learned
         )
 
     def _keep(self, cluster: str, found: Sequence[CellEstimate]) -> int:
@@ -229,15 +229,15 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
                 raise InvalidInput("gpu_types", no_known_type(there, self._hardware))
             return {n: hardware_of("gpu_types", kind, self._hardware) for n, kind in chosen.items()}
         fields.distinct((f"gpu_types[{i}]", name) for i, name in enumerate(request.gpu_types))
-        found = {}
+        hardware = {}
         for i, name in enumerate(request.gpu_types):
             if name not in by_name:
                 has = ", ".join(by_name) or "none"
                 raise InvalidInput(
-                    f"gpu_types[{i}]", f"the cluster has no type {name[:80]!r}; it has: {has}"
+                    f"gpu_types[{i}]", f"the cluster has no GPU type {name[:80]!r}; it has: {has}"
                 )
-            found[name] = hardware_of(f"gpu_types[{i}]", by_name[name], self._hardware)
-        return found
+            hardware[name] = hardware_of(f"gpu_types[{i}]", by_name[name], self._hardware)
+        return hardware
 
     def _job(self, field: str, name: str, cluster: str) -> JobSpec:
         parent, job = names.parse_job(field, name)
@@ -302,8 +302,8 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     ) -> pb.ListModelsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=MAX_MODELS)
-        found = {(s.model, s.params): s for s in self._store.list_models(cluster)}
-        keys = sorted({*found, *(published_models() if request.with_published else ())})
+        specs = {(s.model, s.params): s for s in self._store.list_models(cluster)}
+        keys = sorted({*specs, *(published_models() if request.with_published else ())})
         at = [json.dumps(key) for key in keys]
         start = at.index(page.cursor) + 1 if page.cursor in at else 0
         shown = keys[start : start + page.size]
@@ -311,7 +311,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         models = []
         for key in shown:
             require_caller(cancelled)
-            models.append(_shown(key, found.get(key)))
+            models.append(_shown(key, specs.get(key)))
         return pb.ListModelsResponse(
             models=models,
             next_page_token=page.token(json.dumps(shown[-1]) if more else ""),
@@ -328,7 +328,9 @@ def _shown(key: tuple[str, str], spec: ModelSpec | None) -> pb.Model:
 def _counts(request: pb.EstimateCellsRequest, spec: JobSpec | None) -> list[int]:
     if not request.gpus:
         if spec is None:
-            raise InvalidInput("gpus", "must be given, as no job says how many it requests")
+            raise InvalidInput(
+                "gpus", "must be given, because without a job no number is requested"
+            )
         return [n for n in counts_of([spec.requested_gpus], MULTIPLES) if n <= MAX_GPUS]
     fields.batch("gpus", len(request.gpus), MAX_COUNTS)
     return sorted({fields.whole(f"gpus[{i}]", n, 1, MAX_GPUS) for i, n in enumerate(request.gpus)})

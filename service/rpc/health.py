@@ -91,7 +91,12 @@ class Health:
         ready = not problem
         if ready is not self._ready:
             level = logging.INFO if ready else logging.ERROR
-            log.log(level, "%s", problem or "ready", extra={"action": "health", "ready": ready})
+            log.log(
+                level,
+                "%s",
+                problem or "the store is ready",
+                extra={"action": "health", "ready": ready},
+            )
         self._ready = ready
         status = health_pb2.HealthCheckResponse
         for service in self._services:

@@ -71,7 +71,7 @@ class Heartbeats:
             except TesseraError as error:
                 _fail([answer], error)
             else:  # it has registered again since
-                _fail([answer], Conflict(f"agent {beat.agent} connects anew; connect again"))
+                _fail([answer], Conflict(f"agent {beat.agent} has registered again; connect again"))
 
 
 def _fail(answers: list[asyncio.Future[None]], error: Exception) -> None:

@@ -185,7 +185,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         This is called inside the transaction, so that a repeated call succeeds.
         """
         if spec.deadline_s <= self._wall_s():
-            raise InvalidInput(field, "has passed; name a later one, or none")
+            raise InvalidInput(field, "has passed; set a later one, or none")
 
     def _list_jobs(self, request: pb.ListJobsRequest) -> pb.ListJobsResponse:
         cluster = names.parse_cluster("parent", request.parent)
@@ -201,7 +201,10 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         paths = fields.mask_paths("update_mask", request.update_mask, convert.CHANGEABLE)
         paths = paths or convert.populated_fields(request.job)
         if not paths:
-            raise InvalidInput("update_mask", f"names nothing to change of {[*convert.CHANGEABLE]}")
+            raise InvalidInput(
+                "update_mask",
+                f"names no field to change; it can name: {', '.join(convert.CHANGEABLE)}",
+            )
         changes = convert.to_changes("job", cluster, request.job)
         version = fields.version_of(request.job.etag)
         key = fields.request_key(request, request.request_id)

@@ -211,8 +211,8 @@ class Lane:
         ):
             if waits >= most:
                 raise TooBusy(
-                    f"{waits} calls {whose} wait for one of {self._threads} {self._name} threads, which is"
-                    " the most; wait for some of them to end, then call again"
+                    f"{waits} calls {whose} are waiting for one of {self._threads} {self._name} threads,"
+                    " which is the limit; wait for some of them to end, then call again"
                 )
 
     def _fill(self) -> None:

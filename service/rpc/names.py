@@ -18,7 +18,7 @@ _IN_CLUSTER: Final = re.compile(r"clusters/([^/]{1,100})")
 
 
 def find_cluster(request: Message) -> str:
-    """Return the cluster that the names in a request refer to, or "" if there is none.
+    """Return the cluster that the names in a request refer to, or "" if they name no cluster.
 
     The names are ``parent`` and ``name``, of the request or of its resource.
 
@@ -99,7 +99,8 @@ def parse_network_plan(field: str, name: str) -> str:
     """Return the cluster's id. The only valid name is that of the plan in force, ``-``."""
     if not name.endswith("/networkPlans/-"):
         raise InvalidInput(
-            field, "must have the form clusters/{cluster}/networkPlans/-: the plan in force"
+            field,
+            "must have the form clusters/{cluster}/networkPlans/-, which is the plan in force",
         )
     return parse_cluster(field, name.removesuffix("/networkPlans/-"))
 
@@ -132,14 +133,16 @@ def parse_round(field: str, name: str) -> tuple[str, int]:
     """Return the cluster's id and the round's number."""
     cluster, number = _parse(field, name, "clusters", "rounds")
     if not _NUMBER.fullmatch(number):
-        raise InvalidInput(field, "a round is named by its number, e.g. clusters/main/rounds/12")
+        raise InvalidInput(
+            field, "must end with the number of a round, e.g. clusters/main/rounds/12"
+        )
     return cluster, int(number)
 
 
 def require_parent(field: str, found: str, cluster: str) -> None:
     """Check that a resource named in a call belongs to the call's parent."""
     if found != cluster:
-        raise InvalidInput(field, f"must lie in {cluster_name(cluster)}, the parent of this call")
+        raise InvalidInput(field, f"must be in {cluster_name(cluster)}, the parent of this call")
 
 
 def _parse(field: str, name: str, *collections: str) -> list[str]:

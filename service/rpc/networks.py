@@ -87,11 +87,11 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         return convert.of_topology(cluster, record, self._nodes(cluster))
 
     def _nodes(self, cluster: str) -> set[str]:
-        found, after = set[str](), ""
+        node_names, after = set[str](), ""
         while page := self._store.list_nodes(cluster, after, _PAGE):
-            found |= {node.spec.name for node in page}
+            node_names |= {node.spec.name for node in page}
             after = page[-1].spec.name
-        return found
+        return node_names
 
     def _update(
         self, request: pb.UpdateTopologyRequest, cancelled: Callable[[], bool]
@@ -135,10 +135,10 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
     def _list(self, request: pb.ListNetworkPlansRequest) -> pb.ListNetworkPlansResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=1000, counts=True)
-        found = self._store.list_network_plans(cluster, page.number, page.size + 1)
-        last = found[page.size - 1].number if len(found) > page.size else 0
+        plans = self._store.list_network_plans(cluster, page.number, page.size + 1)
+        last = plans[page.size - 1].number if len(plans) > page.size else 0
         return pb.ListNetworkPlansResponse(
-            plans=[convert.of_plan(cluster, plan) for plan in found[: page.size]],
+            plans=[convert.of_plan(cluster, plan) for plan in plans[: page.size]],
             next_page_token=page.token(last),
         )
 

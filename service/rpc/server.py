@@ -206,7 +206,11 @@ class Server:
         try:
             port = self._grpc.add_insecure_port(listen)
         except RuntimeError as error:
-            raise InvalidInput("listen", f"cannot bind {listen}: is it in use?") from error
+            raise InvalidInput(
+                "listen",
+                f"cannot bind {listen}; another program may use it: stop that one, or listen on"
+                " another address",
+            ) from error
         await self._health.start()
         await self._grpc.start()
         log.info("listening on %s", listen, extra={"action": "listening", "port": port})

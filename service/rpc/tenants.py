@@ -65,9 +65,9 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     def _list(self, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000)
-        found = sorted(self._store.list_tenants(cluster), key=lambda spec: spec.name)
-        start = bisect_right(found, page.cursor, key=lambda spec: spec.name)
-        shown, more = found[start : start + page.size], len(found) > start + page.size
+        specs = sorted(self._store.list_tenants(cluster), key=lambda spec: spec.name)
+        start = bisect_right(specs, page.cursor, key=lambda spec: spec.name)
+        shown, more = specs[start : start + page.size], len(specs) > start + page.size
         return pb.ListTenantsResponse(
             tenants=[convert.of_tenant(cluster, spec) for spec in shown],
             next_page_token=page.token(shown[-1].name if more else ""),

@@ -107,7 +107,7 @@ async def test_an_agent_whose_data_directory_is_removed_goes_on(
     [
         ("{", "does not hold JSON"),
         ('{"generation": 1}', "is broken: iterations is None"),
-        ('{"generation": 1, "iterations": 10e12}', "it is another job's"),
+        ('{"generation": 1, "iterations": 10e12}', "it belongs to another job"),
     ],
 )
 async def test_a_broken_checkpoint_fails_its_job_with_what_to_do(

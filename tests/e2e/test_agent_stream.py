@@ -85,7 +85,7 @@ async def test_a_job_that_fails_says_why_and_is_not_started_again(
     await server.sees(1, ("a", 1, "n0", "FAILED"), ("b", 1, "n1", "FAILED"))
     assert server.observed is not None
     errors = [gang.error for gang in server.observed.gangs]
-    assert errors[0] == "failed at iteration 5, as asked for"
+    assert errors[0] == "failed at iteration 5, as requested"
     assert "submit the job without a command" in errors[1]
 
 
@@ -252,7 +252,7 @@ async def test_an_end_while_no_agent_watched_is_reported_by_the_next(
     agent.start()
     await server.sees(1, ("a", 1, "n0", "FAILED"))
     assert server.observed is not None
-    assert server.observed.gangs[0].error == "failed at iteration 1500, as asked for"
+    assert server.observed.gangs[0].error == "failed at iteration 1500, as requested"
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION])
@@ -338,4 +338,4 @@ async def test_an_agent_whose_cluster_does_not_exist_says_so_once_and_waits_for_
     server.has_cluster = True
     server.want(1, a_gang())
     await server.sees(1, RUNNING)
-    assert agent.log.read_text().count("clusters/c does not exist: it was deleted, or") == 1
+    assert agent.log.read_text().count("clusters/c does not exist. It was deleted or") == 1

@@ -22,7 +22,7 @@ def test_tenants_are_applied_listed_and_forgotten(tessera: Tessera) -> None:
     assert vision.split() == ["vision", "1", "any", "number", "yes"]
     too_much = TENANTS.replace("vision: {}", "vision: {quotas: {a100: 3}}")
     refused = tessera("tenants", "apply", "-f", "-", stdin=too_much, code=1).stderr
-    assert "quotas of a100 sum to 9 GPUs, the cluster has 8" in refused
+    assert "quotas of a100 sum to 9 GPUs, but the cluster has 8" in refused
     assert tessera("tenants", "list", "-o", "name").stdout.split() == [
         "clusters/c/tenants/nlp",
         "clusters/c/tenants/vision",

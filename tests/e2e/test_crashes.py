@@ -233,7 +233,7 @@ def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_shut_out(
             assert spare.file_of(saved, 2, "progress.json")["iterations"] >= resumable[saved]
             pids = {name: spare.pid_of(name, 2) for name in old}
             until(lambda: not is_running(old[saved]), "the old one that saves is shut out")
-            refused = "generation 1 may not touch the checkpoint any more: generation 2"
+            refused = "generation 1 can no longer use the checkpoint: generation 2"
             assert refused in saves.file_of(saved, 1, "exit.json")["error"]
             assert is_running(old[unsaved])  # the agent that would stop it is frozen
             saves.thaw()

@@ -227,12 +227,12 @@ def test_jobs_that_run_before_their_network_is_described_are_planned_then_and_no
             assert lab.job(job).generation == 1
             assert is_running(pids[job])
         log = lab.leader("one").log.read_text()
-        assert "advice only, nothing is carried out" in log
+        assert "applies nothing: priorities are advice only" in log
         until(
             lambda: all("advice only" in "".join(n.network_remarks) for n in lab.nodes().values()),
             "nodes say what their agents said",
         )
-        assert "advice only, nothing is carried out" in stack.servers[0].log.read_text()
+        assert "applies nothing: priorities are advice only" in stack.servers[0].log.read_text()
         name = f"{lab.parent}/topology"
         lab.networks.DeleteTopology(pb.DeleteTopologyRequest(name=name), timeout=PATIENCE_S)
         with pytest.raises(grpc.RpcError):

@@ -269,5 +269,5 @@ async def test_users_may_not_submit_jobs_of_the_services_own_model(
     async with a_system(database, tmp_path) as user:
         workload = estimates_pb2.Workload(model="tessera.profiling", global_batch=1)
         job = jobs_pb2.Job(workload=workload, iterations=1, requested_gpus=1)
-        with pytest.raises(grpc.aio.AioRpcError, match="of the service's own"):
+        with pytest.raises(grpc.aio.AioRpcError, match="reserved for profiling tasks"):
             await user.jobs.SubmitJob(jobs_pb2.SubmitJobRequest(parent=C, job=job))

@@ -72,4 +72,4 @@ def test_a_stuck_thread_does_not_keep_the_process(
         assert not call.done()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-        assert "leaving 1 calls that still run: Schedule of c" in log.read_text()
+        assert "abandoning 1 calls that are still running: Schedule of c" in log.read_text()

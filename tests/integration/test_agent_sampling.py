@@ -25,7 +25,7 @@ async def measure():
     gang = Gang(job="a", generation=1, shares=(("n0", (0,)),), leader="n0", members=("n0", "n1"),
                 cell=Cell(gpu_type="a100", gpus=2, pipeline_degree=1), iter_time_s=1.0, iterations_total=1.0)
     measured = await sampling.step(lambda: [(gang, True)])
-    report = sampling.told(Report(job="a", generation=1, node="n0", phase=Phase.RUNNING))
+    report = sampling.add_measurement(Report(job="a", generation=1, node="n0", phase=Phase.RUNNING))
     return measured, report.period_s, report.sent_bytes
 print(json.dumps(asyncio.run(measure())))
 """

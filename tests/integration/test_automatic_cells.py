@@ -178,7 +178,7 @@ def test_requests_that_fit_no_type_are_said(store: PostgresStore) -> None:
     a_bare_cluster(store, nodes=1)
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
     a_deriving(store, 2.0).derive(C)
-    assert "on 8 GPUs, and there are only 4 x a100" in told(store, "j")
+    assert "to estimate are 8, but the cluster has only 4 x a100" in told(store, "j")
 
 
 def test_a_cluster_without_nodes_waits_for_them(store: PostgresStore) -> None:
@@ -206,7 +206,7 @@ def test_while_they_are_made_the_job_says_so(
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
-    assert "they are being made, on a100" in said[0]
+    assert "they are being computed for a100" in said[0]
 
 
 def test_a_workload_that_cannot_be_estimated_keeps_no_other_waiting(
@@ -223,9 +223,9 @@ def test_a_workload_that_cannot_be_estimated_keeps_no_other_waiting(
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
-    assert "could not be made: its experts are on strike" in told(store, "bad")
+    assert "could not be computed: its experts are on strike" in told(store, "bad")
     assert cells_of(store, PUBLISHED)
-    assert "no Cells for moe/690M/256" in caplog.text
+    assert "cannot estimate Cells of moe/690M/256" in caplog.text
 
 
 def test_what_is_cancelled_is_not_written(store: PostgresStore) -> None:
@@ -323,7 +323,7 @@ async def a_replica(
         work=estimate_calls,
         holder=holder,
         period_s=60.0,
-        fails="nothing is estimated",
+        fails="no estimates were updated",
         action="estimating_failed",
         idle_too=True,
     )
@@ -392,4 +392,4 @@ async def test_a_mistake_does_not_end_the_task(
             cells.wake("")
             await deriving.is_asked()
     assert len(deriving.asked) == 2
-    assert "nothing is estimated for lab" in caplog.text
+    assert "no estimates were updated for lab" in caplog.text

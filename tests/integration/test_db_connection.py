@@ -198,8 +198,8 @@ def test_a_database_that_cannot_be_heard_is_told_once_and_asked_ever_more_rarely
         assert listener.listening.wait(PATIENCE_S)
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     assert [record.message for record in caplog.records] == [
-        "the database cannot be heard: no route; connecting again until it can be",
-        "the database is heard",
+        "lost the connection for the database's notices: no route; trying to reconnect",
+        "listening for the database's notices",
     ]
 
 

@@ -287,9 +287,7 @@ def test_a_node_in_use_is_refused_with_the_jobs_that_hold_it(store: PostgresStor
     a_cluster(store)
     submit(store, *(a_spec(f"j{i}") for i in range(4)))
     run(store, **{f"j{i}": [("a100-0", [i])] for i in range(4)})
-    text = (
-        r"nodes/a100-0 is in use by 4 jobs \(j0, j1, j2, \.\.\.\); drain first .*drain NODE --wait"
-    )
+    text = r"nodes/a100-0 is in use by 4 jobs \(j0, j1, j2, \.\.\.\); drain it first .*drain NODE --wait"
     with pytest.raises(InUse, match=text):
         delete_nodes(store, "a100-0", "a100-1")
     assert len(store.list_nodes(C, "", 10)) == 2
@@ -418,7 +416,7 @@ def test_cells_that_jobs_run_on_are_refused_and_others_are_deleted(store: Postgr
     assert delete(workload=BERT, gpu_type="v100") == 4
     assert delete(gpus=8) == 1
     assert delete(workload=a_spec("x").workload, gpus=64) == 0
-    with pytest.raises(InvalidInput, match="no type 'h100'"):
+    with pytest.raises(InvalidInput, match="no GPU type 'h100'"):
         delete(gpu_type="h100")
     assert len(store.list_estimates(C, "", "", 0, 0, 100)[0]) == 3
     happen(store, "j", JobEvent.CANCEL)

@@ -246,8 +246,8 @@ def test_who_wants_the_gpus_of_a_skipped_decision_is_skipped_too(store: Postgres
         start(snapshot, "d", [(A1, [0])]),
     )
     assert [d.applied for d in record.decisions] == [False, False, False, True]
-    assert record.decisions[1].skipped == "its GPUs stay with a"
-    assert record.decisions[2].skipped == "its GPUs stay with b"
+    assert record.decisions[1].skipped == "the GPUs that it needs stay with a"
+    assert record.decisions[2].skipped == "the GPUs that it needs stay with b"
     assert states(store)["b"] is JobState.RUNNING
     assert (record.summary.running, record.summary.waiting) == (3, 1)
 

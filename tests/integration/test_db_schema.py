@@ -71,7 +71,7 @@ def test_what_an_older_release_stored_is_upgraded(database: Database) -> None:
     happen(store, "ended", JobEvent.CANCEL)
     execute(database, "UPDATE jobs SET created_at = created_at - interval '1 h'")
     migrate.downgrade(database, "0001")
-    with pytest.raises(NotMigrated, match="is 0001, this release needs"):
+    with pytest.raises(NotMigrated, match="has schema 0001, but this release needs"):
         store.ready()
     migrate.upgrade(database)
     found = store.snapshot(C)

@@ -71,10 +71,10 @@ def test_tenants_of_a_cluster_that_does_not_exist(store: PostgresStore) -> None:
 @pytest.mark.parametrize(
     ("quotas", "message"),
     [
-        (({"a100": 5}, {"a100": 4}), "quotas of a100 sum to 9 GPUs, the cluster has 8"),
-        (({"": 9}, {"": 8}), "quotas sum to 17 GPUs, the cluster has 16"),
-        (({"a100": 8, "v100": 1}, {"": 8}), "quotas sum to 17 GPUs, the cluster has 16"),
-        (({"h100": 1},), "no type 'h100'; it has: a100, v100"),
+        (({"a100": 5}, {"a100": 4}), "quotas of a100 sum to 9 GPUs, but the cluster has 8"),
+        (({"": 9}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
+        (({"a100": 8, "v100": 1}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
+        (({"h100": 1},), "no GPU type 'h100'; it has: a100, v100"),
         (({"a100": -1},), "ck_quotas_gpus"),
     ],
 )
@@ -255,17 +255,19 @@ def test_pins_that_cannot_be_met_are_refused(store: PostgresStore) -> None:
             ],
         ),
     )
-    with pytest.raises(InvalidInput, match=r"jobs/a.pinned_type: there is no type to pin"):
+    with pytest.raises(InvalidInput, match=r"jobs/a.pinned_type: needs a GPU type to pin"):
         submit(store, a_spec("a", pinned_type=True))
     with pytest.raises(InvalidInput, match=r"gpt has no Cells on it; it has some on a100, v100"):
         submit(store, a_spec("a", workload=lone, requested_type="k80", pinned_type=True))
-    with pytest.raises(InvalidInput, match=r"exceed the cluster: it needs 9 x v100 \(of 8\)"):
+    with pytest.raises(
+        InvalidInput, match=r"exceed the cluster: it needs 9 x v100 \(there are 8\)"
+    ):
         submit(store, a_spec("a", workload=lone, requested_type="v100", pinned_type=True))
     submit(store, a_spec("a", workload=lone, requested_type="k80"))  # a wish is no demand
     submit(store, a_spec("b", workload=fresh, requested_type="k80", pinned_type=True))
     with pytest.raises(InvalidInput, match="gpt has no Cells on it"):
         change(store, a_spec("a", pinned_type=True), "pinned_type")
-    with pytest.raises(InvalidInput, match="there is no type to pin"):
+    with pytest.raises(InvalidInput, match="needs a GPU type to pin"):
         change(store, a_spec("b"), "requested_type")
     assert job(store, "a").version == job(store, "b").version == 1
 

@@ -171,9 +171,11 @@ def test_a_job_that_can_never_fit_is_refused_and_told_why(store: PostgresStore) 
             ],
         ),
     )
-    with pytest.raises(InvalidInput, match=r"needs 16 x a100 \(of 8\), 32 x v100 \(of 8\)"):
+    with pytest.raises(
+        InvalidInput, match=r"needs 16 x a100 \(there are 8\) or 32 x v100 \(there are 8\)"
+    ):
         submit(store, a_spec("a", workload=large))
-    with pytest.raises(InvalidInput, match="asks for 17 GPUs, the whole cluster has 16"):
+    with pytest.raises(InvalidInput, match="asks for 17 GPUs, but the whole cluster has 16"):
         submit(store, a_spec("a", requested_gpus=17))
     submit(store, a_spec("b", workload=Workload(model="new", params="1B", global_batch=1)))
 
@@ -200,7 +202,7 @@ def test_updates_change_what_they_name_and_nothing_else(store: PostgresStore) ->
     assert (found.spec.labels, found.spec.command) == ({"k": "v"}, ("x",))
     with pytest.raises(StaleEtag):
         do(store, lambda w: w.update_job(C, change, ["weight"], 1))
-    with pytest.raises(InvalidInput, match="cannot change"):
+    with pytest.raises(InvalidInput, match="cannot be changed"):
         do(store, lambda w: w.update_job(C, change, ["workload"], None))
     with pytest.raises(NotFound):
         do(store, lambda w: w.update_job(C, a_spec("z"), ["weight"], None))
@@ -256,7 +258,7 @@ def test_pages_of_estimates_join_up(store: PostgresStore) -> None:
 
 def test_an_estimate_without_nodes_needs_a_node_to_guess_from(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
-    with pytest.raises(InvalidInput, match="give nodes, or add nodes first"):
+    with pytest.raises(InvalidInput, match="a number of nodes, or add nodes first"):
         do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
 
 

@@ -227,7 +227,9 @@ def test_a_stranger_that_has_the_killed_server_s_number_is_left_alone(place: Pat
 def test_a_directory_of_another_release_is_refused(place: Path) -> None:
     place.mkdir()
     (place / "PG_VERSION").write_text("16\n")
-    with pytest.raises(Unavailable, match=r"it is of PostgreSQL 16, this one is 18: dump"):
+    with pytest.raises(
+        Unavailable, match=r"its data are of PostgreSQL 16, but this release has 18: dump"
+    ):
         embedded.start(place)
 
 

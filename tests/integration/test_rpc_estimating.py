@@ -157,7 +157,7 @@ async def test_pages_of_models_join_up_and_hold_published_ones_on_request(
         (
             {"workload": BERT, "gpus": [1], "gpu_types": ["a100", "b100"]},
             "gpu_types[1]",
-            "the cluster has no type 'b100'; it has: a100, abacus",
+            "the cluster has no GPU type 'b100'; it has: a100, abacus",
         ),
         (
             {"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},

@@ -513,6 +513,6 @@ async def test_a_stream_whose_client_does_not_read_ends() -> None:
             return not server.watches.taken()
 
         await until(change)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"has taken no message for 0\.3 s") as ended:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"has read no message for 0\.3 s") as ended:
             await drain(watch)
         assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

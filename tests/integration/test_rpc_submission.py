@@ -64,8 +64,8 @@ async def test_a_deadline_that_the_standing_policy_does_not_look_at_is_warned_of
         ("deadlines: myopic", ""),
         ("deadlines: planned", ""),
         ("deadlines: ignore", "(deadlines: ignore)"),
-        ("scheduler: fcfs", "the published policy 'fcfs' decides rounds"),
-        ("{scheduler: fcfs, deadlines: look-ahead}", "the published policy 'fcfs' decides rounds"),
+        ("scheduler: fcfs", "the scheduler 'fcfs' decides rounds"),
+        ("{scheduler: fcfs, deadlines: look-ahead}", "the scheduler 'fcfs' decides rounds"),
     ],
 )
 async def test_what_is_warned_of_follows_the_standing_policy(

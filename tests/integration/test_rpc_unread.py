@@ -150,9 +150,9 @@ async def test_a_stream_that_is_ended_as_nobody_reads_it_makes_no_unexpected_err
             caller.call(WATCH, b"")
             await until(lambda: pumped(caller) and servicer.ended == 1)
             caller.close()
-            await until(lambda: any("has left" in r.getMessage() for r in caplog.records))
+            await until(lambda: any("client left" in r.getMessage() for r in caplog.records))
     assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO] == []
-    assert any("taken no message for 0.2 s" in r.getMessage() for r in caplog.records)
+    assert any("read no message for 0.2 s" in r.getMessage() for r in caplog.records)
 
 
 async def test_a_stream_begins_before_its_first_message_can_be_taken() -> None:

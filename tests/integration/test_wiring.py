@@ -64,7 +64,7 @@ async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(
 
 async def test_an_address_in_use_is_an_error(database: Database) -> None:
     async with running(settings(database)) as port:
-        with pytest.raises(InvalidInput, match="in use"):
+        with pytest.raises(InvalidInput, match="another program may use it"):
             async with running(settings(database, listen=f"127.0.0.1:{port}")):
                 raise AssertionError("two servers on one port")
 
@@ -167,4 +167,4 @@ async def test_a_store_that_cannot_be_reached_is_told_of_once_not_at_each_tick(
         async with asyncio.timeout(PATIENCE_S):
             await enough.wait()
     told = [r.message for r in caplog.records if r.levelname == "WARNING"]
-    assert told == ["no periodic rounds: no database"] * 2  # before and after the fourth
+    assert told == ["cannot begin periodic rounds: no database"] * 2  # before and after the fourth

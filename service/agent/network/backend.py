@@ -91,7 +91,7 @@ class Advice:
 
     def findings(self) -> tuple[str, ...]:
         """Report that nothing is applied."""
-        return ("back end none: priorities are advice only, nothing is carried out",)
+        return ("the back end none applies nothing: priorities are advice only",)
 
 
 class Tool(ABC):

@@ -52,14 +52,14 @@ class Carrying:
         self._again_s = 0.0
         self._newer = False  # the settings differ from those being applied
         self._busy = False
-        self._told: Callable[[], None] = lambda: None
+        self._callback: Callable[[], None] = lambda: None
         self.settled = True
         self.remarks: tuple[str, ...] = ()
         """Sentences on what keeps the settings from having an effect here."""
 
-    def tell(self, told: Callable[[], None]) -> None:
-        """Call ``told`` whenever ``settled`` has become true or ``remarks`` have changed."""
-        self._told = told
+    def call_on_change(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever ``settled`` has become true or ``remarks`` have changed."""
+        self._callback = callback
 
     def desired(self, settings: Settings | None) -> None:
         """Begin to apply ``settings``; until this is done or given up, ``settled`` is false.
@@ -91,17 +91,20 @@ class Carrying:
             while self._newer and self._settings is not None:
                 self._newer = False
                 wanted = self._settings
-                said = await asyncio.gather(
+                remarks = await asyncio.gather(
                     asyncio.to_thread(self._prepared),
                     *(self._on(node, wanted) for node in self._nodes),
                 )
-                self._say(tuple(dict.fromkeys(text for each in said for text in each)))
+                self._set_remarks(tuple(dict.fromkeys(text for each in remarks for text in each)))
         except Exception:  # the outermost guard of this task: jobs do not end with their network
-            log.exception("the network is left as it is", extra={"action": "network"})
+            log.exception(
+                "cannot apply the network plan; the network stays as it is",
+                extra={"action": "network"},
+            )
         finally:
             self._busy = False
             self.settled = True
-        self._told()
+        self._callback()
 
     async def _on(self, node: NodeNetwork, settings: Settings) -> tuple[str, ...]:
         """Apply ``settings`` to a node's interfaces; return what is wrong there."""
@@ -120,7 +123,7 @@ class Carrying:
             return (f"jobs cannot take turns on PCIe links: {error}",)
         return ()
 
-    def _say(self, remarks: tuple[str, ...]) -> None:
+    def _set_remarks(self, remarks: tuple[str, ...]) -> None:
         """Keep ``remarks``, and log the new ones."""
         for text in remarks:
             if text not in self.remarks:
@@ -131,12 +134,12 @@ class Carrying:
         if self.settled or settings != self._settings:
             return
         log.warning(
-            "the map is not in force after %.0f s; jobs start without it",
+            "the map of tags is not in force after %.0f s; jobs start without it",
             self._patience_s,
             extra={"action": "network"},
         )
         self.settled = True
-        self._told()
+        self._callback()
 
 
 def settings_from_message(desired: pb.Desired) -> Settings | None:
@@ -146,21 +149,21 @@ def settings_from_message(desired: pb.Desired) -> Settings | None:
     """
     if not desired.HasField("network"):
         return None
-    told = desired.network
+    network = desired.network
     priorities = {
         tag: priority
-        for tag, priority in sorted(told.priorities.items())
+        for tag, priority in sorted(network.priorities.items())
         if 0 <= tag < CODE_POINTS and 0 <= priority < PRIORITIES
     }
-    asked = {g.job: g.network.dscp for g in desired.gangs if g.HasField("network")}
-    control = told.control_dscp
+    tag_of = {g.job: g.network.dscp for g in desired.gangs if g.HasField("network")}
+    control = network.control_dscp
     return Settings(
-        tags={job: tag for job, tag in asked.items() if tag in priorities},
+        tags={job: tag for job, tag in tag_of.items() if tag in priorities},
         priorities=priorities,
         control_tag=control if 0 <= control < CODE_POINTS else CONTROL_TAG,
         remarks=tuple(
-            f"job {job} was given DSCP tag {tag}, for which its servers named no priority"
-            for job, tag in sorted(asked.items())
+            f"job {job} has DSCP tag {tag}, but the servers sent no priority for this tag"
+            for job, tag in sorted(tag_of.items())
             if tag >= 0 and tag not in priorities
         ),
     )

@@ -1,4 +1,4 @@
-"""``tessera-agent network``: shows, plans and carries out the map of this node by hand."""
+"""``tessera-agent network``, which shows, plans and applies a node's map of priorities by hand."""
 
 from __future__ import annotations
 
@@ -34,13 +34,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--network-backend",
         default="none",
         choices=BACKENDS,
-        help="default: none, which only advises",
+        help="Tool that sets priorities on the interfaces. Default: none, which changes nothing.",
     )
-    add("--interface", action="append", default=[], help="a NIC that jobs use; repeatable")
-    add("--netns", default="", help="network namespace of the interfaces")
-    add("--discipline", default="htb", choices=("htb", "prio"), help="for tc")
-    add("--link-bit-per-s", type=int, default=0, help="for tc with htb")
-    add("--queue-pairs", type=int, default=0, help="NCCL_IB_QPS_PER_CONNECTION; 0: leave it")
+    add("--interface", action="append", default=[], help="A NIC that jobs use. Repeatable.")
+    add(
+        "--netns",
+        default="",
+        help="Network namespace of the interfaces. Default: that of the agent.",
+    )
+    add(
+        "--discipline",
+        default="htb",
+        choices=("htb", "prio"),
+        help="Queueing discipline of the back end tc. Default: htb.",
+    )
+    add(
+        "--link-bit-per-s",
+        type=int,
+        default=0,
+        help="Rate of the link in bit/s, which the discipline htb needs.",
+    )
+    add(
+        "--queue-pairs",
+        type=int,
+        default=0,
+        help="Value of NCCL_IB_QPS_PER_CONNECTION for jobs. Default: 0, which leaves it unset.",
+    )
 
 
 def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
@@ -49,7 +68,7 @@ def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
     if kind == "none":
         return [Advice(name) for name in options.interface or [""]]
     if not options.interface:
-        raise InvalidInput("--interface", "name at least one for this back end")
+        raise InvalidInput("--interface", "name at least one interface for this back end")
     if kind == "dcb":
         return [Dcb(name, run=run, dry_run=dry_run) for name in options.interface]
     if kind == "mlnx_qos":
@@ -74,10 +93,10 @@ def read_settings(path: Path, fabric: Fabric) -> Settings:
         OSError: it cannot be read.
     """
     try:
-        told = read_json("--settings", path.read_text(encoding="utf-8"), NODE_LIST)
-        jobs = {str(job): int(level) for job, level in told["jobs"].items()}
-        tags = {str(job): int(tag) for job, tag in told.get("tags", {}).items()}
-        levels = int(told["levels"])
+        stored = read_json("--settings", path.read_text(encoding="utf-8"), NODE_LIST)
+        jobs = {str(job): int(level) for job, level in stored["jobs"].items()}
+        tags = {str(job): int(tag) for job, tag in stored.get("tags", {}).items()}
+        levels = int(stored["levels"])
     except (NotJson, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             "--settings",
@@ -90,27 +109,35 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit status, which is 2 if something is wrong."""
     options = _parser().parse_args(arguments)
     try:
-        said = _answer(options)
+        answer = _answer(options)
     except (TesseraError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_INVALID
-    sys.stdout.write(json.dumps(said, indent=2) + "\n")
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tessera-agent network", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="tessera-agent network",
+        description="Show, plan or apply by hand the map of DSCP tags to priorities on a node.",
+    )
     add = parser.add_argument
     add(
         "action",
         choices=("show", "plan", "apply"),
-        help="plan: what apply would change; it changes nothing",
+        help="show prints the current map, plan prints what apply would change, and apply changes it.",
     )
-    add("--settings", type=Path, help="JSON: levels, jobs and tags; for plan and apply")
+    add(
+        "--settings",
+        type=Path,
+        help="JSON file with levels, jobs and tags, which plan and apply need.",
+    )
     add(
         "--priorities",
         default="0,1,2,3,4,5,6,7",
-        help="that jobs may use, the one served last first",
+        help="Priorities that jobs may use. The one that is served last comes first."
+        " Default: %(default)s.",
     )
     add_options(parser)
     return parser
@@ -118,20 +145,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _answer(options: argparse.Namespace) -> dict[str, Any]:
     """Do what was requested; return the object to print."""
-    found = backends(options, dry_run=options.action != "apply")
+    selected = backends(options, dry_run=options.action != "apply")
     if options.action == "show":
-        return {b.interface: _shown(b) for b in found}
+        return {b.interface: _shown(b) for b in selected}
     if options.settings is None:
-        raise InvalidInput("--settings", "plan and apply need one")
+        raise InvalidInput("--settings", "must be given for plan and apply")
     try:
         fabric = Fabric(priorities=tuple(int(p) for p in options.priorities.split(",")))
     except ValueError as error:
-        raise InvalidInput("--priorities", "must be numbers with commas between them") from error
+        raise InvalidInput("--priorities", "must be numbers separated by commas") from error
     settings = read_settings(options.settings, fabric)
     launch = Launch(queue_pairs=options.queue_pairs)
     return {
         "jobs": {job: environment(job, settings, launch) for job in settings.tags},
-        "interfaces": {b.interface: _carried_out(b, settings) for b in found},
+        "interfaces": {b.interface: _carried_out(b, settings) for b in selected},
     }
 
 

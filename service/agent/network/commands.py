@@ -51,8 +51,8 @@ def run(argv: Sequence[str]) -> str:
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"`{command}` did not end within {PATIENCE_S:g} s") from error
     if done.returncode != 0:
-        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-        raise Unavailable(f"`{command}` ended with {done.returncode}: {said}{_advice(said)}")
+        output = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+        raise Unavailable(f"`{command}` ended with {done.returncode}: {output}{_advice(output)}")
     return done.stdout
 
 

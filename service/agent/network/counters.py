@@ -35,14 +35,14 @@ class Counter:
 def counters(sys: Path = SYS, *, received: bool = False) -> tuple[Counter, ...]:
     """Return the counters of bytes sent (or received) of each interface and RDMA port, by name."""
     way, rdma = ("rx_bytes", "port_rcv_data") if received else ("tx_bytes", "port_xmit_data")
-    found = [
+    port_counters = [
         Counter(name=path.parents[1].name, path=path)
         for path in (sys / "class/net").glob(f"*/statistics/{way}")
     ]
     for path in (sys / "class/infiniband").glob(f"*/ports/*/counters/{rdma}"):
         device, port = path.parents[3].name, path.parents[1].name
-        found.append(Counter(name=f"{device}/{port}", path=path, unit_bytes=_WORD))
-    return tuple(sorted(found, key=lambda counter: counter.name))
+        port_counters.append(Counter(name=f"{device}/{port}", path=path, unit_bytes=_WORD))
+    return tuple(sorted(port_counters, key=lambda counter: counter.name))
 
 
 def sample(

@@ -34,24 +34,24 @@ class Dcb(Tool):
         used = self.read().values()
         ets = self._run(["dcb", "-j", "ets", "show", "dev", self.interface])
         pfc = self._run(["dcb", "-j", "pfc", "show", "dev", self.interface])
-        found = shortcomings(used, parse_scheduling(ets, pfc))
-        if found:
-            found.append(
+        sentences = shortcomings(used, parse_scheduling(ets, pfc))
+        if sentences:
+            sentences.append(
                 f"`dcb ets set dev {self.interface} prio-tc 0:0 1:1 2:2 3:3 4:4 5:5 6:6 7:7"
                 " tc-tsa all:strict tc-bw all:0` makes all strict and in order"
             )
-        return tuple(f"{self.interface}: {text}" for text in found)
+        return tuple(f"{self.interface}: {text}" for text in sentences)
 
 
 def parse(text: str) -> dict[int, int]:
     """Return DSCP -> priority from the output of ``dcb -j app show``. Raises Unavailable."""
     try:
-        found: defaultdict[int, set[int]] = defaultdict(set)
+        priorities: defaultdict[int, set[int]] = defaultdict(set)
         for tag, priority in _table(text).get("dscp_prio", ()):
-            found[int(tag)].add(int(priority))
+            priorities[int(tag)].add(int(priority))
     except (ValueError, TypeError) as error:
         raise _unreadable("app", text) from error
-    return {tag: min(all_of) for tag, all_of in found.items() if len(all_of) == 1}
+    return {tag: min(all_of) for tag, all_of in priorities.items() if len(all_of) == 1}
 
 
 def parse_scheduling(ets: str, pfc: str) -> Scheduling:

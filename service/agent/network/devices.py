@@ -86,7 +86,7 @@ def steering(
         return _not(
             device,
             "the job's transport does not set source ports (NCCL's own does not): only more queue"
-            " pairs a connection spread its traffic",
+            " pairs per connection spread its traffic",
         )
     return Steering(device=device, steerable=True, reason=MOVERS[driver])
 

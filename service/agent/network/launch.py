@@ -48,7 +48,7 @@ def traffic_class(tag: int, ecn: int) -> int:
 def environment(job: str, settings: Settings, launch: Launch | None = None) -> dict[str, str]:
     """Return the variables that mark the traffic of ``job``.
 
-    There are none if the job has no tag or is not marked. NCCL reads NCCL_IB_TC into the traffic
+    The result is empty if the job has no tag or is not marked. NCCL reads NCCL_IB_TC into the traffic
     class (RoCE) and NCCL_IB_SL into the service level (InfiniBand).
 
     Both are set: if ``ncclConfig_t.trafficClass`` is used and NCCL_IB_SL is not, NCCL also writes
@@ -60,18 +60,18 @@ def environment(job: str, settings: Settings, launch: Launch | None = None) -> d
     if tag is None or not launch.marks:
         return {}
     priority = settings.priorities[tag]
-    found = {
+    variables = {
         "NCCL_IB_TC": traffic_class(tag, launch.ecn),
         "NCCL_IB_SL": priority,
         "NCCL_IB_FIFO_TC": traffic_class(settings.control_tag, launch.ecn),
     }
     if launch.queue_pairs:
-        found["NCCL_IB_QPS_PER_CONNECTION"] = launch.queue_pairs
+        variables["NCCL_IB_QPS_PER_CONNECTION"] = launch.queue_pairs
     if launch.ucx:
-        found |= {"UCX_IB_TRAFFIC_CLASS": traffic_class(tag, launch.ecn), "UCX_IB_SL": priority}
+        variables |= {"UCX_IB_TRAFFIC_CLASS": traffic_class(tag, launch.ecn), "UCX_IB_SL": priority}
     if launch.hccl:
-        found |= {"HCCL_RDMA_TC": traffic_class(tag, 0), "HCCL_RDMA_SL": priority}
-    return {name: str(value) for name, value in found.items()}
+        variables |= {"HCCL_RDMA_TC": traffic_class(tag, 0), "HCCL_RDMA_SL": priority}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def overridden(job: str, settings: Settings, forced: Mapping[str, int]) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def overridden(job: str, settings: Settings, forced: Mapping[str, int]) -> tuple
     if tag is None:
         return ()
     return tuple(
-        f"{device} forces traffic class {value}, so job {job} is not carried with DSCP tag {tag}"
+        f"{device} forces traffic class {value}, so the traffic of job {job} does not carry DSCP tag {tag}"
         for device, value in forced.items()
         if value >> 2 != tag
     )

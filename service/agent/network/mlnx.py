@@ -53,15 +53,15 @@ class MlnxQos(Tool):
     def findings(self) -> tuple[str, ...]:
         """Report what is not trusted, strict, in order or lossless, and how to set it."""
         state = self._state()
-        found = shortcomings(state.priorities.values(), state.scheduling)
+        sentences = shortcomings(state.priorities.values(), state.scheduling)
         if state.trust != "dscp":
-            found = [f"trusts {state.trust}, so DSCP tags have no effect yet"]
-        elif found:
+            sentences = [f"trusts {state.trust}, so DSCP tags have no effect yet"]
+        elif sentences:
             strict = ",".join(["strict"] * PRIORITIES)
-            found.append(
+            sentences.append(
                 f"`mlnx_qos -i {self.interface} -p 0,1,2,3,4,5,6,7 -s {strict}` makes all strict and in order"
             )
-        return tuple(f"{self.interface}: {text}" for text in found)
+        return tuple(f"{self.interface}: {text}" for text in sentences)
 
     def _state(self) -> State:
         return parse(self._run(["mlnx_qos", "-i", self.interface]))

@@ -48,7 +48,7 @@ class NodeNetwork:
         self._sys = sys
         self._settings = Settings(tags={}, priorities={})
         self._not_before_s = clock()
-        self._said: tuple[str, ...] = ()
+        self._logged: tuple[str, ...] = ()
 
     def desired(self, settings: Settings) -> None:
         """Make ``settings`` hold as far as possible now. The same settings again change nothing.
@@ -74,7 +74,7 @@ class NodeNetwork:
         """Make the changes that are allowed now; return whether more must follow."""
         wanted = self._settings.priorities
         if backend.dry_run:
-            self._tell(backend.apply(wanted))
+            self._log_dry_run(backend.apply(wanted))
             return False
         at_once, later = stages(differences(backend.interface, backend.read(), wanted))
         step = at_once or later
@@ -107,11 +107,15 @@ class NodeNetwork:
             for job in self._settings.tags:
                 yield from overridden(job, self._settings, classes)
 
-    def _tell(self, changes: Sequence[Change]) -> None:
+    def _log_dry_run(self, changes: Sequence[Change]) -> None:
         """Log once what a back end that does nothing would have done."""
-        said = tuple(
+        sentences = tuple(
             f"{c.interface or 'any interface'}: DSCP {c.tag} to priority {c.after}" for c in changes
         )
-        if said and said != self._said:
-            log.info("not done (dry run): %s", "; ".join(said), extra={"action": "network"})
-            self._said = said
+        if sentences and sentences != self._logged:
+            log.info(
+                "dry run, so this is not applied: %s",
+                "; ".join(sentences),
+                extra={"action": "network"},
+            )
+            self._logged = sentences

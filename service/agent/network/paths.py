@@ -61,12 +61,12 @@ def ports_by_path(
     probe: Callable[[int], Path | None], ports: Iterable[int]
 ) -> dict[Path, list[int]]:
     """Return the ``ports`` that lead over each path. ``probe`` returns None if it got no answer."""
-    found: dict[Path, list[int]] = {}
+    by_path: dict[Path, list[int]] = {}
     for port in ports:
         path = probe(port)
         if path is not None:
-            found.setdefault(path, []).append(port)
-    return found
+            by_path.setdefault(path, []).append(port)
+    return by_path
 
 
 def port_for(

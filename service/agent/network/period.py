@@ -76,10 +76,14 @@ def uniform(times_s: Floats, counts: Floats) -> tuple[Floats, float]:
     """Return bytes per second on an even grid, and its step in seconds."""
     times, values = np.asarray(times_s, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     if times.ndim != 1 or times.shape != values.shape or len(times) < LEAST_SAMPLES:
-        raise InvalidInput("counts", f"takes at least {LEAST_SAMPLES} samples, each with its time")
+        raise InvalidInput(
+            "counts", f"must be at least {LEAST_SAMPLES} samples, each with its time"
+        )
     gaps = np.diff(times)
     if not (np.isfinite(times).all() and np.isfinite(values).all() and (gaps > 0).all()):
-        raise InvalidInput("times_s", "must be finite numbers that rise, as must be the counts")
+        raise InvalidInput(
+            "times_s", "must be finite numbers that rise, and the counts must be finite"
+        )
     grown = np.diff(values)
     grown = np.where(grown < 0, values[1:], grown)
     total = np.concatenate([[0.0], np.cumsum(grown)])

@@ -72,14 +72,14 @@ class Sampling:
         self._analyse = analyse or analysed_apart
         self._found: dict[Key, Found] = {}
         self._tries: dict[Key, int] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
-    def told(self, report: Report) -> Report:
+    def add_measurement(self, report: Report) -> Report:
         """Return the report with its gang's measurements added, if they are known."""
-        found = self._found.get((report.job, report.generation))
-        if found is None:
+        measurement = self._found.get((report.job, report.generation))
+        if measurement is None:
             return report
-        return replace(report, period_s=found.period_s, sent_bytes=found.sent_bytes)
+        return replace(report, period_s=measurement.period_s, sent_bytes=measurement.sent_bytes)
 
     async def watch(
         self, here: Callable[[], Iterable[tuple[Gang, bool]]], changed: Callable[[], object]
@@ -87,16 +87,19 @@ class Sampling:
         """Measure the gangs that are ``here``; never return.
 
         ``here`` returns the live gangs, and whether their processes run. ``changed`` is called when
-        ``told`` would return something new.
+        ``add_measurement`` would return something new.
         """
         while True:
             try:
                 if await self.step(here):
                     changed()
             except (TesseraError, OSError) as error:
-                self._say(f"traffic is not measured: {error}")
+                self._warn_once(f"cannot measure traffic: {error}")
             except Exception:  # the outermost guard of this task: jobs do not end with it
-                log.exception("traffic is not measured any more", extra={"action": "measure"})
+                log.exception(
+                    "stopped measuring traffic after an unexpected error",
+                    extra={"action": "measure"},
+                )
                 return
             await asyncio.sleep(CHUNK_S)
 
@@ -113,19 +116,19 @@ class Sampling:
         if samples is None:
             return False
         name = f"{key[0]} generation {key[1]}"
-        found = await self._analyse(samples)
-        if found is None or found.confidence < LEAST_CONFIDENCE:
+        measurement = await self._analyse(samples)
+        if measurement is None or measurement.confidence < LEAST_CONFIDENCE:
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] == TRIES:
-                self._say(f"{name} is not measured: nothing in what it sends repeats itself")
+                self._warn_once(f"cannot measure the traffic of {name}: it has no regular period")
             return False
-        self._found[key] = found
+        self._found[key] = measurement
         log.info(
             "%s sends %.3g bytes in an iteration of %.3g s (confidence %.2f)",
             name,
-            found.sent_bytes,
-            found.period_s,
-            found.confidence,
+            measurement.sent_bytes,
+            measurement.period_s,
+            measurement.confidence,
             extra={"action": "measure"},
         )
         return True
@@ -139,7 +142,9 @@ class Sampling:
         new = [key for key in senders if key not in self._found and self._tries.get(key, 0) < TRIES]
         if new and len(senders) > 1:
             names = ", ".join(sorted(job for job, _ in senders))
-            self._say(f"traffic is not measured while several jobs send from here: {names}")
+            self._warn_once(
+                f"traffic is not measured while several jobs send from this node: {names}"
+            )
             return None
         return next((key for key in new if senders[key]), None)
 
@@ -166,9 +171,9 @@ class Sampling:
             await asyncio.to_thread(self._sleep, self._step_s)
         return times_s, counts
 
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             log.warning("%s", text, extra={"action": "measure"})
 
 
@@ -189,7 +194,7 @@ async def analysed_apart(samples: Samples) -> Found | None:
     )
     try:
         async with asyncio.timeout(ANALYSIS_S):
-            said, wrong = await child.communicate(json.dumps(samples).encode())
+            output, wrong = await child.communicate(json.dumps(samples).encode())
     except TimeoutError as late:
         raise Unavailable(f"finding a period took more than {ANALYSIS_S:g} s") from late
     finally:
@@ -200,8 +205,8 @@ async def analysed_apart(samples: Samples) -> Found | None:
         raise Unavailable(
             f"no period can be found: {wrong.decode(errors='replace')[-300:].strip()}"
         )
-    found = json.loads(said)
-    return None if found is None else Found(**found)
+    iteration = json.loads(output)
+    return None if iteration is None else Found(**iteration)
 
 
 def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
@@ -232,10 +237,11 @@ def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Calla
         or ("/" in counter.name and counter.name.partition("/")[0] in chosen)
     ]
     if missing := set(interfaces) - {c.name for c in known}:
-        raise InvalidInput("--interface", f"{min(missing)} is not here, so it cannot be measured")
+        raise InvalidInput("--interface", f"this node has no interface {min(missing)}")
     if not used:
         raise InvalidInput(
-            "--measure-traffic", "finds no network hardware; name what jobs use with --interface"
+            "--measure-traffic",
+            "found no network hardware; name the interfaces that jobs use with --interface",
         )
     return lambda: _total(used)
 

@@ -34,7 +34,8 @@ def shortcomings(used: Iterable[int], scheduling: Scheduling) -> list[str]:
             found.append(f"priorities {lower} and {higher} share traffic class {above}")
         elif below > above:
             found.append(
-                f"priority {lower} lies in traffic class {below}, before priority {higher} in {above}"
+                f"priority {lower} is in traffic class {below}, which is served before class {above} of"
+                f" priority {higher}"
             )
     lossy = [priority for priority in sorted(set(used)) if priority not in s.lossless]
     if lossy and s.lossless:

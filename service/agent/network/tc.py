@@ -95,8 +95,9 @@ class Tc(Tool):
         foreign = [q["kind"] for q in roots if q["kind"] not in _DEFAULTS]
         if foreign:
             raise NotAllowed(
-                f"{self.interface} has a root discipline {foreign[0]} that is not ours (or is of another"
-                f" kind); remove it with `tc qdisc del dev {self.interface} root`, or use another back end"
+                f"{self.interface} has a root discipline {foreign[0]} that Tessera did not make (or that"
+                f" is of another kind); remove it with `tc qdisc del dev {self.interface} root`, or use"
+                " another back end"
             )
         return False
 
@@ -113,12 +114,12 @@ class Tc(Tool):
             return []
         rate = self._link_bit_per_s
         each = max(8, int(rate * FLOOR))
-        found = [] if there else [[*root, "default", _minor(self._unmarked)]]
-        found.append(self._class(_ROOT, "", rate, rate, 0))
+        commands = [] if there else [[*root, "default", _minor(self._unmarked)]]
+        commands.append(self._class(_ROOT, "", rate, rate, 0))
         for priority in range(PRIORITIES):
             order = PRIORITIES - 1 - priority
-            found.append(self._class(_minor(priority), _ROOT, each, rate, order))
-        return found
+            commands.append(self._class(_minor(priority), _ROOT, each, rate, order))
+        return commands
 
     def _class(self, minor: str, parent: str, rate: int, ceiling: int, order: int) -> list[str]:
         """Return the command that makes an htb class. Rates are in bit/s; order 0 goes first."""
@@ -171,19 +172,19 @@ class Tc(Tool):
 
 def parse_filters(text: str) -> dict[int, int]:
     """Return DSCP -> priority from ``tc -j filter show`` of our discipline. Raises Unavailable."""
-    found: dict[str, dict[int, int]] = {protocol: {} for protocol in _PROTOCOLS}
+    tags: dict[str, dict[int, int]] = {protocol: {} for protocol in _PROTOCOLS}
     for row in _json(text, "tc -j filter show"):
         options = row.get("options") or {}
         match, flow = options.get("match"), options.get("flowid")
-        if row.get("protocol") not in found or not match or not flow:
+        if row.get("protocol") not in tags or not match or not flow:
             continue
         shift = _PROTOCOLS[row["protocol"]][3]
         if int(match["mask"], 16) != 0xFC << shift:
             continue
         tag = int(match["value"], 16) >> shift + 2
-        found[row["protocol"]][tag] = PRIORITIES - int(flow.partition(":")[2], 16)
-    both = found["ip"]
-    return {tag: p for tag, p in both.items() if found["ipv6"].get(tag) == p}
+        tags[row["protocol"]][tag] = PRIORITIES - int(flow.partition(":")[2], 16)
+    both = tags["ip"]
+    return {tag: p for tag, p in both.items() if tags["ipv6"].get(tag) == p}
 
 
 def _json(text: str, command: str) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ _PHASES: Final = {
 def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
     """Return the nodes of an agent, at least one, each once."""
     fields.batch(field, len(hello.nodes), 100_000)
-    found = tuple(
+    specs = tuple(
         NodeSpec(
             name=names.identifier(f"{field}[{i}].node", m.node),
             gpu_type=names.gpu_type(f"{field}[{i}].gpu_type", m.gpu_type),
@@ -39,8 +39,8 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
         )
         for i, m in enumerate(hello.nodes)
     )
-    fields.distinct((f"{field}[{i}].node", n.name) for i, n in enumerate(found))
-    return found
+    fields.distinct((f"{field}[{i}].node", n.name) for i, n in enumerate(specs))
+    return specs
 
 
 def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:

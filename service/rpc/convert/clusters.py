@@ -24,7 +24,7 @@ ANY_TYPE: Final = "any"
 
 def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, ...]:
     """Return GPU types, each name once."""
-    found = tuple(
+    types = tuple(
         GpuType(
             name=_new_type(f"{field}[{i}].name", m.name),
             memory_bytes=fields.whole(
@@ -37,9 +37,9 @@ def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, .
         )
         for i, m in enumerate(messages)
     )
-    fields.batch(field, len(found), MAX_GPU_TYPES)
-    fields.distinct((f"{field}[{i}].name", t.name) for i, t in enumerate(found))
-    return found
+    fields.batch(field, len(types), MAX_GPU_TYPES)
+    fields.distinct((f"{field}[{i}].name", t.name) for i, t in enumerate(types))
+    return types
 
 
 def _new_type(field: str, name: str) -> str:

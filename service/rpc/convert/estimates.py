@@ -49,7 +49,11 @@ def to_cell_filter(request: pb.DeleteCellsRequest) -> CellFilter:
     """
     partial = bool(request.workload.model or request.gpu_type or request.gpus)
     if partial == request.all:
-        problem = "excludes the other filters" if partial else "must be set where no filter is"
+        problem = (
+            "cannot be combined with other filters"
+            if partial
+            else "must be set if no filter is set"
+        )
         raise InvalidInput("all", f"{problem} (workload, gpu_type, gpus)")
     return CellFilter(
         workload=to_workload("workload", request.workload) if request.workload.model else None,
@@ -143,7 +147,7 @@ def _sd(field: str, message: pb.CellEstimate) -> float | None:
     if not message.HasField("sd"):
         return None
     if message.infeasible:
-        raise InvalidInput(field, "has no meaning for a Cell that is infeasible; leave it unset")
+        raise InvalidInput(field, "has no meaning for an infeasible Cell; leave it unset")
     return fields.real(field, message.sd, 0.0, MAX_SD)
 
 

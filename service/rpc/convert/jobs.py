@@ -83,7 +83,8 @@ def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSp
     require_bounds(field, spec)
     if spec.runtime:
         raise InvalidInput(
-            f"{field}.workload.model", f"{PROFILING} is of the service's own tasks: name another"
+            f"{field}.workload.model",
+            f"{PROFILING} is reserved for profiling tasks; name another model",
         )
     RUNTIMES[REPLAY].check_command(f"{field}.command", spec.command)
     return spec
@@ -94,7 +95,7 @@ def require_type_of_pin(field: str, spec: JobSpec) -> None:
     if spec.pinned_type and not spec.requested_type:
         raise InvalidInput(
             f"{field}.pinned_gpu_type",
-            "pins a job that asks for no GPU type; name it when submitting",
+            "needs requested_gpu_type, which can be set only when the job is submitted",
         )
 
 
@@ -236,15 +237,15 @@ def _of_leg(leg: LegRecord) -> pb.Leg:
 
 def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
     if len(nodes) > MAX_AVOIDED:
-        raise InvalidInput(field, f"must be at most {MAX_AVOIDED} nodes; they are {len(nodes)}")
-    found = tuple(to_node_id(f"{field}[{i}]", cluster, name) for i, name in enumerate(nodes))
-    fields.distinct((f"{field}[{i}]", node) for i, node in enumerate(found))
-    return found
+        raise InvalidInput(field, f"must name at most {MAX_AVOIDED} nodes; it names {len(nodes)}")
+    ids = tuple(to_node_id(f"{field}[{i}]", cluster, name) for i, name in enumerate(nodes))
+    fields.distinct((f"{field}[{i}]", node) for i, node in enumerate(ids))
+    return ids
 
 
 def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > MAX_LABELS:
-        raise InvalidInput(field, f"must be at most {MAX_LABELS}; they are {len(labels)}")
+        raise InvalidInput(field, f"must have at most {MAX_LABELS} entries; it has {len(labels)}")
     for key, value in labels.items():
         fields.text(field, key, 63, required=True)
         fields.text(f"{field}[{key}]", value, 255)
@@ -253,7 +254,7 @@ def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
 
 def _command(field: str, command: list[str]) -> tuple[str, ...]:
     if sum(map(len, command)) > MAX_COMMAND_CHARS:
-        raise InvalidInput(field, f"must be at most {MAX_COMMAND_CHARS:,} characters in all")
+        raise InvalidInput(field, f"must be at most {MAX_COMMAND_CHARS:,} characters in total")
     for i, word in enumerate(command):
         if "\0" in word:
             raise InvalidInput(f"{field}[{i}]", "must not contain a zero byte")

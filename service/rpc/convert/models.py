@@ -36,7 +36,7 @@ def to_model(field: str, message: pb.Model) -> ModelSpec:
         raise InvalidInput(f"{field}.dtype", f"must be one of {', '.join(DTYPES)}, or empty")
     for name in ("parameters", "published"):
         if getattr(message, name):
-            raise InvalidInput(f"{field}.{name}", "is for answers only; leave it unset")
+            raise InvalidInput(f"{field}.{name}", "is output only; leave it unset")
     micro_batches = message.micro_batches or _USUAL.micro_batches
     state_bytes = message.state_bytes or _USUAL.state_bytes
     return ModelSpec(
@@ -76,17 +76,17 @@ def of_model(spec: ModelSpec, model: Model, *, published: bool = False) -> pb.Mo
 
 
 def _step(field: str, message: pb.Model) -> str:
-    """Return the step that profiling measures, or "" if there is none."""
+    """Return the step that profiling measures, or "" if the model has no step."""
     step = fields.text(field, message.step, MAX_STEP)
     if len(message.step_arguments) > MAX_ARGUMENTS:
-        raise InvalidInput(f"{field}_arguments", f"must be at most {MAX_ARGUMENTS}")
+        raise InvalidInput(f"{field}_arguments", f"must have at most {MAX_ARGUMENTS} entries")
     for i, text in enumerate(message.step_arguments):
         fields.text(f"{field}_arguments[{i}]", text, MAX_STEP)
     if arguments_of(f"{field}_arguments", message.step_arguments) and not step:
-        raise InvalidInput(f"{field}_arguments", "belong to a step: name it")
+        raise InvalidInput(f"{field}_arguments", "has a meaning only with a step; set step, too")
     module, colon, function = step.partition(":")
     if step and not (colon and function.isidentifier() and _is_module(module)):
-        raise InvalidInput(field, f"{step!r} is none: write module:function")
+        raise InvalidInput(field, f"{step!r} is not a step; write module:function")
     return step
 
 

@@ -51,12 +51,13 @@ def to_topology(field: str, text: str, cancelled: Callable[[], bool] = never) ->
         first, second = (topology.hosts[part[0]] for part in parts[:2])
         raise InvalidInput(
             field,
-            f"falls apart: no path joins {first} and {second}; add links, or describe the parts as clusters",
+            f"is not connected: no path joins {first} and {second}; add links, or"
+            " describe the parts as clusters",
         )
     try:
         canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as wrong:
-        raise InvalidInput(field, f"has a value that JSON cannot hold: {wrong}") from wrong
+        raise InvalidInput(field, f"has a value that JSON cannot represent: {wrong}") from wrong
     return DescribedTopology(document=canonical, topology=topology)
 
 

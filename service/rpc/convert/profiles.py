@@ -32,7 +32,7 @@ def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
     if m.dtype not in DTYPES:
         raise InvalidInput("dtype", f"must be one of {', '.join(DTYPES)}, not {m.dtype[:20]!r}")
     if len(m.versions) > MAX_VERSIONS:
-        raise InvalidInput("versions", f"must be at most {MAX_VERSIONS}")
+        raise InvalidInput("versions", f"must have at most {MAX_VERSIONS} entries")
     versions = tuple(
         sorted(
             (fields.text("versions", k, 100), fields.text("versions", v, 1000))

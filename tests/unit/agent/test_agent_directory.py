@@ -150,7 +150,7 @@ def test_a_data_directory_that_vanishes_ends_nothing(
     assert lease.left_s() == 35.0
     told = [record.message for record in caplog.records]
     assert len(told) == 1
-    assert told[0].startswith("the lease cannot be written")
+    assert told[0].startswith("cannot write the lease to disk")
     assert state.add(a_gang("a")).is_dir()
     lease.renew(107.0)
     assert state.load_lease() == (107.0, 30.0)

@@ -141,7 +141,7 @@ def test_what_is_not_strict_or_shared_or_lossy_is_reported_with_the_command_that
 def test_priorities_whose_classes_are_the_other_way_round_are_reported() -> None:
     swapped = Scheduling(class_of={0: 1, 1: 0}, algorithm={0: "strict", 1: "strict"})
     assert shortcomings([1, 0, 1], swapped) == [
-        "priority 0 lies in traffic class 1, before priority 1 in 0"
+        "priority 0 is in traffic class 1, which is served before class 0 of priority 1"
     ]
 
 
@@ -213,7 +213,7 @@ def test_the_commands_of_tc_set_up_and_then_filter_both_ip_versions() -> None:
 
 def test_another_discipline_and_output_that_is_no_json_are_refused() -> None:
     foreign = json.dumps([{"kind": "cake", "handle": "1:", "root": True}])
-    with pytest.raises(NotAllowed, match="cake that is not ours"):
+    with pytest.raises(NotAllowed, match="cake that Tessera did not make"):
         Tc("eth1", discipline="prio", run=lambda _: foreign).apply({1: 1})
     with pytest.raises(Unavailable, match="no JSON"):
         Tc("eth1", discipline="prio", run=lambda _: "qdisc").read()
@@ -229,7 +229,7 @@ def test_the_back_end_none_says_once_what_it_was_asked_for() -> None:
     assert none.apply({10: 3}) == (change(10, None, 3),)
     assert none.apply({10: 3}) == ()
     assert none.commands([change(10, None, 3)]) == []
-    assert "nothing is carried out" in none.findings()[0]
+    assert "applies nothing" in none.findings()[0]
 
 
 def test_a_missing_tool_and_a_failed_command_are_named_with_what_to_do() -> None:

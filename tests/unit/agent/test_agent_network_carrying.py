@@ -311,7 +311,7 @@ def test_a_tag_without_a_priority_is_left_out_and_said(tag: int) -> None:
     assert found is not None
     assert (dict(found.tags), dict(found.priorities)) == ({}, {10: 2})
     assert found.remarks == (
-        f"job a was given DSCP tag {tag}, for which its servers named no priority",
+        f"job a has DSCP tag {tag}, but the servers sent no priority for this tag",
     )
 
 

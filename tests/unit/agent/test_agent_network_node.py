@@ -123,7 +123,9 @@ def test_advice_is_logged_once_and_nothing_waits(caplog: pytest.LogCaptureFixtur
     node.desired(settings(t1=3))
     node.desired(settings(t1=3))
     assert node.advance() is None
-    assert [r.message for r in caplog.records] == ["not done (dry run): eth1: DSCP 1 to priority 3"]
+    assert [r.message for r in caplog.records] == [
+        "dry run, so this is not applied: eth1: DSCP 1 to priority 3"
+    ]
 
 
 def test_a_negative_drain_is_refused() -> None:
@@ -168,7 +170,7 @@ def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -
     node.desired(Settings(tags={"a": 12}, priorities={12: 3}, remarks=("said",)))
     said, hidden = node.findings()
     assert said == "said"
-    assert "mlx5_0 forces traffic class 106, so job a" in hidden
+    assert "mlx5_0 forces traffic class 106, so the traffic of job a" in hidden
     assert node.environment("a")["NCCL_IB_TC"] == "50"
     assert node.environment("b") == {}
 
@@ -225,7 +227,7 @@ def test_by_default_the_command_only_advises(
         ("{}", (), "must hold"),
         ('{"levels": 9, "jobs": {}}', (), "1 to 8"),
         ('{"levels": 1, "jobs": {}}', ("--network-backend", "dcb"), "name at least one"),
-        ('{"levels": 1, "jobs": {}}', ("--priorities", "x"), "numbers with commas"),
+        ('{"levels": 1, "jobs": {}}', ("--priorities", "x"), "numbers separated by commas"),
     ],
 )
 def test_wrong_settings_of_the_command_are_refused(

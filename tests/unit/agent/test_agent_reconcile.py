@@ -60,7 +60,7 @@ def test_what_is_not_desired_is_stopped(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", [*LIVE, *ENDED])
 def test_what_is_desired_and_there_is_left_alone(phase: Phase) -> None:
     gang = a_gang()
-    assert reconcile([gang], [a_local(gang, phase, told=True)]) == Plan()
+    assert reconcile([gang], [a_local(gang, phase, reported=True)]) == Plan()
 
 
 def test_a_stopping_gang_is_not_stopped_again() -> None:
@@ -103,7 +103,7 @@ def test_of_two_generations_of_a_job_only_the_newest_is_started() -> None:
 @pytest.mark.parametrize("phase", ENDED)
 def test_an_end_is_forgotten_once_it_was_told_and_is_not_desired(phase: Phase) -> None:
     gang = a_gang()
-    assert reconcile([], [a_local(gang, phase, told=True)]) == Plan(forget=(gang.key,))
+    assert reconcile([], [a_local(gang, phase, reported=True)]) == Plan(forget=(gang.key,))
     assert reconcile([], [a_local(gang, phase)]) == Plan()
 
 
@@ -114,7 +114,7 @@ def test_an_ended_gang_occupies_nothing() -> None:
 
 def test_without_a_desired_state_all_stops_and_no_end_is_forgotten() -> None:
     running, ended = a_gang("a"), a_gang("b", shares=(("n0", (4,)),))
-    here = [a_local(running), a_local(ended, Phase.SUCCEEDED, told=True)]
+    here = [a_local(running), a_local(ended, Phase.SUCCEEDED, reported=True)]
     assert reconcile(None, here) == Plan(stop=(running.key,))
 
 

@@ -101,7 +101,7 @@ async def test_the_restart_passes_before_a_job_advances(bench: Bench) -> None:
 async def test_a_job_that_is_told_to_fail_fails_there(bench: Bench) -> None:
     handle = bench.start(a_gang(command=("fail-at", "30")), clock_factor=10_000)
     end = await end_of(handle)
-    assert end == Exit(outcome=Outcome.FAILED, error="failed at iteration 30, as asked for")
+    assert end == Exit(outcome=Outcome.FAILED, error="failed at iteration 30, as requested")
     assert handle.progress() == Progress(iterations=30, iter_time_s=1.0)
 
 

@@ -81,7 +81,9 @@ def wide(job: str = "a", generation: int = 1) -> Gang:
 
 def told(sampling: Sampling, gang: Gang) -> tuple[float, float]:
     job, generation = gang.key
-    report = sampling.told(Report(job=job, generation=generation, node="n0", phase=Phase.RUNNING))
+    report = sampling.add_measurement(
+        Report(job=job, generation=generation, node="n0", phase=Phase.RUNNING)
+    )
     return report.period_s, report.sent_bytes
 
 
@@ -122,7 +124,7 @@ async def test_several_that_send_are_said_once(caplog: pytest.LogCaptureFixture)
     for _ in range(3):
         await sampling.step(lambda: [(wide("a"), True), (wide("b"), True)])
     assert [r.getMessage() for r in caplog.records] == [
-        "traffic is not measured while several jobs send from here: a, b"
+        "traffic is not measured while several jobs send from this node: a, b"
     ]
 
 
@@ -157,7 +159,7 @@ async def test_a_gang_without_a_rhythm_is_tried_again_and_then_left(
         assert not await sampling.step(lambda: [(wide(), True)])
     assert tried == TRIES
     (record,) = caplog.records
-    assert record.getMessage().startswith("a generation 1 is not measured")
+    assert record.getMessage().startswith("cannot measure the traffic of a generation 1")
 
 
 async def test_a_gang_that_warms_up_is_measured_in_a_later_window() -> None:
@@ -203,7 +205,7 @@ async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
     await asyncio.gather(watching, return_exceptions=True)
     assert told(sampling, wide())[0] == pytest.approx(PERIOD_S, rel=0.05)
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert said == ["traffic is not measured: the port is gone"]
+    assert said == ["cannot measure traffic: the port is gone"]
 
 
 async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +214,9 @@ async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptu
 
     sampling = a_sampling(Wire(), 1.0, mistaken)
     await sampling.watch(lambda: [(wide(), True)], lambda: None)
-    assert [r.getMessage() for r in caplog.records] == ["traffic is not measured any more"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "stopped measuring traffic after an unexpected error"
+    ]
 
 
 async def test_a_process_of_its_own_finds_the_same() -> None:
@@ -349,7 +353,7 @@ def test_what_goes_over_infiniband_counts_once(tmp_path: Path) -> None:
 
 
 def test_an_interface_that_is_not_there_and_a_node_without_any_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="eth9 is not here"):
+    with pytest.raises(InvalidInput, match="no interface eth9"):
         sent_bytes_reader(["eth9"], a_node(tmp_path))
     with pytest.raises(InvalidInput, match="--interface"):
         sent_bytes_reader(sys_=sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9}))

@@ -266,7 +266,7 @@ def test_an_uncertainty_without_meaning_is_refused(sd: float) -> None:
 
 
 def test_what_does_not_run_has_no_uncertainty() -> None:
-    with pytest.raises(InvalidInput, match="has no meaning for a Cell that is infeasible"):
+    with pytest.raises(InvalidInput, match="has no meaning for an infeasible Cell"):
         convert.to_estimate("c", a_cell(infeasible=True, sd=0.1), lambda *_: BERT)
 
 

@@ -48,7 +48,8 @@ def test_a_mistyped_variable_is_told_with_the_nearest_and_all_as_they_are_typed(
         load_config(None, {"TESSERA_DATABSE_URL": "x"})
     said = str(caught.value)
     assert said.startswith(
-        "TESSERA_DATABSE_URL: is no setting; did you mean 'TESSERA_DATABASE_URL'? There are TESSERA_LISTEN,"
+        "TESSERA_DATABSE_URL: unknown setting; did you mean 'TESSERA_DATABASE_URL'?"
+        " The settings are TESSERA_LISTEN,"
     )
     assert "TESSERA_SERVER" in said
 

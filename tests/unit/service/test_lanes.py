@@ -190,12 +190,14 @@ def test_a_full_queue_refuses_at_once_and_says_what_to_do() -> None:
             for name in "abcdefgh":
                 b.give(Share("evil", name))
             await asyncio.sleep(0)
-            with pytest.raises(TooBusy, match=r"4 calls of this client wait.*then call again"):
+            with pytest.raises(
+                TooBusy, match=r"4 calls of this client are waiting.*then call again"
+            ):
                 await b.lane.run(Share("evil", "z"), "work", Work())
             for name in "stuv":
                 b.give(Share("good", name))
             await asyncio.sleep(0)
-            with pytest.raises(TooBusy, match="8 calls in all wait"):
+            with pytest.raises(TooBusy, match="8 calls in all are waiting"):
                 await b.lane.run(Share("third", "z"), "work", Work())
 
     run(test)
@@ -207,7 +209,7 @@ def test_a_share_fills_a_quarter_of_the_queue_at_most() -> None:
             await b.begun(b.give(EVIL))
             b.give(EVIL), b.give(EVIL)
             await asyncio.sleep(0)
-            with pytest.raises(TooBusy, match="2 calls of this client and cluster wait"):
+            with pytest.raises(TooBusy, match="2 calls of this client and cluster are waiting"):
                 await b.lane.run(EVIL, "work", Work())
 
     run(test)
@@ -313,7 +315,7 @@ def test_short_calls_beyond_the_queue_are_refused() -> None:
         ]
         await asyncio.sleep(0)
         with pytest.raises(
-            TooBusy, match="1 calls of this client and cluster wait for one of 1 store"
+            TooBusy, match="1 calls of this client and cluster are waiting for one of 1 store"
         ):
             await run_as(EVIL, calls, go.is_set)
         go.set()

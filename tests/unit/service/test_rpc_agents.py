@@ -223,5 +223,5 @@ async def test_an_agent_that_is_silent_for_longer_than_its_lease_is_cut_off(
     session: Session, clock: HandClock
 ) -> None:
     clock.now_s += 30.1
-    with pytest.raises(Unavailable, match="said nothing"):
+    with pytest.raises(Unavailable, match="sent nothing"):
         await session.step(Subscription())

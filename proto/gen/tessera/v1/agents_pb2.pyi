@@ -28,7 +28,7 @@ class AgentMessage(_message.Message):
     OBSERVED_FIELD_NUMBER: _builtins.int
     SAID_S_FIELD_NUMBER: _builtins.int
     said_s: _builtins.float
-    """The agent's own clock when it said this: seconds of a clock that never goes back."""
+    """The time of sending by the agent's own clock, in seconds. This clock never goes back."""
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -55,7 +55,9 @@ Global___AgentMessage: _TypeAlias = AgentMessage  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
-    """Registers the agent and the nodes that it stands for (one on a real node; many in a load test)."""
+    """Registers the agent and its nodes. An agent has one node on a real machine, and many in a load
+    test.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -67,10 +69,13 @@ class Hello(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     agent_id: _builtins.str
-    """Unique for each agent; the same after a restart."""
+    """The id of the agent, unique among agents. It is the same after a restart."""
     incarnation: _builtins.str
-    """Chosen anew at each start of the process, so that a zombie's stream is refused."""
+    """A text that each start of the process chooses again, so that the stream of an outdated process
+    is refused.
+    """
     version: _builtins.str
+    """The release of the agent's program."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentNode]: ...
     def __init__(
@@ -99,7 +104,7 @@ class AgentNode(_message.Message):
     GPUS_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
     node: _builtins.str
-    """Id only, without "clusters/{cluster}/nodes/"."""
+    """The node's id, without "clusters/{cluster}/nodes/"."""
     gpu_type: _builtins.str
     gpus: _builtins.int
     rack: _builtins.str
@@ -121,7 +126,7 @@ Global___AgentNode: _TypeAlias = AgentNode  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """Keeps the lease of all of the agent's nodes."""
+    """Renews the lease of all nodes of the agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -138,7 +143,9 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Observed(_message.Message):
-    """Everything that runs on the agent's nodes now. A gang that was listed before and is absent now is gone."""
+    """Reports everything that runs on the agent's nodes now. A gang that was listed before and is
+    missing now is gone.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -146,12 +153,14 @@ class Observed(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     NETWORK_REMARKS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """The revision of the desired state that this was observed under."""
+    """The newest revision of the desired state that the agent knew when it observed this."""
     @_builtins.property
     def gangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedGang]: ...
     @_builtins.property
     def network_remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What keeps the network plan from having an effect on these nodes, in sentences; empty: nothing known."""
+        """Sentences on what keeps the network plan from having an effect on these nodes. Empty if nothing
+        is known to do so.
+        """
 
     def __init__(
         self,
@@ -170,6 +179,8 @@ Global___Observed: _TypeAlias = Observed  # noqa: Y015
 
 @_typing.final
 class ObservedGang(_message.Message):
+    """A report on one member of a gang."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     class _Phase:
@@ -185,7 +196,9 @@ class ObservedGang(_message.Message):
         SUCCEEDED: ObservedGang._Phase.ValueType  # 4
         FAILED: ObservedGang._Phase.ValueType  # 5
 
-    class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
+    class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
+        """The progress of a member from start to end."""
+
     PHASE_UNSPECIFIED: ObservedGang.Phase.ValueType  # 0
     STARTING: ObservedGang.Phase.ValueType  # 1
     RUNNING: ObservedGang.Phase.ValueType  # 2
@@ -203,19 +216,23 @@ class ObservedGang(_message.Message):
     PERIOD_S_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """Job id only."""
+    """The job's id."""
     generation: _builtins.int
     node: _builtins.str
-    """Node id only: the member of the gang that is spoken of."""
+    """The id of the node whose member of the gang this reports on."""
     phase: Global___ObservedGang.Phase.ValueType
     iterations_done: _builtins.float
-    """Of the whole job, from the leading member only; negative: not known."""
+    """The iterations that the whole job has done. Only the leader knows them. A negative number means
+    that they are unknown.
+    """
     iter_time_s: _builtins.float
-    """Measured seconds an iteration, 0: not known."""
+    """The measured seconds of one iteration. 0 means that they are unknown."""
     error: _builtins.str
+    """Why the member failed."""
     period_s: _builtins.float
-    """Measured from the byte counters of this node: seconds of an iteration, and what the node sends in one. Told with
-    each report once it is known; 0: not measured.
+    """The period of an iteration in seconds, and the bytes that the node sends in one. They are
+    measured with the node's byte counters, and sent with each report once they are known. 0 means
+    that they are not measured.
     """
     sent_bytes: _builtins.float
     def __init__(
@@ -247,7 +264,9 @@ class ServerMessage(_message.Message):
     DESIRED_FIELD_NUMBER: _builtins.int
     LEASE_FROM_S_FIELD_NUMBER: _builtins.int
     lease_from_s: _builtins.float
-    """The agent's lease counts from here, by its own clock: said_s of its newest message that is recorded."""
+    """The time from which the agent's lease counts, by the agent's own clock. It is said_s of the
+    newest message that is recorded.
+    """
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -271,15 +290,19 @@ Global___ServerMessage: _TypeAlias = ServerMessage  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
+    """Accepts the agent's hello."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_S_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     INSPECT_S_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
-    """An agent that is not known to be heard for this long stops its gangs itself."""
+    """The seconds of the lease. An agent whose messages were not recorded for this time stops its
+    gangs.
+    """
     heartbeat_s: _builtins.float
-    """How often to send a heartbeat, and to inspect the gangs."""
+    """The seconds between heartbeats, and between inspections of the gangs."""
     inspect_s: _builtins.float
     def __init__(
         self,
@@ -298,8 +321,8 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Desired(_message.Message):
-    """All gangs that should run on the agent's nodes; what is not listed should not run.
-    Also the server's heartbeat: it is repeated at least every heartbeat_s.
+    """Lists all gangs that should run on the agent's nodes. A gang that is not listed should not run.
+    This message is also the server's heartbeat: it is repeated at least every heartbeat_s.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -313,12 +336,15 @@ class Desired(_message.Message):
     def gangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredGang]: ...
     @_builtins.property
     def network(self) -> Global___NetworkMap:
-        """Absent: there is no network plan, and nothing is to be done about priorities."""
+        """The treatment of tags. If it is absent, there is no network plan, and the agent leaves
+        priorities as they are.
+        """
 
     @_builtins.property
     def deleted_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Nodes of the hello that were deleted since this process started. Nothing runs there, and this process does not
-        register them again: another start of the agent does, and so does UpsertNodes.
+        """Nodes of the hello that were deleted since this process started. Nothing runs there. This
+        process does not register them again, but another start of the agent does, and so does
+        UpsertNodes.
         """
 
     def __init__(
@@ -339,7 +365,9 @@ Global___Desired: _TypeAlias = Desired  # noqa: Y015
 
 @_typing.final
 class NetworkMap(_message.Message):
-    """What the interfaces of the agent's nodes do with tags: a DSCP code point has a priority from 0 to 7."""
+    """The treatment of tags by the interfaces of the agent's nodes. It maps DSCP code points to
+    priorities from 0 to 7.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -366,7 +394,7 @@ class NetworkMap(_message.Message):
     PRIORITIES_FIELD_NUMBER: _builtins.int
     CONTROL_DSCP_FIELD_NUMBER: _builtins.int
     control_dscp: _builtins.int
-    """Of the control messages of all jobs."""
+    """The DSCP code point of the control messages of all jobs."""
     @_builtins.property
     def priorities(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     def __init__(
@@ -394,10 +422,12 @@ class GangNetwork(_message.Message):
     DSCP_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     level: _builtins.int
-    """Of levels 0 to `levels` - 1 the higher is served first."""
+    """The job's priority level, from 0 to `levels` - 1. A higher level is served first."""
     levels: _builtins.int
     dscp: _builtins.int
-    """Its packets carry it as long as the gang lives; negative: none."""
+    """The DSCP code point that the gang's packets carry for as long as it lives. A negative number
+    means none.
+    """
     @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___GangRoute]: ...
     def __init__(
@@ -418,7 +448,7 @@ Global___GangNetwork: _TypeAlias = GangNetwork  # noqa: Y015
 
 @_typing.final
 class GangRoute(_message.Message):
-    """Traffic from one of its GPUs to another takes these switches, where that can be chosen."""
+    """The switches that traffic from one GPU of the gang to another should take, if this can be chosen."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -446,6 +476,8 @@ Global___GangRoute: _TypeAlias = GangRoute  # noqa: Y015
 
 @_typing.final
 class DesiredGang(_message.Message):
+    """A gang that should run."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -471,7 +503,7 @@ class DesiredGang(_message.Message):
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
-    """The node id of the leading member, which reports progress."""
+    """The id of the node of the leader, which reports progress."""
     model: _builtins.str
     params: _builtins.str
     global_batch: _builtins.int
@@ -480,32 +512,35 @@ class DesiredGang(_message.Message):
     pipeline_degree: _builtins.int
     plan: _builtins.str
     iter_time_s: _builtins.float
-    """Expected seconds an iteration."""
+    """The expected seconds of one iteration."""
     iterations_total: _builtins.float
     iterations_done: _builtins.float
-    """Where to resume at the latest known point; a checkpoint may be further on."""
+    """The iterations that the server knows to be done. A checkpoint may be further on."""
     restart_s: _builtins.float
+    """The seconds that a start of the job costs. The replay runtime waits for this time first."""
     runtime: _builtins.str
-    """What runs it. Empty: the agent's own runtime; "profile": the single-device profiler, with `command` as its
-    arguments.
+    """The name of the runtime. Empty: the agent's own runtime. "profile": the single-device profiler,
+    which gets `command` as its arguments.
     """
     job_number: _builtins.int
-    """Rises with each job that is submitted to this database, so that a job is told from an earlier one of its name, which
-    was deleted or pruned. 0: not known.
+    """A number that rises with each job that is submitted to this database. It distinguishes the job
+    from an earlier one of the same name that was deleted or pruned. 0 means that it is unknown.
     """
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentShare]:
-        """The members of the gang that lie on this agent's nodes."""
+        """The members of the gang on this agent's nodes."""
 
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """All members, for the runtime's rendezvous: node ids in rank order."""
+        """The node ids of all members in rank order, for the runtime's rendezvous."""
 
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def network(self) -> Global___GangNetwork:
-        """Absent: nothing was decided about its traffic yet."""
+        """The gang's part in the network plan. It is absent if nothing has been decided about its traffic
+        yet.
+        """
 
     def __init__(
         self,
@@ -541,6 +576,8 @@ Global___DesiredGang: _TypeAlias = DesiredGang  # noqa: Y015
 
 @_typing.final
 class AgentShare(_message.Message):
+    """The GPUs of a gang on one node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class AgentsStub:
-    """The agents on GPU nodes. Level-triggered: the server sends what should be, the agent what is; either may
-    repeat itself at any time, and only the newest counts.
+    """The stream between servers and the agents on GPU nodes. It is level-triggered: the server sends
+    the desired state, and the agent sends the actual state. Either may repeat its state at any time,
+    and only the newest counts.
     """
 
     def __init__(self, channel):
@@ -44,12 +45,13 @@ class AgentsStub:
 
 
 class AgentsServicer:
-    """The agents on GPU nodes. Level-triggered: the server sends what should be, the agent what is; either may
-    repeat itself at any time, and only the newest counts.
+    """The stream between servers and the agents on GPU nodes. It is level-triggered: the server sends
+    the desired state, and the agent sends the actual state. Either may repeat its state at any time,
+    and only the newest counts.
     """
 
     def Sync(self, request_iterator, context):
-        """One stream for each agent. The first message must be a hello.
+        """Opens the stream of an agent. Each agent has one. The first message must be a hello.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,8 +74,9 @@ def add_AgentsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Agents:
-    """The agents on GPU nodes. Level-triggered: the server sends what should be, the agent what is; either may
-    repeat itself at any time, and only the newest counts.
+    """The stream between servers and the agents on GPU nodes. It is level-triggered: the server sends
+    the desired state, and the agent sends the actual state. Either may repeat its state at any time,
+    and only the newest counts.
     """
 
     @staticmethod

@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AgentsStub:
-    """The agents on GPU nodes. Level-triggered: the server sends what should be, the agent what is; either may
-    repeat itself at any time, and only the newest counts.
+    """The stream between servers and the agents on GPU nodes. It is level-triggered: the server sends
+    the desired state, and the agent sends the actual state. Either may repeat its state at any time,
+    and only the newest counts.
     """
 
     @_typing.overload
@@ -36,21 +37,23 @@ class AgentsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentsAsyncStub: ...
     Sync: _grpc.StreamStreamMultiCallable[_agents_pb2.AgentMessage, _agents_pb2.ServerMessage]
-    """One stream for each agent. The first message must be a hello."""
+    """Opens the stream of an agent. Each agent has one. The first message must be a hello."""
 
 @_typing.type_check_only
 class AgentsAsyncStub(AgentsStub):
-    """The agents on GPU nodes. Level-triggered: the server sends what should be, the agent what is; either may
-    repeat itself at any time, and only the newest counts.
+    """The stream between servers and the agents on GPU nodes. It is level-triggered: the server sends
+    the desired state, and the agent sends the actual state. Either may repeat its state at any time,
+    and only the newest counts.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Sync: _aio.StreamStreamMultiCallable[_agents_pb2.AgentMessage, _agents_pb2.ServerMessage]  # type: ignore[assignment]
-    """One stream for each agent. The first message must be a hello."""
+    """Opens the stream of an agent. Each agent has one. The first message must be a hello."""
 
 class AgentsServicer(metaclass=_abc_1.ABCMeta):
-    """The agents on GPU nodes. Level-triggered: the server sends what should be, the agent what is; either may
-    repeat itself at any time, and only the newest counts.
+    """The stream between servers and the agents on GPU nodes. It is level-triggered: the server sends
+    the desired state, and the agent sends the actual state. Either may repeat its state at any time,
+    and only the newest counts.
     """
 
     @_abc_1.abstractmethod
@@ -59,6 +62,6 @@ class AgentsServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_agents_pb2.AgentMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agents_pb2.ServerMessage], _abc.AsyncIterator[_agents_pb2.ServerMessage]]:
-        """One stream for each agent. The first message must be a hello."""
+        """Opens the stream of an agent. Each agent has one. The first message must be a hello."""
 
 def add_AgentsServicer_to_server(servicer: AgentsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,6 +24,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GpuType(_message.Message):
+    """A model of GPU with its memory."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -32,16 +34,20 @@ class GpuType(_message.Message):
     WATTS_FIELD_NUMBER: _builtins.int
     NODE_GPUS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Unique in the cluster: lower-case letters, digits, '-', '_' or '.', e.g. "a100". "any" is reserved: quotas use it
-    for GPUs of any type.
+    """The name, unique in the cluster, e.g. "a100". It consists of lower-case letters, digits, '-',
+    '_' and '.'. "any" is reserved, because quotas use it for GPUs of any type.
     """
     memory_bytes: _builtins.int
     dollars_per_hour: _builtins.float
-    """Of one GPU; 0: not known. What the objective `cost` counts."""
+    """The cost of one GPU, which the objective `cost` counts. 0 means that it is unknown."""
     watts: _builtins.float
-    """Of one busy GPU; 0: not known. What `cost` counts where a round's `cost_of` is "watts"."""
+    """The power of one busy GPU, which `cost` counts if a round's `cost_of` is "watts". 0 means that
+    it is unknown.
+    """
     node_gpus: _builtins.int
-    """Output only: GPUs of the largest node of this type; estimates assume such nodes. 0: no node has this type."""
+    """Output only. The number of GPUs of the largest node of this type. Estimates assume such nodes.
+    0 means that no node has this type.
+    """
     def __init__(
         self,
         *,
@@ -61,6 +67,8 @@ Global___GpuType: _TypeAlias = GpuType  # noqa: Y015
 
 @_typing.final
 class Cluster(_message.Message):
+    """Nodes that are scheduled together."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -76,23 +84,27 @@ class Cluster(_message.Message):
     """"clusters/{cluster}" """
     etag: _builtins.str
     nodes: _builtins.int
-    """Output only."""
+    """Output only. The numbers of nodes and of GPUs."""
     gpus: _builtins.int
     last_round: _builtins.str
-    """Output only: the last committed round, "clusters/{cluster}/rounds/{round}"; empty: none."""
+    """Output only. The last committed round, "clusters/{cluster}/rounds/{round}". Empty if there is
+    none.
+    """
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuType]: ...
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def next_round_time(self) -> _timestamp_pb2.Timestamp:
-        """Output only, and only from GetCluster: the latest time at which the next round begins. Unset: rounds are decided
-        only when somebody calls Schedule.
+        """Output only, and only from GetCluster. The latest time at which the next round begins. It is
+        unset if rounds run only when Schedule is called.
         """
 
     @_builtins.property
     def round_period(self) -> _duration_pb2.Duration:
-        """Output only, and only from GetCluster: the time between two rounds of this server; 0 s: it begins none."""
+        """Output only, and only from GetCluster. The time between two periodic rounds of this server. 0 s
+        means that it runs none.
+        """
 
     def __init__(
         self,
@@ -117,6 +129,8 @@ Global___Cluster: _TypeAlias = Cluster  # noqa: Y015
 
 @_typing.final
 class Node(_message.Message):
+    """A machine that holds GPUs of one type."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     class _State:
@@ -129,14 +143,18 @@ class Node(_message.Message):
         READY: Node._State.ValueType  # 1
         DRAINING: Node._State.ValueType  # 2
         UNREACHABLE: Node._State.ValueType  # 3
-        """No agent has been heard for longer than its lease, or none was ever heard."""
+        """The node has never had an agent, or no message of its agent was recorded for longer than the
+        lease.
+        """
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Node.State.ValueType  # 0
     READY: Node.State.ValueType  # 1
     DRAINING: Node.State.ValueType  # 2
     UNREACHABLE: Node.State.ValueType  # 3
-    """No agent has been heard for longer than its lease, or none was ever heard."""
+    """The node has never had an agent, or no message of its agent was recorded for longer than the
+    lease.
+    """
 
     NAME_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
@@ -156,29 +174,35 @@ class Node(_message.Message):
     """"clusters/{cluster}/nodes/{node}" """
     gpu_type: _builtins.str
     gpus: _builtins.int
-    """1 to 64."""
+    """The number of GPUs, 1 to 64."""
     rack: _builtins.str
     state: Global___Node.State.ValueType
-    """Output only."""
+    """Output only. The state of the node."""
     etag: _builtins.str
     free_gpus: _builtins.int
-    """Output only: GPUs that no job holds."""
+    """Output only. The number of GPUs that no job holds."""
     silent_s: _builtins.float
-    """Output only: seconds since its agent was last heard, by the database's clock; negative: never."""
+    """Output only. The seconds since the last message of its agent, by the database's clock. A
+    negative number means that there was none.
+    """
     drain_reason: _builtins.str
-    """Output only: why, by whom (as the caller said) and when it was drained. Unset while it is not."""
+    """Output only. Why the node was drained, who drained it (as the caller stated) and when. Unset
+    while it is not drained.
+    """
     drained_by: _builtins.str
     drained: _builtins.bool
-    """Output only: it is DRAINING, no job holds a GPU there any more, and none will until UndrainNodes. A state of its own
-    would be unknown to older clients.
+    """Output only. Whether the node is DRAINING and no job holds a GPU there any more. No job will
+    until UndrainNodes. This is not a state of its own, because older clients would not know it.
     """
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Output only: jobs that hold GPUs here."""
+        """Output only. The jobs that hold GPUs here."""
 
     @_builtins.property
     def network_remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Output only: what keeps network plans from having an effect on it, as its agent says; empty: nothing known."""
+        """Output only. What keeps network plans from having an effect on the node, as its agent reports.
+        Empty if nothing is known to do so.
+        """
 
     @_builtins.property
     def drain_time(self) -> _timestamp_pb2.Timestamp: ...
@@ -222,7 +246,7 @@ class UpsertClusterRequest(_message.Message):
     def cluster(self) -> Global___Cluster: ...
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Empty: all fields."""
+        """The fields to change. Empty: all fields."""
 
     def __init__(
         self,
@@ -266,7 +290,7 @@ class ListClustersRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most 1000; 0: 100."""
+    """The largest number of clusters in the answer, up to 1000. Default (also 0): 100."""
     page_token: _builtins.str
     def __init__(
         self,
@@ -319,7 +343,7 @@ class UpsertNodesRequest(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]:
-        """A node that sends an etag must match it."""
+        """The nodes. If a node has an etag, the etag must match the stored one."""
 
     def __init__(
         self,
@@ -438,9 +462,11 @@ class DrainNodesRequest(_message.Message):
     validate_only: _builtins.bool
     request_id: _builtins.str
     reason: _builtins.str
-    """Why, at most 300 characters. Of a node that is drained already it replaces the reason; empty: the reason stays."""
+    """Why the nodes are drained, at most 300 characters. It replaces the reason of a node that is
+    already drained. If it is empty, that reason stays.
+    """
     drained_by: _builtins.str
-    """Who drains, at most 100 characters. It is kept as the caller says it."""
+    """Who drains the nodes, at most 100 characters. It is stored as the caller states it."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"clusters/{cluster}/nodes/{node}" """
@@ -545,13 +571,13 @@ class DeleteClusterRequest(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}" """
     etag: _builtins.str
-    """Empty: any version."""
+    """The etag that must match. Empty: any version."""
     force: _builtins.bool
-    """Delete it although agents are connected. They stop and are told that the cluster does not exist. Live jobs are
-    refused nonetheless: cancel them first.
+    """Whether to delete the cluster while agents are connected. They stop their gangs and are
+    notified that the cluster does not exist. Live jobs are refused even so: cancel them first.
     """
     allow_missing: _builtins.bool
-    """Succeed where there is no such cluster."""
+    """Whether to succeed if there is no such cluster."""
     validate_only: _builtins.bool
     request_id: _builtins.str
     def __init__(
@@ -585,14 +611,14 @@ class DeleteGpuTypesRequest(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     etag: _builtins.str
-    """The cluster's; empty: any version."""
+    """The etag of the cluster that must match. Empty: any version."""
     allow_missing: _builtins.bool
-    """Succeed where the cluster has no such type."""
+    """Whether to succeed if the cluster has no such GPU type."""
     validate_only: _builtins.bool
     request_id: _builtins.str
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of GPU types, e.g. "v100". At least one type of the cluster must remain."""
+        """Names of GPU types, e.g. "v100". The cluster must keep at least one GPU type."""
 
     def __init__(
         self,
@@ -624,9 +650,9 @@ class DeleteNodeRequest(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}/nodes/{node}" """
     etag: _builtins.str
-    """Empty: any version."""
+    """The etag that must match. Empty: any version."""
     allow_missing: _builtins.bool
-    """Succeed where there is no such node."""
+    """Whether to succeed if there is no such node."""
     validate_only: _builtins.bool
     request_id: _builtins.str
     def __init__(
@@ -658,7 +684,7 @@ class DeleteNodesRequest(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     allow_missing: _builtins.bool
-    """Succeed where there are no such nodes."""
+    """Whether to succeed if there are no such nodes."""
     validate_only: _builtins.bool
     request_id: _builtins.str
     @_builtins.property

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class ClustersStub:
-    """Clusters, their GPU types and their nodes.
+    """Creates, changes and deletes clusters, their GPU types and their nodes.
     """
 
     def __init__(self, channel):
@@ -99,7 +99,7 @@ class ClustersStub:
 
 
 class ClustersServicer:
-    """Clusters, their GPU types and their nodes.
+    """Creates, changes and deletes clusters, their GPU types and their nodes.
     """
 
     def UpsertCluster(self, request, context):
@@ -110,69 +110,78 @@ class ClustersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCluster(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a cluster.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClusters(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists clusters by name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpsertNodes(self, request, context):
-        """Creates or changes many nodes, all or none.
+        """Creates or changes nodes, all or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a node.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListNodes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the nodes of a cluster by name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainNodes(self, request, context):
-        """The next round moves what runs there, or suspends it; nothing new starts there.
+        """Drains nodes. The next round moves the jobs that run there, or suspends them. No new job starts
+        there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndrainNodes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lets rounds use the nodes again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCluster(self, request, context):
-        """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
-        with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
-        connected. The name is free at once; the stored rows are removed in the background.
+        """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds.
+        The error is FAILED_PRECONDITION with the reason IN_USE while jobs are live or GPUs have not
+        been given back. Unless `force` is set, this also holds while agents are connected. The name is
+        free at once, and the stored rows are removed in the background.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGpuTypes(self, request, context):
-        """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
-        IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+        """Deletes GPU types that nothing uses, all or none, and returns the cluster. The error is
+        FAILED_PRECONDITION with the reason IN_USE while nodes, Cells that users wrote, quotas or live
+        jobs name one of the types.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteNode(self, request, context):
-        """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
-        A connected agent of the node is told so, and does not register the node again until it is restarted.
+        """Deletes a node. The error is FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs
+        there. Past rounds stay readable. A connected agent of the node is notified, and does not
+        register the node again until the agent is restarted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -257,7 +266,7 @@ def add_ClustersServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Clusters:
-    """Clusters, their GPU types and their nodes.
+    """Creates, changes and deletes clusters, their GPU types and their nodes.
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ClustersStub:
-    """Clusters, their GPU types and their nodes."""
+    """Creates, changes and deletes clusters, their GPU types and their nodes."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,64 +37,84 @@ class ClustersStub:
     UpsertCluster: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.UpsertClusterRequest, _clusters_pb2.Cluster]
     """Creates a cluster, or replaces its GPU types."""
     GetCluster: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.GetClusterRequest, _clusters_pb2.Cluster]
+    """Returns a cluster."""
     ListClusters: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.ListClustersRequest, _clusters_pb2.ListClustersResponse]
+    """Lists clusters by name."""
     UpsertNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.UpsertNodesRequest, _clusters_pb2.UpsertNodesResponse]
-    """Creates or changes many nodes, all or none."""
+    """Creates or changes nodes, all or none."""
     GetNode: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.GetNodeRequest, _clusters_pb2.Node]
+    """Returns a node."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.ListNodesRequest, _clusters_pb2.ListNodesResponse]
+    """Lists the nodes of a cluster by name."""
     DrainNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DrainNodesRequest, _clusters_pb2.DrainNodesResponse]
-    """The next round moves what runs there, or suspends it; nothing new starts there."""
+    """Drains nodes. The next round moves the jobs that run there, or suspends them. No new job starts
+    there.
+    """
     UndrainNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.UndrainNodesRequest, _clusters_pb2.UndrainNodesResponse]
+    """Lets rounds use the nodes again."""
     DeleteCluster: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteClusterRequest, _empty_pb2.Empty]
-    """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
-    with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
-    connected. The name is free at once; the stored rows are removed in the background.
+    """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds.
+    The error is FAILED_PRECONDITION with the reason IN_USE while jobs are live or GPUs have not
+    been given back. Unless `force` is set, this also holds while agents are connected. The name is
+    free at once, and the stored rows are removed in the background.
     """
     DeleteGpuTypes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteGpuTypesRequest, _clusters_pb2.Cluster]
-    """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
-    IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+    """Deletes GPU types that nothing uses, all or none, and returns the cluster. The error is
+    FAILED_PRECONDITION with the reason IN_USE while nodes, Cells that users wrote, quotas or live
+    jobs name one of the types.
     """
     DeleteNode: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodeRequest, _empty_pb2.Empty]
-    """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
-    A connected agent of the node is told so, and does not register the node again until it is restarted.
+    """Deletes a node. The error is FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs
+    there. Past rounds stay readable. A connected agent of the node is notified, and does not
+    register the node again until the agent is restarted.
     """
     DeleteNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodesRequest, _empty_pb2.Empty]
     """Deletes nodes like DeleteNode, all or none."""
 
 @_typing.type_check_only
 class ClustersAsyncStub(ClustersStub):
-    """Clusters, their GPU types and their nodes."""
+    """Creates, changes and deletes clusters, their GPU types and their nodes."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UpsertCluster: _aio.UnaryUnaryMultiCallable[_clusters_pb2.UpsertClusterRequest, _clusters_pb2.Cluster]  # type: ignore[assignment]
     """Creates a cluster, or replaces its GPU types."""
     GetCluster: _aio.UnaryUnaryMultiCallable[_clusters_pb2.GetClusterRequest, _clusters_pb2.Cluster]  # type: ignore[assignment]
+    """Returns a cluster."""
     ListClusters: _aio.UnaryUnaryMultiCallable[_clusters_pb2.ListClustersRequest, _clusters_pb2.ListClustersResponse]  # type: ignore[assignment]
+    """Lists clusters by name."""
     UpsertNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.UpsertNodesRequest, _clusters_pb2.UpsertNodesResponse]  # type: ignore[assignment]
-    """Creates or changes many nodes, all or none."""
+    """Creates or changes nodes, all or none."""
     GetNode: _aio.UnaryUnaryMultiCallable[_clusters_pb2.GetNodeRequest, _clusters_pb2.Node]  # type: ignore[assignment]
+    """Returns a node."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.ListNodesRequest, _clusters_pb2.ListNodesResponse]  # type: ignore[assignment]
+    """Lists the nodes of a cluster by name."""
     DrainNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DrainNodesRequest, _clusters_pb2.DrainNodesResponse]  # type: ignore[assignment]
-    """The next round moves what runs there, or suspends it; nothing new starts there."""
+    """Drains nodes. The next round moves the jobs that run there, or suspends them. No new job starts
+    there.
+    """
     UndrainNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.UndrainNodesRequest, _clusters_pb2.UndrainNodesResponse]  # type: ignore[assignment]
+    """Lets rounds use the nodes again."""
     DeleteCluster: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteClusterRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
-    with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
-    connected. The name is free at once; the stored rows are removed in the background.
+    """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds.
+    The error is FAILED_PRECONDITION with the reason IN_USE while jobs are live or GPUs have not
+    been given back. Unless `force` is set, this also holds while agents are connected. The name is
+    free at once, and the stored rows are removed in the background.
     """
     DeleteGpuTypes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteGpuTypesRequest, _clusters_pb2.Cluster]  # type: ignore[assignment]
-    """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
-    IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+    """Deletes GPU types that nothing uses, all or none, and returns the cluster. The error is
+    FAILED_PRECONDITION with the reason IN_USE while nodes, Cells that users wrote, quotas or live
+    jobs name one of the types.
     """
     DeleteNode: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
-    A connected agent of the node is told so, and does not register the node again until it is restarted.
+    """Deletes a node. The error is FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs
+    there. Past rounds stay readable. A connected agent of the node is notified, and does not
+    register the node again until the agent is restarted.
     """
     DeleteNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodesRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Deletes nodes like DeleteNode, all or none."""
 
 class ClustersServicer(metaclass=_abc_1.ABCMeta):
-    """Clusters, their GPU types and their nodes."""
+    """Creates, changes and deletes clusters, their GPU types and their nodes."""
 
     @_abc_1.abstractmethod
     def UpsertCluster(
@@ -109,14 +129,16 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _clusters_pb2.GetClusterRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_clusters_pb2.Cluster, _abc.Awaitable[_clusters_pb2.Cluster]]: ...
+    ) -> _typing.Union[_clusters_pb2.Cluster, _abc.Awaitable[_clusters_pb2.Cluster]]:
+        """Returns a cluster."""
 
     @_abc_1.abstractmethod
     def ListClusters(
         self,
         request: _clusters_pb2.ListClustersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_clusters_pb2.ListClustersResponse, _abc.Awaitable[_clusters_pb2.ListClustersResponse]]: ...
+    ) -> _typing.Union[_clusters_pb2.ListClustersResponse, _abc.Awaitable[_clusters_pb2.ListClustersResponse]]:
+        """Lists clusters by name."""
 
     @_abc_1.abstractmethod
     def UpsertNodes(
@@ -124,21 +146,23 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         request: _clusters_pb2.UpsertNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_clusters_pb2.UpsertNodesResponse, _abc.Awaitable[_clusters_pb2.UpsertNodesResponse]]:
-        """Creates or changes many nodes, all or none."""
+        """Creates or changes nodes, all or none."""
 
     @_abc_1.abstractmethod
     def GetNode(
         self,
         request: _clusters_pb2.GetNodeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_clusters_pb2.Node, _abc.Awaitable[_clusters_pb2.Node]]: ...
+    ) -> _typing.Union[_clusters_pb2.Node, _abc.Awaitable[_clusters_pb2.Node]]:
+        """Returns a node."""
 
     @_abc_1.abstractmethod
     def ListNodes(
         self,
         request: _clusters_pb2.ListNodesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_clusters_pb2.ListNodesResponse, _abc.Awaitable[_clusters_pb2.ListNodesResponse]]: ...
+    ) -> _typing.Union[_clusters_pb2.ListNodesResponse, _abc.Awaitable[_clusters_pb2.ListNodesResponse]]:
+        """Lists the nodes of a cluster by name."""
 
     @_abc_1.abstractmethod
     def DrainNodes(
@@ -146,14 +170,17 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         request: _clusters_pb2.DrainNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_clusters_pb2.DrainNodesResponse, _abc.Awaitable[_clusters_pb2.DrainNodesResponse]]:
-        """The next round moves what runs there, or suspends it; nothing new starts there."""
+        """Drains nodes. The next round moves the jobs that run there, or suspends them. No new job starts
+        there.
+        """
 
     @_abc_1.abstractmethod
     def UndrainNodes(
         self,
         request: _clusters_pb2.UndrainNodesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_clusters_pb2.UndrainNodesResponse, _abc.Awaitable[_clusters_pb2.UndrainNodesResponse]]: ...
+    ) -> _typing.Union[_clusters_pb2.UndrainNodesResponse, _abc.Awaitable[_clusters_pb2.UndrainNodesResponse]]:
+        """Lets rounds use the nodes again."""
 
     @_abc_1.abstractmethod
     def DeleteCluster(
@@ -161,9 +188,10 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         request: _clusters_pb2.DeleteClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds. FAILED_PRECONDITION
-        with the reason IN_USE while jobs are live or GPUs are not yet given back, and, unless `force`, while agents are
-        connected. The name is free at once; the stored rows are removed in the background.
+        """Deletes a cluster with everything in it: nodes, Cells, models, tenants, ended jobs and rounds.
+        The error is FAILED_PRECONDITION with the reason IN_USE while jobs are live or GPUs have not
+        been given back. Unless `force` is set, this also holds while agents are connected. The name is
+        free at once, and the stored rows are removed in the background.
         """
 
     @_abc_1.abstractmethod
@@ -172,8 +200,9 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         request: _clusters_pb2.DeleteGpuTypesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_clusters_pb2.Cluster, _abc.Awaitable[_clusters_pb2.Cluster]]:
-        """Deletes GPU types that nothing uses, all or none, and returns the cluster. FAILED_PRECONDITION with the reason
-        IN_USE while nodes, Cells that users wrote, quotas or live jobs name one of them.
+        """Deletes GPU types that nothing uses, all or none, and returns the cluster. The error is
+        FAILED_PRECONDITION with the reason IN_USE while nodes, Cells that users wrote, quotas or live
+        jobs name one of the types.
         """
 
     @_abc_1.abstractmethod
@@ -182,8 +211,9 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         request: _clusters_pb2.DeleteNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Deletes a node. FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs there. Past rounds stay readable.
-        A connected agent of the node is told so, and does not register the node again until it is restarted.
+        """Deletes a node. The error is FAILED_PRECONDITION with the reason IN_USE while jobs hold GPUs
+        there. Past rounds stay readable. A connected agent of the node is notified, and does not
+        register the node again until the agent is restarted.
         """
 
     @_abc_1.abstractmethod

@@ -27,20 +27,27 @@ class _EstimateSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Estima
     DESCRIPTOR: _descriptor.EnumDescriptor
     ESTIMATE_SOURCE_UNSPECIFIED: _EstimateSource.ValueType  # 0
     MEASURED: _EstimateSource.ValueType  # 1
+    """The Cell ran, and its time was measured."""
     PROFILED: _EstimateSource.ValueType  # 2
+    """Computed from measured layers of the model."""
     ANALYTIC: _EstimateSource.ValueType  # 3
+    """Computed from the model and the hardware catalogue."""
 
-class EstimateSource(_EstimateSource, metaclass=_EstimateSourceEnumTypeWrapper): ...
+class EstimateSource(_EstimateSource, metaclass=_EstimateSourceEnumTypeWrapper):
+    """Where an estimate comes from."""
 
 ESTIMATE_SOURCE_UNSPECIFIED: EstimateSource.ValueType  # 0
 MEASURED: EstimateSource.ValueType  # 1
+"""The Cell ran, and its time was measured."""
 PROFILED: EstimateSource.ValueType  # 2
+"""Computed from measured layers of the model."""
 ANALYTIC: EstimateSource.ValueType  # 3
+"""Computed from the model and the hardware catalogue."""
 Global___EstimateSource: _TypeAlias = EstimateSource  # noqa: Y015
 
 @_typing.final
 class Workload(_message.Message):
-    """What is trained. Jobs of one workload share their Cells."""
+    """A model, its size and a global batch, which jobs train. Jobs of one workload share their Cells."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -50,6 +57,7 @@ class Workload(_message.Message):
     model: _builtins.str
     params: _builtins.str
     global_batch: _builtins.int
+    """The number of samples in one iteration."""
     def __init__(
         self,
         *,
@@ -67,9 +75,10 @@ Global___Workload: _TypeAlias = Workload  # noqa: Y015
 
 @_typing.final
 class Cell(_message.Message):
-    """A workload on a GPU type with a number of GPUs. One that is larger than the cluster is kept, for nodes to come,
-    and left out of rounds until then. So is an estimate of a shape (a number of nodes) that the cluster cannot have:
-    its rate is scaled to the shape that it can.
+    """A workload on a number of GPUs of one type, with a pipeline degree. A Cell that is larger than
+    the cluster is stored, because nodes may be added, and left out of rounds until then. The same
+    holds for an estimate of a shape (a number of nodes) that the cluster cannot have: its rate is
+    scaled to the shape that the cluster can have.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -81,9 +90,9 @@ class Cell(_message.Message):
     gpu_type: _builtins.str
     gpus: _builtins.int
     pipeline_degree: _builtins.int
-    """0: a full search chose it and did not say."""
+    """The number of pipeline stages. 0 means that a full search chose it and did not report it."""
     plan: _builtins.str
-    """Id of the execution plan; empty: the best plan of the Cell."""
+    """The id of the execution plan. Empty: the best plan of the Cell."""
     def __init__(
         self,
         *,
@@ -102,6 +111,8 @@ Global___Cell: _TypeAlias = Cell  # noqa: Y015
 
 @_typing.final
 class CellEstimate(_message.Message):
+    """The predicted or measured speed of a Cell on a shape."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
@@ -115,25 +126,31 @@ class CellEstimate(_message.Message):
     SD_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    """In place of the workload: the job whose workload is meant, "clusters/{cluster}/jobs/{job}"."""
+    """The job whose workload is meant, "clusters/{cluster}/jobs/{job}". It replaces the workload."""
     nodes: _builtins.int
-    """Nodes that the GPUs are spread over; 0: the fewest that the cluster's nodes allow."""
+    """The number of nodes over which the GPUs are spread. 0: the smallest number that the cluster's
+    nodes allow.
+    """
     iter_time_s: _builtins.float
-    """Of one iteration. Exactly one of iter_time_s and infeasible is set."""
+    """The time of one iteration. Exactly one of iter_time_s and infeasible must be set."""
     infeasible: _builtins.bool
-    """It was tried and does not run (out of memory, or the run failed)."""
+    """Whether the Cell was tried and does not run: it ran out of memory, or the run failed."""
     source: Global___EstimateSource.ValueType
     provenance: _builtins.str
-    """Free text: file, host, commit."""
+    """Any text on the origin: a file, a host, a commit."""
     sd: _builtins.float
-    """Standard deviation of the logarithm of iter_time_s, 0 or more: 0.1 is some 10 %. Unset: not known."""
+    """The standard deviation of the logarithm of iter_time_s, 0 or more. 0.1 means about 10 %. Unset:
+    unknown.
+    """
     @_builtins.property
     def workload(self) -> Global___Workload: ...
     @_builtins.property
     def cell(self) -> Global___Cell: ...
     @_builtins.property
     def traffic(self) -> Global___CellTraffic:
-        """What its plan sends. Absent: not known; on the way in, what was known before stays."""
+        """The traffic of its execution plan. Absent: unknown; in requests, the traffic that was known
+        before stays.
+        """
 
     def __init__(
         self,
@@ -161,7 +178,7 @@ Global___CellEstimate: _TypeAlias = CellEstimate  # noqa: Y015
 
 @_typing.final
 class CellTraffic(_message.Message):
-    """One iteration of a Cell as the network sees it."""
+    """The computation and communication of a Cell in one iteration."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -170,13 +187,17 @@ class CellTraffic(_message.Message):
     START_S_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     work_flop: _builtins.float
-    """Flop of all its GPUs."""
+    """The work of all GPUs together."""
     compute_s: _builtins.float
-    """Computation, and when communication may begin: 0 is with it, compute_s after it."""
+    """The time of the computation, and the time at which communication may begin. At 0 it begins
+    together with the computation, at compute_s after it.
+    """
     start_s: _builtins.float
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTraffic]:
-        """In order; GPUs are taken stage by stage, replica by replica, tensor parts next to each other."""
+        """The stages in order. They take GPUs stage by stage and replica by replica, with tensor-parallel
+        parts next to each other.
+        """
 
     def __init__(
         self,
@@ -196,7 +217,7 @@ Global___CellTraffic: _TypeAlias = CellTraffic  # noqa: Y015
 
 @_typing.final
 class StageTraffic(_message.Message):
-    """What each GPU of a stage sends in one iteration."""
+    """The traffic of each GPU of a stage in one iteration."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -211,10 +232,12 @@ class StageTraffic(_message.Message):
     data_parallel: _builtins.int
     tensor_parallel: _builtins.int
     expert_parallel: _builtins.int
-    """GPUs that experts are divided over; 0 is 1."""
+    """The number of GPUs over which experts are divided. 0 means 1."""
     @_builtins.property
     def tensor(self) -> Global___Sent:
-        """To the next in the ring of its tensor group, of its replicas, of the GPUs with the same experts;"""
+        """Traffic to the next GPU in the ring of its tensor group, of its replicas, and of the GPUs with
+        the same experts.
+        """
 
     @_builtins.property
     def data(self) -> Global___Sent: ...
@@ -222,7 +245,9 @@ class StageTraffic(_message.Message):
     def expert_data(self) -> Global___Sent: ...
     @_builtins.property
     def expert(self) -> Global___Sent:
-        """to each other GPU of its expert group; and to its partner in the next stage, which sends as much back."""
+        """Traffic to each other GPU of its expert group, and to its partner in the next stage, which
+        sends the same amount back.
+        """
 
     @_builtins.property
     def handed(self) -> Global___Sent: ...
@@ -248,13 +273,15 @@ Global___StageTraffic: _TypeAlias = StageTraffic  # noqa: Y015
 
 @_typing.final
 class Sent(_message.Message):
+    """An amount of traffic."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     BYTES_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     bytes: _builtins.float
     messages: _builtins.int
-    """In sequence, each paying the network's delay."""
+    """The number of messages in sequence. Each of them has the network's delay."""
     def __init__(
         self,
         *,
@@ -283,7 +310,7 @@ class UpsertCellsRequest(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___CellEstimate]:
-        """At most 100,000."""
+        """The estimates, at most 100,000."""
 
     def __init__(
         self,
@@ -333,7 +360,7 @@ class ListCellsRequest(_message.Message):
     page_token: _builtins.str
     @_builtins.property
     def workload(self) -> Global___Workload:
-        """Empty model: all workloads."""
+        """The workload. If its model is empty, Cells of all workloads are listed."""
 
     def __init__(
         self,
@@ -388,17 +415,19 @@ class DeleteCellsRequest(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     gpu_type: _builtins.str
-    """On this GPU type only; empty: on all."""
+    """The GPU type of the Cells to delete. Empty: all GPU types."""
     gpus: _builtins.int
-    """With this number of GPUs only; 0: with any."""
+    """The number of GPUs of the Cells to delete. 0: any number."""
     all: _builtins.bool
-    """Must be set where nothing above is: then all Cells of the cluster are deleted."""
+    """Whether to delete all Cells of the cluster. It must be set if no other filter is set."""
     validate_only: _builtins.bool
-    """Answer how many would be deleted, and delete none."""
+    """Whether to return the number of Cells that would be deleted, and delete none."""
     request_id: _builtins.str
     @_builtins.property
     def workload(self) -> Global___Workload:
-        """Cells of this workload only; empty model: of all workloads."""
+        """The workload whose Cells are deleted. If its model is empty, Cells of all workloads are
+        deleted.
+        """
 
     def __init__(
         self,
@@ -453,22 +482,28 @@ class EstimateCellsRequest(_message.Message):
     """"clusters/{cluster}" """
     job: _builtins.str
     validate_only: _builtins.bool
-    """Answer, but keep nothing."""
+    """Whether to return the estimates without storing them."""
     @_builtins.property
     def workload(self) -> Global___Workload:
-        """Exactly one of workload and job, "clusters/{cluster}/jobs/{job}"."""
+        """The workload to estimate, or a job whose workload it is ("clusters/{cluster}/jobs/{job}").
+        Exactly one must be set.
+        """
 
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At most 16, of at most 512 GPUs. None: half, once and twice what the job requests; without a job they must be given."""
+        """At most 16 numbers of GPUs, each at most 512. Default: half, once and twice the number that the
+        job requests. Without a job they must be given.
+        """
 
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """None: all types of the cluster that have nodes and are in the hardware catalogue."""
+        """The GPU types. Default: all types of the cluster that have nodes and are in the hardware
+        catalogue.
+        """
 
     @_builtins.property
     def pipeline_degrees(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """None: 1, 2, 4 ... up to the GPUs."""
+        """The pipeline degrees. Default: 1, 2, 4 ... up to the number of GPUs."""
 
     def __init__(
         self,
@@ -497,12 +532,14 @@ class EstimateCellsResponse(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     MEASUREMENTS_FIELD_NUMBER: _builtins.int
     kept: _builtins.int
-    """Estimates that were new or took another's place."""
+    """The number of stored estimates that were new or replaced another."""
     measurements: _builtins.int
-    """Measured Cells of the cluster that the estimates are calibrated on."""
+    """The number of measured Cells of the cluster that the estimates are calibrated on."""
     @_builtins.property
     def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedCell]:
-        """By GPU type, GPUs and pipeline degree. Those that nothing fits are infeasible."""
+        """The Cells by GPU type, number of GPUs and pipeline degree. A Cell that no plan fits is
+        infeasible.
+        """
 
     def __init__(
         self,
@@ -521,6 +558,8 @@ Global___EstimateCellsResponse: _TypeAlias = EstimateCellsResponse  # noqa: Y015
 
 @_typing.final
 class PlannedCell(_message.Message):
+    """An estimate with its execution plan."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ESTIMATE_FIELD_NUMBER: _builtins.int
@@ -531,7 +570,7 @@ class PlannedCell(_message.Message):
     def estimate(self) -> Global___CellEstimate: ...
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedStage]:
-        """None: infeasible."""
+        """The stages. An infeasible Cell has no stages."""
 
     def __init__(
         self,
@@ -550,7 +589,7 @@ Global___PlannedCell: _TypeAlias = PlannedCell  # noqa: Y015
 
 @_typing.final
 class PlannedStage(_message.Message):
-    """A stage of a plan: consecutive layers on dp x tp GPUs."""
+    """A stage of an execution plan: consecutive layers on dp x tp GPUs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -562,15 +601,17 @@ class PlannedStage(_message.Message):
     SEQUENCE_PARALLEL_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     first_layer: _builtins.int
-    """Of the model's coarse layers, into which neighbours are joined; the last is exclusive."""
+    """The first layer, and the layer after the last one. They count the model's coarse layers, into
+    which neighbouring layers are joined.
+    """
     end_layer: _builtins.int
     data_parallel: _builtins.int
     tensor_parallel: _builtins.int
     expert_parallel: _builtins.int
-    """GPUs over which experts are divided."""
+    """The number of GPUs over which experts are divided."""
     sequence_parallel: _builtins.bool
     memory_bytes: _builtins.float
-    """On the fullest GPU."""
+    """The memory of the fullest GPU."""
     def __init__(
         self,
         *,
@@ -592,7 +633,7 @@ Global___PlannedStage: _TypeAlias = PlannedStage  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
-    """What a workload trains, so that its Cells can be estimated."""
+    """A description of a model, from which the Cells of its workloads are estimated."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -611,37 +652,43 @@ class Model(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PUBLISHED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """As workloads name it."""
+    """The model and its size, as workloads name them."""
     params: _builtins.str
     architecture: _builtins.str
-    """YAML or JSON, at most 64 KiB: an architecture ("architecture: transformer", "moe" or "wide_resnet", and its fields)
-    or a Hugging Face config.json. Of a published model empty.
+    """YAML or JSON, at most 64 KiB. It is an architecture ("architecture: transformer", "moe" or
+    "wide_resnet", and its fields) or a Hugging Face config.json. It is empty for a published
+    model.
     """
     sequence: _builtins.int
-    """In place of the architecture's. 0: as it has it."""
+    """The sequence length, which replaces that of the architecture. 0: that of the architecture."""
     dtype: _builtins.str
-    """"f32", "bf16" or "f16", in place of the architecture's. Empty: as it has it."""
+    """"f32", "bf16" or "f16", which replaces the type of the architecture. Empty: that of the
+    architecture.
+    """
     flash: _builtins.bool
-    """Attention is computed without keeping its scores."""
+    """Whether attention is computed without storing its scores."""
     micro_batches: _builtins.int
-    """Of an iteration, at most as many as samples. 0: 16."""
+    """The number of micro-batches of an iteration, at most the number of samples. 0: 16."""
     state_bytes: _builtins.float
-    """Of a parameter with its gradient and optimizer states. 0: 16 (Adam in mixed precision)."""
+    """The bytes of a parameter with its gradient and optimizer states. 0: 16 (Adam in mixed
+    precision).
+    """
     checkpointing: _builtins.bool
-    """Activations inside layers are computed again in the backward pass."""
+    """Whether activations inside layers are computed again in the backward pass."""
     zero: _builtins.int
-    """Stage of ZeRO: what replicas divide; 0 to 3."""
+    """The stage of ZeRO, 0 to 3, which says what replicas divide among themselves."""
     step: _builtins.str
-    """A training step in JAX, "module:function" of `samples` (and `tp`), which profiling measures; nodes must be able to
-    import it. Empty: the model cannot be profiled. Of a published model empty, though most can be.
+    """A training step in JAX, which profiling measures: "module:function", a function of `samples`
+    (and `tp`). Nodes must be able to import it. Empty: the model cannot be profiled. It is empty
+    for published models, though most of them can be profiled.
     """
     parameters: _builtins.float
-    """Output only."""
+    """Output only. The number of parameters."""
     published: _builtins.bool
-    """Output only: it is part of this release, and not of the cluster's own."""
+    """Output only. Whether the model is part of this release, and not one of the cluster's own."""
     @_builtins.property
     def step_arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of the step's function, "KEY=VALUE"; at most 64."""
+        """Arguments of the step's function, "KEY=VALUE". At most 64."""
 
     def __init__(
         self,
@@ -682,7 +729,7 @@ class UpsertModelsRequest(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """At most 1,000."""
+        """The models, at most 1,000."""
 
     def __init__(
         self,
@@ -707,7 +754,7 @@ class UpsertModelsResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """As kept."""
+        """The models as they are stored."""
 
     def __init__(
         self,
@@ -734,12 +781,12 @@ class DeleteModelsRequest(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     allow_missing: _builtins.bool
-    """Succeed where the cluster has no such models."""
+    """Whether to succeed if the cluster has no such models."""
     validate_only: _builtins.bool
     request_id: _builtins.str
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelName]:
-        """At most 1,000."""
+        """The models to delete, at most 1,000."""
 
     def __init__(
         self,
@@ -792,10 +839,10 @@ class ListModelsRequest(_message.Message):
     WITH_PUBLISHED_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     page_size: _builtins.int
-    """At most 10,000; 0: 100."""
+    """The largest number of models in the answer, up to 1,000. Default (also 0): 100."""
     page_token: _builtins.str
     with_published: _builtins.bool
-    """Published models too, which every cluster knows."""
+    """Whether to list also the published models, which every cluster knows."""
     def __init__(
         self,
         *,
@@ -821,7 +868,7 @@ class ListModelsResponse(_message.Message):
     next_page_token: _builtins.str
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """By model and params."""
+        """The models, by model and params."""
 
     def __init__(
         self,
@@ -839,7 +886,7 @@ Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
 class LayerProfile(_message.Message):
-    """A kind of layer, measured on one device at samples of one GPU and a tensor degree."""
+    """A kind of layer, measured on one device at a number of samples of one GPU and a tensor degree."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -854,17 +901,17 @@ class LayerProfile(_message.Message):
     DEVICE_S_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     layers: _builtins.int
-    """Layers of the model that are of this kind."""
+    """The number of the model's layers that are of this kind."""
     samples: _builtins.float
     tensor_parallel: _builtins.int
     forward_s: _builtins.float
     backward_s: _builtins.float
-    """Without a repeated forward pass."""
+    """The time of the backward pass, without a repeated forward pass."""
     method: _builtins.str
     """"kernels" (durations on the device) or "wall clock"."""
     repeats: _builtins.int
     device_s: _builtins.float
-    """What measuring held of the device, compilation and warm-up included."""
+    """The time for which the measurement held the device, including compilation and warm-up."""
     def __init__(
         self,
         *,
@@ -926,12 +973,12 @@ class AddProfilesRequest(_message.Message):
     """"clusters/{cluster}" """
     gpu_type: _builtins.str
     task: _builtins.str
-    """What measured: the id of its job, or any name."""
+    """The task that measured: the id of its job, or any name."""
     source: _builtins.str
-    """What was measured: the step with its arguments."""
+    """The step that was measured, with its arguments."""
     dtype: _builtins.str
     device: _builtins.str
-    """As the device calls itself."""
+    """The name of the device, as the device reports it."""
     date: _builtins.str
     validate_only: _builtins.bool
     request_id: _builtins.str
@@ -939,11 +986,13 @@ class AddProfilesRequest(_message.Message):
     def workload(self) -> Global___Workload: ...
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Of libraries and driver."""
+        """The versions of the libraries and of the driver."""
 
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerProfile]:
-        """At most 10,000; all layers of the model at each (samples, tensor degree)."""
+        """The measured layers, at most 10,000. Each size (samples, tensor degree) must have all layers of
+        the model.
+        """
 
     def __init__(
         self,
@@ -975,7 +1024,7 @@ class AddProfilesResponse(_message.Message):
 
     ADDED_FIELD_NUMBER: _builtins.int
     added: _builtins.int
-    """Records that were not there before."""
+    """The number of records that are new."""
     def __init__(
         self,
         *,
@@ -1015,6 +1064,8 @@ Global___GetProfilingRequest: _TypeAlias = GetProfilingRequest  # noqa: Y015
 
 @_typing.final
 class Profiling(_message.Message):
+    """The state of the profiling of a workload."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ASKED_FIELD_NUMBER: _builtins.int
@@ -1022,14 +1073,14 @@ class Profiling(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     asked: _builtins.bool
-    """A live job, or the server's setting `profile`, asks for it."""
+    """Whether a live job, or the server's setting `profile`, requests it."""
     source: _builtins.str
-    """What is measured; empty: nothing can be."""
+    """The step that is measured. Empty if none can be."""
     problem: _builtins.str
-    """Why nothing is measured, and what to do. Its estimates stay as they are."""
+    """Why nothing is measured, and what to do. The estimates stay as they are."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfilingTask]:
-        """By GPU type."""
+        """The tasks, by GPU type."""
 
     def __init__(
         self,
@@ -1049,6 +1100,8 @@ Global___Profiling: _TypeAlias = Profiling  # noqa: Y015
 
 @_typing.final
 class ProfilingTask(_message.Message):
+    """The task that measures a workload's layers on one GPU type."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     class _State:
@@ -1061,22 +1114,22 @@ class ProfilingTask(_message.Message):
         WAITS: ProfilingTask._State.ValueType  # 1
         RUNS: ProfilingTask._State.ValueType  # 2
         DONE: ProfilingTask._State.ValueType  # 3
-        """Estimates on this GPU type are made from its records."""
+        """Estimates on this GPU type are made from the task's records."""
         FAILED: ProfilingTask._State.ValueType  # 4
         CANCELLED: ProfilingTask._State.ValueType  # 5
         PLANNED: ProfilingTask._State.ValueType  # 6
-        """There is no task yet."""
+        """The task has not been created yet."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: ProfilingTask.State.ValueType  # 0
     WAITS: ProfilingTask.State.ValueType  # 1
     RUNS: ProfilingTask.State.ValueType  # 2
     DONE: ProfilingTask.State.ValueType  # 3
-    """Estimates on this GPU type are made from its records."""
+    """Estimates on this GPU type are made from the task's records."""
     FAILED: ProfilingTask.State.ValueType  # 4
     CANCELLED: ProfilingTask.State.ValueType  # 5
     PLANNED: ProfilingTask.State.ValueType  # 6
-    """There is no task yet."""
+    """The task has not been created yet."""
 
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
@@ -1087,16 +1140,16 @@ class ProfilingTask(_message.Message):
     SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
     gpu_type: _builtins.str
     job: _builtins.str
-    """Job id only; empty: none of this cluster's jobs."""
+    """The id of the task's job. Empty if it is not a job of this cluster."""
     state: Global___ProfilingTask.State.ValueType
     problem: _builtins.str
-    """Why it failed."""
+    """Why the task failed."""
     records: _builtins.int
-    """Records that are there."""
+    """The number of stored records."""
     device_seconds: _builtins.float
-    """What measuring them held of the device."""
+    """The time for which these measurements held the device."""
     service_gpu_seconds: _builtins.float
-    """What its job has held of GPUs so far."""
+    """The GPU-seconds that its job has held so far."""
     def __init__(
         self,
         *,

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class EstimatesStub:
-    """What workloads can run on, and how fast.
+    """Stores and computes the Cells that workloads can run on, and how fast they are.
     """
 
     def __init__(self, channel):
@@ -84,72 +84,77 @@ class EstimatesStub:
 
 
 class EstimatesServicer:
-    """What workloads can run on, and how fast.
+    """Stores and computes the Cells that workloads can run on, and how fast they are.
     """
 
     def UpsertCells(self, request, context):
-        """Creates or replaces many Cells' estimates, all or none.
+        """Creates or replaces estimates of Cells, all or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCells(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the estimates of one workload or of all workloads.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCells(self, request, context):
-        """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
-        the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
-        workloads of live jobs again by itself.
+        """Deletes all estimates that match, both those of users and those that the server made. The error
+        is FAILED_PRECONDITION with the reason IN_USE while jobs run on one of the Cells. Measurements
+        and profiles are kept, and a server automatically estimates the workloads of live jobs again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EstimateCells(self, request, context):
-        """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
-        cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
-        for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
-        workload has no estimates (its settings estimate_cells and estimate_counts).
+        """Estimates a workload's Cells from its model and the hardware catalogue, corrected by
+        measurements in the cluster. The estimates are stored unless validate_only is set. Estimates of
+        users are never changed. If users have an estimate for a number of GPUs of a type, no analytic
+        estimate is stored next to it. A server automatically does the same for jobs whose workload has
+        no estimates (settings estimate_cells and estimate_counts).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpsertModels(self, request, context):
-        """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name.
+        """Creates or replaces models of the cluster, all or none. They have precedence over published
+        models of the same name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists models by model and params.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteModels(self, request, context):
-        """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
-        with the reason IN_USE while live jobs train one of them.
+        """Deletes models of the cluster, all or none, with the Cells that were computed from them. The
+        error is FAILED_PRECONDITION with the reason IN_USE while live jobs train one of the models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddProfiles(self, request, context):
-        """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
-        now on. Records are never changed: those that this task sent before are left as they are.
+        """Stores measurements of a workload's layers on one device. From then on, Cells on that GPU type
+        are estimated from them. Stored records are never changed: those that the same task sent before
+        stay as they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetProfiling(self, request, context):
-        """Where the profiling of a workload stands.
+        """Returns the state of the profiling of a workload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,7 +217,7 @@ def add_EstimatesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Estimates:
-    """What workloads can run on, and how fast.
+    """Stores and computes the Cells that workloads can run on, and how fast they are.
     """
 
     @staticmethod

@@ -28,75 +28,87 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EstimatesStub:
-    """What workloads can run on, and how fast."""
+    """Stores and computes the Cells that workloads can run on, and how fast they are."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EstimatesAsyncStub: ...
     UpsertCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.UpsertCellsRequest, _estimates_pb2.UpsertCellsResponse]
-    """Creates or replaces many Cells' estimates, all or none."""
+    """Creates or replaces estimates of Cells, all or none."""
     ListCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.ListCellsRequest, _estimates_pb2.ListCellsResponse]
+    """Lists the estimates of one workload or of all workloads."""
     DeleteCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.DeleteCellsRequest, _estimates_pb2.DeleteCellsResponse]
-    """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
-    the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
-    workloads of live jobs again by itself.
+    """Deletes all estimates that match, both those of users and those that the server made. The error
+    is FAILED_PRECONDITION with the reason IN_USE while jobs run on one of the Cells. Measurements
+    and profiles are kept, and a server automatically estimates the workloads of live jobs again.
     """
     EstimateCells: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.EstimateCellsRequest, _estimates_pb2.EstimateCellsResponse]
-    """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
-    cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
-    for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
-    workload has no estimates (its settings estimate_cells and estimate_counts).
+    """Estimates a workload's Cells from its model and the hardware catalogue, corrected by
+    measurements in the cluster. The estimates are stored unless validate_only is set. Estimates of
+    users are never changed. If users have an estimate for a number of GPUs of a type, no analytic
+    estimate is stored next to it. A server automatically does the same for jobs whose workload has
+    no estimates (settings estimate_cells and estimate_counts).
     """
     UpsertModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]
-    """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
+    """Creates or replaces models of the cluster, all or none. They have precedence over published
+    models of the same name.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]
+    """Lists models by model and params."""
     DeleteModels: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.DeleteModelsRequest, _empty_pb2.Empty]
-    """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
-    with the reason IN_USE while live jobs train one of them.
+    """Deletes models of the cluster, all or none, with the Cells that were computed from them. The
+    error is FAILED_PRECONDITION with the reason IN_USE while live jobs train one of the models.
     """
     AddProfiles: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.AddProfilesRequest, _estimates_pb2.AddProfilesResponse]
-    """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
-    now on. Records are never changed: those that this task sent before are left as they are.
+    """Stores measurements of a workload's layers on one device. From then on, Cells on that GPU type
+    are estimated from them. Stored records are never changed: those that the same task sent before
+    stay as they are.
     """
     GetProfiling: _grpc.UnaryUnaryMultiCallable[_estimates_pb2.GetProfilingRequest, _estimates_pb2.Profiling]
-    """Where the profiling of a workload stands."""
+    """Returns the state of the profiling of a workload."""
 
 @_typing.type_check_only
 class EstimatesAsyncStub(EstimatesStub):
-    """What workloads can run on, and how fast."""
+    """Stores and computes the Cells that workloads can run on, and how fast they are."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UpsertCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.UpsertCellsRequest, _estimates_pb2.UpsertCellsResponse]  # type: ignore[assignment]
-    """Creates or replaces many Cells' estimates, all or none."""
+    """Creates or replaces estimates of Cells, all or none."""
     ListCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.ListCellsRequest, _estimates_pb2.ListCellsResponse]  # type: ignore[assignment]
+    """Lists the estimates of one workload or of all workloads."""
     DeleteCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.DeleteCellsRequest, _estimates_pb2.DeleteCellsResponse]  # type: ignore[assignment]
-    """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
-    the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
-    workloads of live jobs again by itself.
+    """Deletes all estimates that match, both those of users and those that the server made. The error
+    is FAILED_PRECONDITION with the reason IN_USE while jobs run on one of the Cells. Measurements
+    and profiles are kept, and a server automatically estimates the workloads of live jobs again.
     """
     EstimateCells: _aio.UnaryUnaryMultiCallable[_estimates_pb2.EstimateCellsRequest, _estimates_pb2.EstimateCellsResponse]  # type: ignore[assignment]
-    """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
-    cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
-    for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
-    workload has no estimates (its settings estimate_cells and estimate_counts).
+    """Estimates a workload's Cells from its model and the hardware catalogue, corrected by
+    measurements in the cluster. The estimates are stored unless validate_only is set. Estimates of
+    users are never changed. If users have an estimate for a number of GPUs of a type, no analytic
+    estimate is stored next to it. A server automatically does the same for jobs whose workload has
+    no estimates (settings estimate_cells and estimate_counts).
     """
     UpsertModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.UpsertModelsRequest, _estimates_pb2.UpsertModelsResponse]  # type: ignore[assignment]
-    """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
+    """Creates or replaces models of the cluster, all or none. They have precedence over published
+    models of the same name.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.ListModelsRequest, _estimates_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Lists models by model and params."""
     DeleteModels: _aio.UnaryUnaryMultiCallable[_estimates_pb2.DeleteModelsRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
-    with the reason IN_USE while live jobs train one of them.
+    """Deletes models of the cluster, all or none, with the Cells that were computed from them. The
+    error is FAILED_PRECONDITION with the reason IN_USE while live jobs train one of the models.
     """
     AddProfiles: _aio.UnaryUnaryMultiCallable[_estimates_pb2.AddProfilesRequest, _estimates_pb2.AddProfilesResponse]  # type: ignore[assignment]
-    """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
-    now on. Records are never changed: those that this task sent before are left as they are.
+    """Stores measurements of a workload's layers on one device. From then on, Cells on that GPU type
+    are estimated from them. Stored records are never changed: those that the same task sent before
+    stay as they are.
     """
     GetProfiling: _aio.UnaryUnaryMultiCallable[_estimates_pb2.GetProfilingRequest, _estimates_pb2.Profiling]  # type: ignore[assignment]
-    """Where the profiling of a workload stands."""
+    """Returns the state of the profiling of a workload."""
 
 class EstimatesServicer(metaclass=_abc_1.ABCMeta):
-    """What workloads can run on, and how fast."""
+    """Stores and computes the Cells that workloads can run on, and how fast they are."""
 
     @_abc_1.abstractmethod
     def UpsertCells(
@@ -104,14 +116,15 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.UpsertCellsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.UpsertCellsResponse, _abc.Awaitable[_estimates_pb2.UpsertCellsResponse]]:
-        """Creates or replaces many Cells' estimates, all or none."""
+        """Creates or replaces estimates of Cells, all or none."""
 
     @_abc_1.abstractmethod
     def ListCells(
         self,
         request: _estimates_pb2.ListCellsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_estimates_pb2.ListCellsResponse, _abc.Awaitable[_estimates_pb2.ListCellsResponse]]: ...
+    ) -> _typing.Union[_estimates_pb2.ListCellsResponse, _abc.Awaitable[_estimates_pb2.ListCellsResponse]]:
+        """Lists the estimates of one workload or of all workloads."""
 
     @_abc_1.abstractmethod
     def DeleteCells(
@@ -119,9 +132,9 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.DeleteCellsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.DeleteCellsResponse, _abc.Awaitable[_estimates_pb2.DeleteCellsResponse]]:
-        """Deletes all Cells' estimates that match, those of users and those that the server made. FAILED_PRECONDITION with
-        the reason IN_USE while jobs run on one of them. What was measured and profiled is kept, and a server estimates
-        workloads of live jobs again by itself.
+        """Deletes all estimates that match, both those of users and those that the server made. The error
+        is FAILED_PRECONDITION with the reason IN_USE while jobs run on one of the Cells. Measurements
+        and profiles are kept, and a server automatically estimates the workloads of live jobs again.
         """
 
     @_abc_1.abstractmethod
@@ -130,10 +143,11 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.EstimateCellsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.EstimateCellsResponse, _abc.Awaitable[_estimates_pb2.EstimateCellsResponse]]:
-        """Estimates a workload's Cells from its model and the hardware catalogue, corrected by what was measured in the
-        cluster, and keeps them unless validate_only. What users wrote is never changed, and where they have an estimate
-        for a count of GPUs of a type no analytic one is kept beside it. A server does the same by itself for jobs whose
-        workload has no estimates (its settings estimate_cells and estimate_counts).
+        """Estimates a workload's Cells from its model and the hardware catalogue, corrected by
+        measurements in the cluster. The estimates are stored unless validate_only is set. Estimates of
+        users are never changed. If users have an estimate for a number of GPUs of a type, no analytic
+        estimate is stored next to it. A server automatically does the same for jobs whose workload has
+        no estimates (settings estimate_cells and estimate_counts).
         """
 
     @_abc_1.abstractmethod
@@ -142,14 +156,17 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.UpsertModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.UpsertModelsResponse, _abc.Awaitable[_estimates_pb2.UpsertModelsResponse]]:
-        """Creates or replaces models of the cluster's own, all or none. They come before published ones of the same name."""
+        """Creates or replaces models of the cluster, all or none. They have precedence over published
+        models of the same name.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(
         self,
         request: _estimates_pb2.ListModelsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_estimates_pb2.ListModelsResponse, _abc.Awaitable[_estimates_pb2.ListModelsResponse]]: ...
+    ) -> _typing.Union[_estimates_pb2.ListModelsResponse, _abc.Awaitable[_estimates_pb2.ListModelsResponse]]:
+        """Lists models by model and params."""
 
     @_abc_1.abstractmethod
     def DeleteModels(
@@ -157,8 +174,8 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.DeleteModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Deletes models of the cluster's own, all or none, with the Cells that were computed from them. FAILED_PRECONDITION
-        with the reason IN_USE while live jobs train one of them.
+        """Deletes models of the cluster, all or none, with the Cells that were computed from them. The
+        error is FAILED_PRECONDITION with the reason IN_USE while live jobs train one of the models.
         """
 
     @_abc_1.abstractmethod
@@ -167,8 +184,9 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.AddProfilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.AddProfilesResponse, _abc.Awaitable[_estimates_pb2.AddProfilesResponse]]:
-        """Keeps what was measured of a workload's layers on one device; Cells on that GPU type are estimated from it from
-        now on. Records are never changed: those that this task sent before are left as they are.
+        """Stores measurements of a workload's layers on one device. From then on, Cells on that GPU type
+        are estimated from them. Stored records are never changed: those that the same task sent before
+        stay as they are.
         """
 
     @_abc_1.abstractmethod
@@ -177,6 +195,6 @@ class EstimatesServicer(metaclass=_abc_1.ABCMeta):
         request: _estimates_pb2.GetProfilingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_estimates_pb2.Profiling, _abc.Awaitable[_estimates_pb2.Profiling]]:
-        """Where the profiling of a workload stands."""
+        """Returns the state of the profiling of a workload."""
 
 def add_EstimatesServicer_to_server(servicer: EstimatesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

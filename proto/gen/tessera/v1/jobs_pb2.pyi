@@ -31,37 +31,58 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     DESCRIPTOR: _descriptor.EnumDescriptor
     JOB_STATE_UNSPECIFIED: _JobState.ValueType  # 0
     QUEUED: _JobState.ValueType  # 1
+    """The job waits for GPUs."""
     HELD: _JobState.ValueType  # 2
+    """The job waits until its user releases it."""
     STARTING: _JobState.ValueType  # 3
+    """GPUs are reserved or held for the job, and its gang has not reported yet."""
     RUNNING: _JobState.ValueType  # 4
+    """The gang reports progress."""
     STOPPING: _JobState.ValueType  # 5
+    """The job gives its GPUs back, then it is queued again."""
     HOLDING: _JobState.ValueType  # 6
+    """The job gives its GPUs back, then it is held."""
     CANCELLING: _JobState.ValueType  # 7
+    """The job gives its GPUs back, then it is cancelled."""
     FAILING: _JobState.ValueType  # 8
+    """The job gives its GPUs back, then it has failed."""
     SUCCEEDED: _JobState.ValueType  # 9
     FAILED: _JobState.ValueType  # 10
     CANCELLED: _JobState.ValueType  # 11
     REJECTED: _JobState.ValueType  # 12
+    """The job can never run. The reason says why."""
 
-class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper): ...
+class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
+    """The state of a job. SUCCEEDED, FAILED, CANCELLED and REJECTED are final."""
 
 JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
 QUEUED: JobState.ValueType  # 1
+"""The job waits for GPUs."""
 HELD: JobState.ValueType  # 2
+"""The job waits until its user releases it."""
 STARTING: JobState.ValueType  # 3
+"""GPUs are reserved or held for the job, and its gang has not reported yet."""
 RUNNING: JobState.ValueType  # 4
+"""The gang reports progress."""
 STOPPING: JobState.ValueType  # 5
+"""The job gives its GPUs back, then it is queued again."""
 HOLDING: JobState.ValueType  # 6
+"""The job gives its GPUs back, then it is held."""
 CANCELLING: JobState.ValueType  # 7
+"""The job gives its GPUs back, then it is cancelled."""
 FAILING: JobState.ValueType  # 8
+"""The job gives its GPUs back, then it has failed."""
 SUCCEEDED: JobState.ValueType  # 9
 FAILED: JobState.ValueType  # 10
 CANCELLED: JobState.ValueType  # 11
 REJECTED: JobState.ValueType  # 12
+"""The job can never run. The reason says why."""
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
 @_typing.final
 class Job(_message.Message):
+    """A training job: its workload and the user's wishes, and its state."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -125,106 +146,141 @@ class Job(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
-    """Of the whole job; 1 to 1e12."""
+    """The iterations of the whole job, 1 to 1e12."""
     requested_gpus: _builtins.int
+    """The number of GPUs that the user requests. Rounds may give the job another number within its
+    bounds.
+    """
     requested_gpu_type: _builtins.str
-    """Asked for, not demanded unless `pinned_gpu_type`: rounds may choose another type. Empty: any."""
+    """The GPU type that the user prefers. Rounds may choose another type unless `pinned_gpu_type` is
+    set. Empty: any type.
+    """
     tenant: _builtins.str
+    """The tenant that the job is accounted to."""
     priority: _builtins.int
-    """Queue, 1 to 100, 1 before 2; 0 means 1. A round with `queue_order` launches by queue, then by arrival, and lets a
-    job that has waited long count as one queue higher (`promote_after`); one with `queue_weights` multiplies the
-    weights of a queue's jobs. A round with neither does not look at it.
+    """The job's queue, 1 to 100. Queue 1 is served first. 0 means 1. A round with `queue_order`
+    launches jobs by queue, then by arrival. It also lets a job that has waited long count as one
+    queue higher (`promote_after`). A round with `queue_weights` multiplies the weights of a
+    queue's jobs. A round with neither ignores the queue.
     """
     weight: _builtins.float
-    """Worth of its throughput beside others'; 0 means 1."""
+    """The factor on the value of its throughput, compared with other jobs. 0 means 1."""
     guaranteed: _builtins.bool
-    """Guaranteed jobs are not suspended once launched, and run no slower than what was requested; others are best effort."""
+    """Whether the job is guaranteed. Once launched, a guaranteed job is not suspended, and it runs no
+    slower than on what it requested. Other jobs are best-effort jobs.
+    """
     pinned: _builtins.bool
-    """Opt out of moves that mend fragmentation."""
+    """Whether rounds may not move the job to reduce fragmentation."""
     max_retries: _builtins.int
-    """Failures after which it is tried again, each time later (`retry_time`); the next one ends the job. Default: 3."""
+    """The number of failures after which the job is tried again, each time after a longer wait
+    (`retry_time`). The next failure ends the job. Default: 3.
+    """
     pinned_gpu_type: _builtins.bool
-    """The requested GPU type is a demand: the job runs there or waits. Needs `requested_gpu_type`."""
+    """Whether the job runs on the requested GPU type only, and waits if it cannot. It needs
+    `requested_gpu_type`.
+    """
     profile: _builtins.bool
-    """Its workload's layers are to be measured on one GPU of each type, by tasks of the least weight on GPUs that nobody
-    else wants (Estimates.GetProfiling). Until then it runs on analytic estimates.
+    """Whether the layers of the job's workload are measured on one GPU of each type. Profiling tasks
+    of the least weight do this, on GPUs that no other job wants (see Estimates.GetProfiling).
+    Until then the job runs on analytic estimates.
     """
     min_gpus: _builtins.int
-    """Rounds give the job no fewer GPUs than this, and no more than max_gpus; 0: no bound. requested_gpus lies
-    between them. A job is worth the same on the same GPUs whatever it requests.
+    """The smallest and the largest number of GPUs that rounds give the job. 0: no bound.
+    requested_gpus lies between them. A job has the same value on the same GPUs, whatever it
+    requests.
     """
     max_gpus: _builtins.int
     etag: _builtins.str
-    """Output only from here on."""
+    """All fields from here on are output only. The etag is that of the stored version."""
     state: Global___JobState.ValueType
+    """The job's state."""
     iterations_done: _builtins.float
+    """The iterations that are done."""
     generation: _builtins.int
+    """The number of its latest allocation, counted from 1."""
     retries: _builtins.int
-    """How often it has failed."""
+    """The number of times that the job has failed."""
     last_error: _builtins.str
-    """Exit text of the last failure."""
+    """The error of the last failure."""
     deadline_admitted: _builtins.bool
-    """A round has promised that the deadline will be met."""
+    """Whether a round has promised that the deadline will be met."""
     opportunistic: _builtins.bool
-    """It was started past a blocked job of a higher queue, and gives way once that one fits."""
+    """Whether the job was started past a blocked job of a higher queue. It gives way once that job
+    fits.
+    """
     service_gpu_seconds: _builtins.float
-    """GPU-seconds that it has held so far."""
+    """The GPU-seconds that the job has held so far."""
     @_builtins.property
     def workload(self) -> _estimates_pb2.Workload: ...
     @_builtins.property
     def restart(self) -> _duration_pb2.Duration:
-        """Seconds that a start, move or resize costs; unset: 60 s."""
+        """The time that a start, move or resize costs. Default: 60 s."""
 
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
-        """Later than now when it is set. A round whose `deadlines` are "myopic" or "look-ahead" promises it
-        (`deadline_admitted`) or says why not, and runs the job fast enough; later jobs do not break what is promised.
-        "keep", the default of objectives that do not name the deadline, keeps what is promised and promises nothing:
-        `warnings` says so.
+        """The deadline, which must lie in the future when it is set. A round whose `deadlines` are
+        "myopic" or "look-ahead" promises it (`deadline_admitted`), or says why it does not. It then
+        runs the job fast enough, and later jobs do not break the promise. "keep" is the default of
+        objectives that do not name deadline. It keeps earlier promises and makes none, and `warnings`
+        then says so.
         """
 
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the user's choice."""
+
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the runtime runs. This release's agents replay jobs and train nothing, so they refuse every command but
-        "fail-at" N: the job fails once N iterations are done. Leave it empty.
+        """The command that the runtime runs. The agents of this release replay jobs and train nothing.
+        They refuse every command except "fail-at" N, with which the job fails once N iterations are
+        done. Leave it empty.
         """
 
     @_builtins.property
     def avoid_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Nodes that it must not run on, "clusters/{cluster}/nodes/{node}"; at most 256."""
+        """Nodes that the job must not run on, as "clusters/{cluster}/nodes/{node}". At most 256."""
 
     @_builtins.property
-    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the job was submitted."""
+
     @_builtins.property
-    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """When the job first ran."""
+
     @_builtins.property
-    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """When the job ended."""
+
     @_builtins.property
-    def allocation(self) -> Global___Allocation: ...
+    def allocation(self) -> Global___Allocation:
+        """The GPUs that the job holds, with its Cell."""
+
     @_builtins.property
     def reason(self) -> Global___Reason:
-        """Why it does not run in its present state; unset where it does, or before its first round."""
+        """Why the job does not run. Unset if it runs, and before its first round."""
 
     @_builtins.property
     def certificate(self) -> _containers.RepeatedCompositeFieldContainer[Global___Leg]:
-        """The schedule that meets a promised deadline, in order of time. Each round may replace it by another that does."""
+        """The deadline schedule that meets a promised deadline, in order of time. Each round may replace
+        it by another one that does.
+        """
 
     @_builtins.property
     def queue_time(self) -> _timestamp_pb2.Timestamp:
-        """When it last began to wait: its submission, or the loss of its GPUs."""
+        """When the job last began to wait: when it was submitted, or when it lost its GPUs."""
 
     @_builtins.property
     def retry_time(self) -> _timestamp_pb2.Timestamp:
-        """It failed, and rounds leave it out until then (BACK_OFF): 30 s after a failure, twice as long after each further
-        one in a row, at most 30 min. A run of 10 min makes the next failure the first again; so does ReleaseJob.
+        """The time until which rounds leave out a job that failed (BACK_OFF). The wait is 30 s after a
+        failure, twice as long after each further one in a row, and at most 30 min. After a run of 10
+        min, the next failure counts as the first again. ReleaseJob has the same effect.
         """
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Answers of SubmitJob, SubmitJobs and UpdateJob only: which wishes the standing policy does not look at, and what
-        to do about it.
+        """The wishes that the standing policy ignores, and what to do about it. Only answers of
+        SubmitJob, SubmitJobs and UpdateJob have it.
         """
 
     def __init__(
@@ -281,7 +337,7 @@ Global___Job: _TypeAlias = Job  # noqa: Y015
 
 @_typing.final
 class Leg(_message.Message):
-    """A part of a schedule: what runs from when to when."""
+    """A part of a deadline schedule: the Cell that runs from one time to another."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -311,6 +367,8 @@ Global___Leg: _TypeAlias = Leg  # noqa: Y015
 
 @_typing.final
 class Allocation(_message.Message):
+    """The GPUs that a job holds, with its Cell."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CELL_FIELD_NUMBER: _builtins.int
@@ -318,7 +376,7 @@ class Allocation(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     rate: _builtins.float
-    """Samples/s on the shape it was given."""
+    """The samples/s on the shape that the job was given."""
     generation: _builtins.int
     @_builtins.property
     def cell(self) -> _estimates_pb2.Cell: ...
@@ -342,6 +400,8 @@ Global___Allocation: _TypeAlias = Allocation  # noqa: Y015
 
 @_typing.final
 class NodeShare(_message.Message):
+    """The GPUs of an allocation on one node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -366,6 +426,8 @@ Global___NodeShare: _TypeAlias = NodeShare  # noqa: Y015
 
 @_typing.final
 class Reason(_message.Message):
+    """Why a job does not run, with the evidence and what to do."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -394,11 +456,11 @@ class Reason(_message.Message):
     EVIDENCE_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """A stable token, e.g. OUTPRICED."""
+    """A stable code, e.g. OUTPRICED."""
     message: _builtins.str
     next_step: _builtins.str
     round: _builtins.str
-    """The round that said so."""
+    """The round that gave the reason. Empty if no round did."""
     @_builtins.property
     def evidence(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -430,8 +492,13 @@ class SubmitJobRequest(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     job_id: _builtins.str
-    """Letters, digits, '-', '_', '.'; at most 100. Empty: the server chooses."""
+    """The id of the job: at most 100 letters, digits, '-', '_' and '.'. If it is empty, the server
+    chooses one.
+    """
     validate_only: _builtins.bool
+    """Whether to check the request without changing anything. All requests with this field share this
+    meaning.
+    """
     request_id: _builtins.str
     @_builtins.property
     def job(self) -> Global___Job: ...
@@ -465,7 +532,7 @@ class SubmitJobsRequest(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitJobRequest]:
-        """parent, validate_only and request_id of the inner requests stay empty."""
+        """The jobs to submit. parent, validate_only and request_id of these requests must be empty."""
 
     def __init__(
         self,
@@ -532,11 +599,11 @@ class ListJobsRequest(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     page_size: _builtins.int
-    """At most 10,000; 0: 100."""
+    """The largest number of jobs in the answer, up to 10,000. Default (also 0): 100."""
     page_token: _builtins.str
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___JobState.ValueType]:
-        """Empty: all."""
+        """The states of the jobs to list. Empty: all states."""
 
     def __init__(
         self,
@@ -619,6 +686,8 @@ Global___ListJobEventsResponse: _TypeAlias = ListJobEventsResponse  # noqa: Y015
 
 @_typing.final
 class JobEvent(_message.Message):
+    """An entry of a job's history."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TIME_FIELD_NUMBER: _builtins.int
@@ -626,9 +695,12 @@ class JobEvent(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     event: _builtins.str
-    """hold, release, start, move, ran, suspend, gone, lost, cancel, finish, crash, fail, reject"""
+    """One of hold, release, start, move, ran (the gang reported that it runs), suspend, gone (every
+    agent has reported the gang gone), lost (a node that ran part of it is gone), cancel, finish,
+    crash (it failed and is tried again), fail (it failed for good) and reject.
+    """
     state: Global___JobState.ValueType
-    """The state that it led to."""
+    """The state that the event led to."""
     detail: _builtins.str
     """What a round decided and why, or what failed."""
     @_builtins.property
@@ -661,7 +733,7 @@ class UpdateJobRequest(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def job(self) -> Global___Job:
-        """With an etag, it must match."""
+        """The job with its new values. If it has an etag, the etag must match the stored one."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask: ...

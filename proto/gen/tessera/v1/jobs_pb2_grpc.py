@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JobsStub:
-    """Training jobs: what users submit, and where it stands.
+    """Submits training jobs, changes them and reports their state.
     """
 
     def __init__(self, channel):
@@ -88,70 +88,76 @@ class JobsStub:
 
 
 class JobsServicer:
-    """Training jobs: what users submit, and where it stands.
+    """Submits training jobs, changes them and reports their state.
     """
 
     def SubmitJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Queues a job.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitJobs(self, request, context):
-        """Up to 10,000 jobs, all or none.
+        """Queues up to 10,000 jobs, all or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a job.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the jobs of a cluster in order of submission.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateJob(self, request, context):
-        """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus.
+        """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
+        deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus and max_gpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobEvents(self, request, context):
-        """What happened to a job, oldest first.
+        """Lists the events of a job, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ends a job.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HoldJob(self, request, context):
-        """Stops the job if it runs and keeps it out of rounds until it is released.
+        """Stops the job if it runs, and keeps it out of rounds until it is released.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lets a held job into rounds again. It also ends the back-off of a job that failed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
-        (service_gpu_seconds) is no change.
+        """Sends the job now, and again after each change until it has ended. A change of
+        service_gpu_seconds alone, while the job holds GPUs, does not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,7 +225,7 @@ def add_JobsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Jobs:
-    """Training jobs: what users submit, and where it stands.
+    """Submits training jobs, changes them and reports their state.
     """
 
     @staticmethod

@@ -27,62 +27,77 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JobsStub:
-    """Training jobs: what users submit, and where it stands."""
+    """Submits training jobs, changes them and reports their state."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JobsAsyncStub: ...
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.Job]
+    """Queues a job."""
     SubmitJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobsRequest, _jobs_pb2.SubmitJobsResponse]
-    """Up to 10,000 jobs, all or none."""
+    """Queues up to 10,000 jobs, all or none."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]
+    """Returns a job."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
+    """Lists the jobs of a cluster in order of submission."""
     UpdateJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]
-    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus."""
+    """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
+    deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus and max_gpus.
+    """
     ListJobEvents: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]
-    """What happened to a job, oldest first."""
+    """Lists the events of a job, oldest first."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]
+    """Ends a job."""
     HoldJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]
-    """Stops the job if it runs and keeps it out of rounds until it is released."""
+    """Stops the job if it runs, and keeps it out of rounds until it is released."""
     ReleaseJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ReleaseJobRequest, _jobs_pb2.Job]
+    """Lets a held job into rounds again. It also ends the back-off of a job that failed."""
     WatchJob: _grpc.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]
-    """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
-    (service_gpu_seconds) is no change.
+    """Sends the job now, and again after each change until it has ended. A change of
+    service_gpu_seconds alone, while the job holds GPUs, does not count.
     """
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
-    """Training jobs: what users submit, and where it stands."""
+    """Submits training jobs, changes them and reports their state."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Queues a job."""
     SubmitJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobsRequest, _jobs_pb2.SubmitJobsResponse]  # type: ignore[assignment]
-    """Up to 10,000 jobs, all or none."""
+    """Queues up to 10,000 jobs, all or none."""
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Returns a job."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
+    """Lists the jobs of a cluster in order of submission."""
     UpdateJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus."""
+    """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
+    deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus and max_gpus.
+    """
     ListJobEvents: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]  # type: ignore[assignment]
-    """What happened to a job, oldest first."""
+    """Lists the events of a job, oldest first."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Ends a job."""
     HoldJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Stops the job if it runs and keeps it out of rounds until it is released."""
+    """Stops the job if it runs, and keeps it out of rounds until it is released."""
     ReleaseJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ReleaseJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
+    """Lets a held job into rounds again. It also ends the back-off of a job that failed."""
     WatchJob: _aio.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
-    (service_gpu_seconds) is no change.
+    """Sends the job now, and again after each change until it has ended. A change of
+    service_gpu_seconds alone, while the job holds GPUs, does not count.
     """
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
-    """Training jobs: what users submit, and where it stands."""
+    """Submits training jobs, changes them and reports their state."""
 
     @_abc_1.abstractmethod
     def SubmitJob(
         self,
         request: _jobs_pb2.SubmitJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Queues a job."""
 
     @_abc_1.abstractmethod
     def SubmitJobs(
@@ -90,21 +105,23 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.SubmitJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.SubmitJobsResponse, _abc.Awaitable[_jobs_pb2.SubmitJobsResponse]]:
-        """Up to 10,000 jobs, all or none."""
+        """Queues up to 10,000 jobs, all or none."""
 
     @_abc_1.abstractmethod
     def GetJob(
         self,
         request: _jobs_pb2.GetJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Returns a job."""
 
     @_abc_1.abstractmethod
     def ListJobs(
         self,
         request: _jobs_pb2.ListJobsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.ListJobsResponse, _abc.Awaitable[_jobs_pb2.ListJobsResponse]]: ...
+    ) -> _typing.Union[_jobs_pb2.ListJobsResponse, _abc.Awaitable[_jobs_pb2.ListJobsResponse]]:
+        """Lists the jobs of a cluster in order of submission."""
 
     @_abc_1.abstractmethod
     def UpdateJob(
@@ -112,7 +129,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.UpdateJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
-        """Changes weight, priority, pinned, deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus or max_gpus."""
+        """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
+        deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus and max_gpus.
+        """
 
     @_abc_1.abstractmethod
     def ListJobEvents(
@@ -120,14 +139,15 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ListJobEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.ListJobEventsResponse, _abc.Awaitable[_jobs_pb2.ListJobEventsResponse]]:
-        """What happened to a job, oldest first."""
+        """Lists the events of a job, oldest first."""
 
     @_abc_1.abstractmethod
     def CancelJob(
         self,
         request: _jobs_pb2.CancelJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Ends a job."""
 
     @_abc_1.abstractmethod
     def HoldJob(
@@ -135,14 +155,15 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.HoldJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
-        """Stops the job if it runs and keeps it out of rounds until it is released."""
+        """Stops the job if it runs, and keeps it out of rounds until it is released."""
 
     @_abc_1.abstractmethod
     def ReleaseJob(
         self,
         request: _jobs_pb2.ReleaseJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]: ...
+    ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
+        """Lets a held job into rounds again. It also ends the back-off of a job that failed."""
 
     @_abc_1.abstractmethod
     def WatchJob(
@@ -150,8 +171,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.WatchJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.Job], _abc.AsyncIterator[_jobs_pb2.Job]]:
-        """Sends the job now, and again whenever it changes, until it has ended. That it goes on holding GPUs
-        (service_gpu_seconds) is no change.
+        """Sends the job now, and again after each change until it has ended. A change of
+        service_gpu_seconds alone, while the job holds GPUs, does not count.
         """
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,6 +21,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Topology(_message.Message):
+    """The network that joins the GPUs of a cluster."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -34,15 +36,19 @@ class Topology(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}/topology" """
     document: _builtins.str
-    """JSON (or YAML on the way in): a `kind` with its parameters, or switches, hosts and links."""
+    """The description in JSON; requests may use YAML. It is a `kind` with its parameters, or
+    switches, hosts and links.
+    """
     etag: _builtins.str
     hosts: _builtins.int
-    """Output only: what it comes to."""
+    """Output only. The numbers of hosts, switches and links."""
     switches: _builtins.int
     links: _builtins.int
     @_builtins.property
     def unknown_hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Output only: hosts of the topology that are no nodes of the cluster, and nodes that it lacks; 20 at most of each."""
+        """Output only. Hosts of the topology that are not nodes of the cluster, and nodes of the cluster
+        that the topology lacks. At most 20 of each.
+        """
 
     @_builtins.property
     def missing_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -125,9 +131,9 @@ class DeleteTopologyRequest(_message.Message):
     """"clusters/{cluster}/topology" """
     request_id: _builtins.str
     etag: _builtins.str
-    """Empty: any version."""
+    """The etag that must match. Empty: any version."""
     allow_missing: _builtins.bool
-    """Succeed where no network is described."""
+    """Whether to succeed if no network is described."""
     validate_only: _builtins.bool
     def __init__(
         self,
@@ -148,6 +154,8 @@ Global___DeleteTopologyRequest: _TypeAlias = DeleteTopologyRequest  # noqa: Y015
 
 @_typing.final
 class NetworkPlan(_message.Message):
+    """The paths and priority levels of running jobs."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -160,22 +168,26 @@ class NetworkPlan(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"clusters/{cluster}/networkPlans/{number}"; of a dry run the number is "-"."""
+    """"clusters/{cluster}/networkPlans/{number}". The number of a dry run is "-"."""
     cause: _builtins.str
-    """Why it was made: round, start, end, topology, measured, call."""
+    """Why the plan was made: round, start, end, topology, measured or call."""
     round: _builtins.str
-    """The round that made it, or the last before it."""
+    """The round that made the plan, or the last one before it."""
     levels: _builtins.int
+    """The number of priority levels."""
     changed: _builtins.int
-    """Jobs that it says something new of."""
+    """The number of jobs whose decision has changed."""
     seconds: _builtins.float
+    """The time in which the plan was made."""
     @_builtins.property
     def plan_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
-    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Remarks on the whole plan."""
+
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___NetworkDecision]:
-        """By rank."""
+        """The decisions, by rank."""
 
     def __init__(
         self,
@@ -200,6 +212,8 @@ Global___NetworkPlan: _TypeAlias = NetworkPlan  # noqa: Y015
 
 @_typing.final
 class NetworkDecision(_message.Message):
+    """A job's part in a network plan."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -214,19 +228,21 @@ class NetworkDecision(_message.Message):
     job: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     rank: _builtins.int
-    """0 is the most urgent."""
+    """The order of urgency. 0 is the most urgent."""
     level: _builtins.int
-    """Of levels 0 to `levels` - 1 the higher is served first."""
+    """The priority level, from 0 to `levels` - 1. A higher level is served first."""
     dscp: _builtins.int
-    """The DSCP code point that its packets carry; negative: none."""
+    """The DSCP code point that the job's packets carry. A negative number means none."""
     priority: _builtins.float
-    """Flop a second of communication: corrected, and plain; infinite: no traffic."""
+    """The job's priority and GPU intensity in flop per second of communication. The priority is the
+    corrected intensity. Both are infinite if the job has no traffic.
+    """
     intensity: _builtins.float
     note: _builtins.str
-    """Why it has no part in the network, or what was measured of its traffic."""
+    """Why the job has no part in the network, or what was measured of its traffic."""
     @_builtins.property
     def meets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Jobs with which it shares a link, "clusters/{cluster}/jobs/{job}"."""
+        """The jobs with which it shares a link, "clusters/{cluster}/jobs/{job}"."""
 
     @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NetworkRoute]: ...
@@ -253,7 +269,7 @@ Global___NetworkDecision: _TypeAlias = NetworkDecision  # noqa: Y015
 
 @_typing.final
 class NetworkRoute(_message.Message):
-    """The way that traffic between two GPUs takes through switches."""
+    """The path through switches of the traffic between two GPUs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,7 +280,7 @@ class NetworkRoute(_message.Message):
     source: _builtins.str
     target: _builtins.str
     sent_bytes: _builtins.float
-    """In one iteration."""
+    """The bytes sent in one iteration."""
     @_builtins.property
     def via(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -290,9 +306,11 @@ class GetNetworkPlanRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"clusters/{cluster}/networkPlans/-": the one in force."""
+    """"clusters/{cluster}/networkPlans/-", which is the plan in force."""
     job: _builtins.str
-    """"clusters/{cluster}/jobs/{job}": only what it says of this job. Empty: of all jobs."""
+    """"clusters/{cluster}/jobs/{job}". If it is set, only the decision for this job is returned.
+    Empty: the decisions for all jobs.
+    """
     def __init__(
         self,
         *,
@@ -317,7 +335,7 @@ class ListNetworkPlansRequest(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     page_size: _builtins.int
-    """100 unless told; at most 1,000."""
+    """The largest number of plans in the answer, up to 1,000. Default (also 0): 100."""
     page_token: _builtins.str
     def __init__(
         self,

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class NetworksStub:
-    """The networks of clusters: what they look like, and what was decided about paths and priorities.
+    """Describes the networks of clusters, and plans the paths and priorities of jobs' traffic.
     """
 
     def __init__(self, channel):
@@ -69,46 +69,47 @@ class NetworksStub:
 
 
 class NetworksServicer:
-    """The networks of clusters: what they look like, and what was decided about paths and priorities.
+    """Describes the networks of clusters, and plans the paths and priorities of jobs' traffic.
     """
 
     def GetTopology(self, request, context):
-        """Raises NOT_FOUND where no network is described: jobs then have no paths and priorities.
+        """Returns the topology. The error is NOT_FOUND if no network is described. Jobs then have no
+        paths and priorities.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTopology(self, request, context):
-        """Describes the network, or replaces the description; the next plan uses it.
+        """Describes the network, or replaces its description. The next network plan uses it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTopology(self, request, context):
-        """Forgets the network and its plans; jobs go on as they are.
+        """Deletes the network and its plans. Jobs continue unchanged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetNetworkPlan(self, request, context):
-        """The plan in force, with what it says of each job.
+        """Returns the network plan in force, with its decisions for jobs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListNetworkPlans(self, request, context):
-        """Newest first, without what they say of jobs.
+        """Lists network plans, newest first, without their decisions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlanNetwork(self, request, context):
-        """Plans paths and priorities of the jobs as they run now; no job is started, moved or stopped.
+        """Plans paths and priorities for the jobs as they run now. No job is started, moved or stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,7 +157,7 @@ def add_NetworksServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Networks:
-    """The networks of clusters: what they look like, and what was decided about paths and priorities.
+    """Describes the networks of clusters, and plans the paths and priorities of jobs' traffic.
     """
 
     @staticmethod

@@ -28,45 +28,49 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NetworksStub:
-    """The networks of clusters: what they look like, and what was decided about paths and priorities."""
+    """Describes the networks of clusters, and plans the paths and priorities of jobs' traffic."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NetworksAsyncStub: ...
     GetTopology: _grpc.UnaryUnaryMultiCallable[_networks_pb2.GetTopologyRequest, _networks_pb2.Topology]
-    """Raises NOT_FOUND where no network is described: jobs then have no paths and priorities."""
+    """Returns the topology. The error is NOT_FOUND if no network is described. Jobs then have no
+    paths and priorities.
+    """
     UpdateTopology: _grpc.UnaryUnaryMultiCallable[_networks_pb2.UpdateTopologyRequest, _networks_pb2.Topology]
-    """Describes the network, or replaces the description; the next plan uses it."""
+    """Describes the network, or replaces its description. The next network plan uses it."""
     DeleteTopology: _grpc.UnaryUnaryMultiCallable[_networks_pb2.DeleteTopologyRequest, _empty_pb2.Empty]
-    """Forgets the network and its plans; jobs go on as they are."""
+    """Deletes the network and its plans. Jobs continue unchanged."""
     GetNetworkPlan: _grpc.UnaryUnaryMultiCallable[_networks_pb2.GetNetworkPlanRequest, _networks_pb2.NetworkPlan]
-    """The plan in force, with what it says of each job."""
+    """Returns the network plan in force, with its decisions for jobs."""
     ListNetworkPlans: _grpc.UnaryUnaryMultiCallable[_networks_pb2.ListNetworkPlansRequest, _networks_pb2.ListNetworkPlansResponse]
-    """Newest first, without what they say of jobs."""
+    """Lists network plans, newest first, without their decisions."""
     PlanNetwork: _grpc.UnaryUnaryMultiCallable[_networks_pb2.PlanNetworkRequest, _networks_pb2.NetworkPlan]
-    """Plans paths and priorities of the jobs as they run now; no job is started, moved or stopped."""
+    """Plans paths and priorities for the jobs as they run now. No job is started, moved or stopped."""
 
 @_typing.type_check_only
 class NetworksAsyncStub(NetworksStub):
-    """The networks of clusters: what they look like, and what was decided about paths and priorities."""
+    """Describes the networks of clusters, and plans the paths and priorities of jobs' traffic."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTopology: _aio.UnaryUnaryMultiCallable[_networks_pb2.GetTopologyRequest, _networks_pb2.Topology]  # type: ignore[assignment]
-    """Raises NOT_FOUND where no network is described: jobs then have no paths and priorities."""
+    """Returns the topology. The error is NOT_FOUND if no network is described. Jobs then have no
+    paths and priorities.
+    """
     UpdateTopology: _aio.UnaryUnaryMultiCallable[_networks_pb2.UpdateTopologyRequest, _networks_pb2.Topology]  # type: ignore[assignment]
-    """Describes the network, or replaces the description; the next plan uses it."""
+    """Describes the network, or replaces its description. The next network plan uses it."""
     DeleteTopology: _aio.UnaryUnaryMultiCallable[_networks_pb2.DeleteTopologyRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Forgets the network and its plans; jobs go on as they are."""
+    """Deletes the network and its plans. Jobs continue unchanged."""
     GetNetworkPlan: _aio.UnaryUnaryMultiCallable[_networks_pb2.GetNetworkPlanRequest, _networks_pb2.NetworkPlan]  # type: ignore[assignment]
-    """The plan in force, with what it says of each job."""
+    """Returns the network plan in force, with its decisions for jobs."""
     ListNetworkPlans: _aio.UnaryUnaryMultiCallable[_networks_pb2.ListNetworkPlansRequest, _networks_pb2.ListNetworkPlansResponse]  # type: ignore[assignment]
-    """Newest first, without what they say of jobs."""
+    """Lists network plans, newest first, without their decisions."""
     PlanNetwork: _aio.UnaryUnaryMultiCallable[_networks_pb2.PlanNetworkRequest, _networks_pb2.NetworkPlan]  # type: ignore[assignment]
-    """Plans paths and priorities of the jobs as they run now; no job is started, moved or stopped."""
+    """Plans paths and priorities for the jobs as they run now. No job is started, moved or stopped."""
 
 class NetworksServicer(metaclass=_abc_1.ABCMeta):
-    """The networks of clusters: what they look like, and what was decided about paths and priorities."""
+    """Describes the networks of clusters, and plans the paths and priorities of jobs' traffic."""
 
     @_abc_1.abstractmethod
     def GetTopology(
@@ -74,7 +78,9 @@ class NetworksServicer(metaclass=_abc_1.ABCMeta):
         request: _networks_pb2.GetTopologyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_networks_pb2.Topology, _abc.Awaitable[_networks_pb2.Topology]]:
-        """Raises NOT_FOUND where no network is described: jobs then have no paths and priorities."""
+        """Returns the topology. The error is NOT_FOUND if no network is described. Jobs then have no
+        paths and priorities.
+        """
 
     @_abc_1.abstractmethod
     def UpdateTopology(
@@ -82,7 +88,7 @@ class NetworksServicer(metaclass=_abc_1.ABCMeta):
         request: _networks_pb2.UpdateTopologyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_networks_pb2.Topology, _abc.Awaitable[_networks_pb2.Topology]]:
-        """Describes the network, or replaces the description; the next plan uses it."""
+        """Describes the network, or replaces its description. The next network plan uses it."""
 
     @_abc_1.abstractmethod
     def DeleteTopology(
@@ -90,7 +96,7 @@ class NetworksServicer(metaclass=_abc_1.ABCMeta):
         request: _networks_pb2.DeleteTopologyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Forgets the network and its plans; jobs go on as they are."""
+        """Deletes the network and its plans. Jobs continue unchanged."""
 
     @_abc_1.abstractmethod
     def GetNetworkPlan(
@@ -98,7 +104,7 @@ class NetworksServicer(metaclass=_abc_1.ABCMeta):
         request: _networks_pb2.GetNetworkPlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_networks_pb2.NetworkPlan, _abc.Awaitable[_networks_pb2.NetworkPlan]]:
-        """The plan in force, with what it says of each job."""
+        """Returns the network plan in force, with its decisions for jobs."""
 
     @_abc_1.abstractmethod
     def ListNetworkPlans(
@@ -106,7 +112,7 @@ class NetworksServicer(metaclass=_abc_1.ABCMeta):
         request: _networks_pb2.ListNetworkPlansRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_networks_pb2.ListNetworkPlansResponse, _abc.Awaitable[_networks_pb2.ListNetworkPlansResponse]]:
-        """Newest first, without what they say of jobs."""
+        """Lists network plans, newest first, without their decisions."""
 
     @_abc_1.abstractmethod
     def PlanNetwork(
@@ -114,6 +120,6 @@ class NetworksServicer(metaclass=_abc_1.ABCMeta):
         request: _networks_pb2.PlanNetworkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_networks_pb2.NetworkPlan, _abc.Awaitable[_networks_pb2.NetworkPlan]]:
-        """Plans paths and priorities of the jobs as they run now; no job is started, moved or stopped."""
+        """Plans paths and priorities for the jobs as they run now. No job is started, moved or stopped."""
 
 def add_NetworksServicer_to_server(servicer: NetworksServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,9 +23,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RoundOptions(_message.Message):
-    """What a round is asked to do. In a ScheduleRequest, what is not set is as the server's standing policy has it (its
-    setting `policy`); where that says nothing, and in a ReplayRoundRequest, it takes the default that is named here.
-    A Duration that may be "never" is so where it is unset, and where it is the longest there is, 315,576,000,000 s.
+    """The policy of a round, with the settings of its solver. In a ScheduleRequest, a field that is not
+    set is taken from the server's standing policy (its setting `policy`). If the standing policy
+    does not set it either, and in a ReplayRoundRequest, the field has the default that is named
+    here.
+
+    A Duration that may be "never" means never if it is unset or the longest Duration,
+    315,576,000,000 s.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -58,93 +62,121 @@ class RoundOptions(_message.Message):
     NETWORK_FLOOR_FIELD_NUMBER: _builtins.int
     NETWORK_MEASURE_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
-    """What is best. Default (also ""): "throughput". One of throughput, deadline, jct (mean completion time), balanced, cost,
-    finish-time-fairness, max-min (least attained service), makespan; or
+    """The objective. Default (also ""): "throughput". It is one of throughput, deadline, jct (mean
+    completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
+    makespan; or
       a sum:      "0.7*throughput + 0.3*jct"
-      an order:   "finish-time-fairness then throughput": the first decides, the next among equals
-      with slack: "max-min within 5% then throughput": the next may give away 5 % of what the first reached.
-    The last three compare the worst-off jobs one by one: they have no sum.
+      an order:   "finish-time-fairness then throughput": the first goal decides, and the next one
+                  decides among equals
+      with slack: "max-min within 5% then throughput": the next goal may give away 5 % of what the
+                  first one reached.
+    The last three names compare the worst-off jobs one by one, so they cannot be part of a sum.
     """
     raw_throughput: _builtins.bool
-    """Sum raw samples/s instead of normalised throughput."""
+    """Whether to sum raw samples/s instead of normalised throughput. Default: false."""
     solver: _builtins.str
-    """"portfolio" (the default, also ""), "cp-sat", "greedy", "lp", "cbc" or "cvxpy"."""
+    """The solver: "portfolio" (the default, also ""), "cp-sat", "greedy", "lp", "cbc" or "cvxpy"."""
     gap: _builtins.float
-    """Stop at this gap; default (also 0): 1e-4."""
+    """The relative gap at which the solver stops. Default (also 0): 1e-4."""
     seed: _builtins.int
+    """The seed of the solver's random choices."""
     defragment_every_rounds: _builtins.int
-    """Rounds between defragmentation passes; default 12; 0: never."""
+    """The number of rounds between defragmentation passes. Default: 12. 0 disables them."""
     max_restart_share: _builtins.float
-    """Restart seconds never cost more than this share of a Cell's value, in [0, 1). Default: 0.9."""
+    """The largest share of a Cell's value that a restart may cost, in [0, 1). Default: 0.9."""
     queue_weights: _builtins.str
-    """Factors on the weights of queues' jobs, e.g. "1:4,2:1"; a queue that is not named has 1. Default: none."""
+    """Factors on the weights of the jobs in each queue, e.g. "1:4,2:1". A queue that is not named has
+    the factor 1. Default: no factors.
+    """
     deadlines: _builtins.str
-    """"ignore"; "keep": what earlier rounds promised is kept, and nothing else is promised; "myopic": a job that is
-    promised runs fast enough each round; "look-ahead": it follows a schedule over rounds to come; "planned": each
-    round makes such a schedule again, so that more deadlines are met, and none is promised or refused before it is
-    hopeless. Default (""): look-ahead if the objective names deadline, else keep.
+    """The treatment of deadlines:
+      "ignore":     deadlines do not matter.
+      "keep":       promises of earlier rounds are kept, and no new one is made.
+      "myopic":     in each round, a job with a promised deadline runs fast enough to meet it.
+      "look-ahead": a job with a promised deadline follows a schedule over the rounds to come.
+      "planned":    each round makes such a schedule again, so that more deadlines are met. No
+                    deadline is promised, and none is refused before it is hopeless.
+    Default (""): "look-ahead" if the objective names deadline, else "keep".
     """
     run_to_completion: _builtins.bool
-    """No launched job is suspended."""
+    """Whether launched jobs are never suspended. Default: false."""
     max_changes: _builtins.int
-    """At most so many running jobs are moved, resized or suspended a round, or as many as promises and quotas force;
-    default (also -1): any number.
+    """The largest number of running jobs that a round moves, resizes or suspends. If promises and
+    quotas force more changes, that number is allowed. Default (also -1): any number.
     """
     queue_order: _builtins.bool
-    """Launch by queue and time of arrival, not by value alone."""
+    """Whether to launch by queue and time of arrival, and not by value alone. Default: false."""
     opportunistic: _builtins.bool
-    """With queue_order: start jobs of lower queues past a blocked one, and suspend them for it."""
+    """With queue_order: whether jobs of lower queues may start past a blocked job. They are suspended
+    for the blocked job once it fits. Default: false.
+    """
     cost_of: _builtins.str
-    """What the objective cost counts: "dollars" (the default, also "") or "watts"."""
+    """The quantity that the objective cost counts: "dollars" (the default, also "") or "watts"."""
     rate_floor: _builtins.float
-    """The objective cost runs no job below this share of its reference rate, in [0, 1]. Default: 0.5."""
+    """The share of its reference rate below which the objective cost runs no job, in [0, 1].
+    Default: 0.5.
+    """
     fairness_levels: _builtins.int
-    """How many of the worst-off jobs an objective without a sum settles before the next one. Default (also 0): 4; at most 64."""
+    """The number of worst-off jobs that an objective without a sum settles before the next goal.
+    Default (also 0): 4. Largest value: 64.
+    """
     scheduler: _builtins.str
-    """A published policy decides in place of the objective, e.g. "fcfs"; default (""): Tessera's own statement.
-    It has rules of its own: guarantees, promised deadlines, quotas and the limits above do not bind it. Promises stay
-    on record for later rounds.
+    """The published scheduler that decides in place of the objective, e.g. "fcfs". Default (""):
+    none, and Tessera's own statement decides. A scheduler has rules of its own: it ignores
+    guarantees, promised deadlines, quotas and the limits above. Promises stay on record for later
+    rounds.
     """
     caution: _builtins.float
-    """What uncertain estimates cost: an iteration is taken to last exp(caution x sd) times its estimate, where the
-    estimate says its sd (of the logarithm). In [0, 10]; default 0: estimates as they are.
+    """The caution against uncertain estimates, in [0, 10]. An iteration is taken to last
+    exp(caution x sd) times its estimate, if the estimate states its sd (of the logarithm).
+    Default: 0, which uses estimates unchanged.
     """
     network_levels: _builtins.int
-    """Levels of network priority that jobs are compressed to, 1 to 8; default 8. Only where the cluster's network is
-    described.
+    """The number of priority levels on the network that jobs are compressed to, 1 to 8. Default: 8.
+    It has an effect only if the cluster's network is described.
     """
     network_floor: _builtins.float
-    """Share of its rate alone that each job shall have on the network, in [0, 1); default 0: utilisation is all that
-    counts.
+    """The share of its rate without contention that each job shall keep on the network, in [0, 1).
+    Default: 0, with which only utilisation counts.
     """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
-        """At most this long; unset: what the caller's deadline leaves."""
+        """The longest time for the solver. Unset: the time that the caller's deadline leaves."""
 
     @_builtins.property
     def restart_horizon(self) -> _duration_pb2.Duration:
-        """Over what a restart must pay off. Default: 1 h."""
+        """The time over which a restart must pay off. Default: 1 h."""
 
     @_builtins.property
     def round(self) -> _duration_pb2.Duration:
-        """Time to the next round: how long a job that waits now is taken to wait. Default: the server's period, else 300 s."""
+        """The time to the next round. A waiting job is assumed to wait this long. Default: the server's
+        period, else 300 s.
+        """
 
     @_builtins.property
     def min_run(self) -> _duration_pb2.Duration:
-        """A job is not moved, resized or suspended before it has run so long. Default: 0 s."""
+        """The shortest time for which a job runs before it may be moved, resized or suspended.
+        Default: 0 s.
+        """
 
     @_builtins.property
     def promote_after(self) -> _duration_pb2.Duration:
-        """A job that has waited so long counts as one queue higher, twice so long as two. Default: never."""
+        """The waiting time after which a job counts as one queue higher. After twice this time, it counts
+        as two queues higher. Default: never.
+        """
 
     @_builtins.property
     def reserve_after(self) -> _duration_pb2.Duration:
-        """GPUs are reserved for the first job that has waited so long; others fill in around it. Default: never."""
+        """The waiting time after which GPUs are reserved for a job. They are reserved for the first such
+        job, and others fill in around it. Default: never.
+        """
 
     @_builtins.property
     def network_measure(self) -> _duration_pb2.Duration:
-        """A job on several nodes goes before all others that it meets on the network until agents have measured its traffic,
-        at most so long from the start of its allocation. Default 0: not; agents measure if their --measure-traffic says so.
+        """The longest time, from the start of its allocation, for which a job on several nodes goes
+        before all others that it meets on the network. It ends earlier once agents have measured the
+        job's traffic. Default: 0, with which no job goes first. Agents measure if their option
+        --measure-traffic says so.
         """
 
     def __init__(
@@ -277,13 +309,16 @@ class ScheduleRequest(_message.Message):
     parent: _builtins.str
     """"clusters/{cluster}" """
     dry_run: _builtins.bool
-    """Decide, but commit nothing."""
+    """Whether to decide the round without committing it."""
     request_id: _builtins.str
+    """If a request with this id committed a round before, that round is returned. At most 64
+    characters; may be empty.
+    """
     summary_only: _builtins.bool
-    """Leave the decisions out of the answer (they are kept with the round)."""
+    """Whether to leave the decisions out of the answer. They are stored with the round in any case."""
     @_builtins.property
     def options(self) -> Global___RoundOptions:
-        """Unset, and where it says nothing: the server's standing policy."""
+        """The options. A field that is not set is taken from the server's standing policy."""
 
     def __init__(
         self,
@@ -304,6 +339,8 @@ Global___ScheduleRequest: _TypeAlias = ScheduleRequest  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):
+    """The decision of a round for one job."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -318,22 +355,26 @@ class Decision(_message.Message):
     job: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     kind: _builtins.str
-    """start, keep, resize, retype, replan, move, suspend, reject, wait"""
+    """One of start, keep, resize, retype, replan, move, suspend, reject and wait."""
     restart_price: _builtins.float
-    """What the start, move or resize was charged, in units of the objective."""
+    """The restart cost that the start, move or resize was charged, in units of the objective."""
     applied: _builtins.bool
-    """False: the job or a node had changed during the solve, so it was left alone; `skipped` says why."""
+    """Whether the decision was applied. It is false if the job or a node changed during the solve, so
+    that the job was left alone. `skipped` then says why.
+    """
     skipped: _builtins.str
     admitted: _builtins.bool
-    """The job's deadline is promised."""
+    """Whether the job's deadline is promised."""
     opportunistic: _builtins.bool
-    """It runs past a blocked job of a higher queue, and gives way once that one fits."""
+    """Whether the job runs past a blocked job of a higher queue. It gives way once that job fits."""
     @_builtins.property
     def allocation(self) -> _jobs_pb2.Allocation:
-        """Unset where the job does not run."""
+        """The Cell and the GPUs of the job. Unset if the job does not run."""
 
     @_builtins.property
-    def reason(self) -> _jobs_pb2.Reason: ...
+    def reason(self) -> _jobs_pb2.Reason:
+        """Why the job does not run."""
+
     def __init__(
         self,
         *,
@@ -357,7 +398,9 @@ Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class GoalResult(_message.Message):
-    """What became of one stage of the objective, in its own unit; of a stage without a sum: the worst-off job's level."""
+    """The result of one lexicographic goal of the objective, in its own unit. For a goal without a sum,
+    `objective` and `bound` refer to the worst-off job.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -368,15 +411,15 @@ class GoalResult(_message.Message):
     GAP_FIELD_NUMBER: _builtins.int
     BOUND_IS_TRIVIAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """As it was written, e.g. "0.7*throughput + 0.3*jct"."""
+    """The goal as it was written, e.g. "0.7*throughput + 0.3*jct"."""
     unit: _builtins.str
     objective: _builtins.float
     bound: _builtins.float
-    """The best that any answer could reach once the goals before it are kept."""
+    """The best value that any answer could reach once the goals before this one are kept."""
     gap: _builtins.float
-    """Relative; 0: proven."""
+    """The relative gap. At 0 the result is proven optimal."""
     bound_is_trivial: _builtins.bool
-    """As in Round."""
+    """The same as `bound_is_trivial` of Round."""
     def __init__(
         self,
         *,
@@ -397,13 +440,15 @@ Global___GoalResult: _TypeAlias = GoalResult  # noqa: Y015
 
 @_typing.final
 class SolverWork(_message.Message):
+    """The deterministic work that a solver did, with which a round can be replayed exactly."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SOLVER_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     solver: _builtins.str
     work: _builtins.float
-    """In the solver's own deterministic unit."""
+    """The amount in the solver's own deterministic unit."""
     def __init__(
         self,
         *,
@@ -420,6 +465,8 @@ Global___SolverWork: _TypeAlias = SolverWork  # noqa: Y015
 
 @_typing.final
 class Round(_message.Message):
+    """One pass of deciding and committing for a cluster."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -513,34 +560,47 @@ class Round(_message.Message):
     GOALS_FIELD_NUMBER: _builtins.int
     BOUND_IS_TRIVIAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"clusters/{cluster}/rounds/{number}"; a dry run has number 0."""
+    """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
+    """The cluster's epoch, which each committed round raises."""
     status: _builtins.str
-    """optimal, feasible, infeasible, unknown"""
+    """One of optimal, feasible, infeasible and unknown."""
     outcome: _builtins.str
-    """committed, dry_run, refused (failed the check: the previous decisions stay)"""
+    """One of committed, dry_run and refused. A refused round failed the check, and the previous
+    decisions stay in force.
+    """
     objective: _builtins.float
-    """Of the last goal, in its units, as stated (each Cell at its own shape)."""
+    """The value of the last goal in its unit, as stated: each Cell is on its own shape."""
     bound: _builtins.float
+    """The proven bound on `objective`."""
     gap: _builtins.float
-    """(bound - objective) / |bound|"""
+    """The relative gap, (bound - objective) / |bound|."""
     placed_score: _builtins.float
-    """Of the placed shapes."""
+    """The value of the placement: each Cell is on the shape that it was given."""
     greedy_objective: _builtins.float
+    """The value that the greedy solver reached."""
     verified: _builtins.bool
+    """Whether the independent checker accepted the round. `violations` lists what it found."""
     snapshot_digest: _builtins.str
+    """The digest of the snapshot that the round was decided on."""
     solver: _builtins.str
+    """The solver whose answer was taken."""
     running: _builtins.int
+    """The numbers of jobs that run and wait after the round, and of those that it started, suspended,
+    and changed (resized, retyped, replanned or moved).
+    """
     waiting: _builtins.int
     started: _builtins.int
     suspended: _builtins.int
     changed: _builtins.int
     unit: _builtins.str
+    """The unit of the objective."""
     samples_per_s: _builtins.float
-    """Raw samples/s of what runs after the round."""
+    """The raw samples/s of all jobs that run after the round."""
     bound_is_trivial: _builtins.bool
-    """No solver looked for a bound (greedy and published policies do not). Then bound is what all jobs would reach
-    if each had the cluster to itself: it is true, but the gap says nothing about the answer.
+    """Whether no solver looked for a bound: greedy and published schedulers do not. The bound is then
+    what all jobs would reach if each had the cluster to itself. It is valid, but the gap says
+    nothing about the answer.
     """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
@@ -552,23 +612,27 @@ class Round(_message.Message):
     def work(self) -> _containers.RepeatedCompositeFieldContainer[Global___SolverWork]: ...
     @_builtins.property
     def prices(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Row name, e.g. "gpus/a100", to the price of one unit in units of the objective."""
+        """Shadow prices: from the name of a row, e.g. "gpus/a100", to what one more unit of it would be
+        worth, in units of the objective.
+        """
 
     @_builtins.property
-    def used_gpus(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def used_gpus(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The number of GPUs in use by row, e.g. "gpus/a100"."""
+
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Seconds by phase: load, build, solve, place, check, commit."""
+        """The seconds of each phase: load, build, solve, place, check and commit."""
 
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Versions of what decided, e.g. "tessera 0.1.0", "ortools 9.15"."""
+        """The versions of the programs that decided, e.g. "tessera 0.1.0" and "ortools 9.15"."""
 
     @_builtins.property
     def goals(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoalResult]:
-        """The stages of the objective, in order."""
+        """The results of the objective's goals, in order."""
 
     def __init__(
         self,
@@ -668,7 +732,7 @@ class ListRoundsResponse(_message.Message):
     next_page_token: _builtins.str
     @_builtins.property
     def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Round]:
-        """Newest first, without decisions."""
+        """The rounds, newest first, without decisions."""
 
     def __init__(
         self,
@@ -695,10 +759,10 @@ class ReplayRoundRequest(_message.Message):
     name: _builtins.str
     summary_only: _builtins.bool
     with_snapshot: _builtins.bool
-    """Send the snapshot along."""
+    """Whether the answer shall contain the snapshot."""
     @_builtins.property
     def options(self) -> Global___RoundOptions:
-        """Unset: as recorded, the deterministic work included."""
+        """The options. Unset: the recorded ones, including the deterministic work."""
 
     def __init__(
         self,
@@ -724,9 +788,9 @@ class ReplayRoundResponse(_message.Message):
     SAME_DECISIONS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     same_decisions: _builtins.bool
-    """Whether each decision equals the recorded one."""
+    """Whether every decision equals the recorded one."""
     snapshot: _builtins.bytes
-    """The snapshot's JSON (formulation.codec), where asked for."""
+    """The snapshot as JSON (formulation.codec), if it was requested."""
     @_builtins.property
     def round(self) -> Global___Round: ...
     def __init__(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SchedulerStub:
-    """Rounds: decide, commit, look back, repeat.
+    """Decides rounds, commits them, and lists and replays earlier ones.
     """
 
     def __init__(self, channel):
@@ -58,31 +58,35 @@ class SchedulerStub:
 
 
 class SchedulerServicer:
-    """Rounds: decide, commit, look back, repeat.
+    """Decides rounds, commits them, and lists and replays earlier ones.
     """
 
     def Schedule(self, request, context):
-        """Decides one round and commits it. Solves inside the caller's deadline. Of two calls at once on one
-        cluster one is committed; the other gets ABORTED with reason ROUND_SUPERSEDED and the winner's name.
+        """Decides one round and commits it. The round is solved within the caller's deadline. If two
+        calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
+        reason ROUND_SUPERSEDED and the name of the committed round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRound(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns a stored round.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRounds(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the stored rounds of a cluster.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReplayRound(self, request, context):
-        """Solves a stored round's snapshot again, with the same or other options. Commits nothing.
+        """Solves the snapshot of a stored round again, with the same or with other options. Nothing is
+        committed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,7 +124,7 @@ def add_SchedulerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Scheduler:
-    """Rounds: decide, commit, look back, repeat.
+    """Decides rounds, commits them, and lists and replays earlier ones.
     """
 
     @staticmethod

@@ -27,37 +27,47 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerStub:
-    """Rounds: decide, commit, look back, repeat."""
+    """Decides rounds, commits them, and lists and replays earlier ones."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerAsyncStub: ...
     Schedule: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.Round]
-    """Decides one round and commits it. Solves inside the caller's deadline. Of two calls at once on one
-    cluster one is committed; the other gets ABORTED with reason ROUND_SUPERSEDED and the winner's name.
+    """Decides one round and commits it. The round is solved within the caller's deadline. If two
+    calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
+    reason ROUND_SUPERSEDED and the name of the committed round.
     """
     GetRound: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetRoundRequest, _scheduler_pb2.Round]
+    """Returns a stored round."""
     ListRounds: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListRoundsRequest, _scheduler_pb2.ListRoundsResponse]
+    """Lists the stored rounds of a cluster."""
     ReplayRound: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReplayRoundRequest, _scheduler_pb2.ReplayRoundResponse]
-    """Solves a stored round's snapshot again, with the same or other options. Commits nothing."""
+    """Solves the snapshot of a stored round again, with the same or with other options. Nothing is
+    committed.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
-    """Rounds: decide, commit, look back, repeat."""
+    """Decides rounds, commits them, and lists and replays earlier ones."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Schedule: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.Round]  # type: ignore[assignment]
-    """Decides one round and commits it. Solves inside the caller's deadline. Of two calls at once on one
-    cluster one is committed; the other gets ABORTED with reason ROUND_SUPERSEDED and the winner's name.
+    """Decides one round and commits it. The round is solved within the caller's deadline. If two
+    calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
+    reason ROUND_SUPERSEDED and the name of the committed round.
     """
     GetRound: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetRoundRequest, _scheduler_pb2.Round]  # type: ignore[assignment]
+    """Returns a stored round."""
     ListRounds: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListRoundsRequest, _scheduler_pb2.ListRoundsResponse]  # type: ignore[assignment]
+    """Lists the stored rounds of a cluster."""
     ReplayRound: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReplayRoundRequest, _scheduler_pb2.ReplayRoundResponse]  # type: ignore[assignment]
-    """Solves a stored round's snapshot again, with the same or other options. Commits nothing."""
+    """Solves the snapshot of a stored round again, with the same or with other options. Nothing is
+    committed.
+    """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
-    """Rounds: decide, commit, look back, repeat."""
+    """Decides rounds, commits them, and lists and replays earlier ones."""
 
     @_abc_1.abstractmethod
     def Schedule(
@@ -65,8 +75,9 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Round, _abc.Awaitable[_scheduler_pb2.Round]]:
-        """Decides one round and commits it. Solves inside the caller's deadline. Of two calls at once on one
-        cluster one is committed; the other gets ABORTED with reason ROUND_SUPERSEDED and the winner's name.
+        """Decides one round and commits it. The round is solved within the caller's deadline. If two
+        calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
+        reason ROUND_SUPERSEDED and the name of the committed round.
         """
 
     @_abc_1.abstractmethod
@@ -74,14 +85,16 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _scheduler_pb2.GetRoundRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_scheduler_pb2.Round, _abc.Awaitable[_scheduler_pb2.Round]]: ...
+    ) -> _typing.Union[_scheduler_pb2.Round, _abc.Awaitable[_scheduler_pb2.Round]]:
+        """Returns a stored round."""
 
     @_abc_1.abstractmethod
     def ListRounds(
         self,
         request: _scheduler_pb2.ListRoundsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_scheduler_pb2.ListRoundsResponse, _abc.Awaitable[_scheduler_pb2.ListRoundsResponse]]: ...
+    ) -> _typing.Union[_scheduler_pb2.ListRoundsResponse, _abc.Awaitable[_scheduler_pb2.ListRoundsResponse]]:
+        """Lists the stored rounds of a cluster."""
 
     @_abc_1.abstractmethod
     def ReplayRound(
@@ -89,6 +102,8 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ReplayRoundRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ReplayRoundResponse, _abc.Awaitable[_scheduler_pb2.ReplayRoundResponse]]:
-        """Solves a stored round's snapshot again, with the same or other options. Commits nothing."""
+        """Solves the snapshot of a stored round again, with the same or with other options. Nothing is
+        committed.
+        """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

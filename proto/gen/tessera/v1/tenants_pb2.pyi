@@ -20,6 +20,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Tenant(_message.Message):
+    """The settings of a tenant, which jobs are accounted to."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -48,17 +50,20 @@ class Tenant(_message.Message):
     KEEPS_IDLE_QUOTA_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"clusters/{cluster}/tenants/{tenant}"; the id is what jobs have as `tenant`."""
+    """"clusters/{cluster}/tenants/{tenant}". Jobs name the tenant by its id."""
     weight: _builtins.float
-    """Factor on the weights of its jobs, 0 (running them is worth nothing) to 1e6; unset: 1."""
+    """The factor on the weights of its jobs, 0 to 1e6. With 0, running them has no value. Default: 1."""
     borrow_gpus: _builtins.int
-    """All its jobs together hold at most so many GPUs beyond its quota; unset: any number."""
+    """The largest number of GPUs that all of its jobs together hold beyond its quota. Unset: any
+    number.
+    """
     keeps_idle_quota: _builtins.bool
-    """Others may not use its quota while it does not."""
+    """Whether other tenants may not use its quota while it does not."""
     @_builtins.property
     def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """GPUs that its guaranteed jobs may claim, by GPU type; "" is any type, and on the way in "any" means the same. A
-        type that is absent is not limited by itself. All tenants' quotas together must fit the cluster.
+        """The number of GPUs that its guaranteed jobs may claim, by GPU type. "" stands for GPUs of any
+        type; in requests, "any" means the same. A GPU type that is absent has no limit of its own. All
+        tenants' quotas together must fit the cluster.
         """
 
     def __init__(
@@ -99,7 +104,7 @@ class UpsertTenantsRequest(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tenant]:
-        """At most 10,000."""
+        """The tenants, at most 10,000."""
 
     def __init__(
         self,
@@ -146,7 +151,7 @@ class ListTenantsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     page_size: _builtins.int
-    """At most 10,000; 0: 100."""
+    """The largest number of tenants in the answer, up to 10,000. Default (also 0): 100."""
     page_token: _builtins.str
     def __init__(
         self,
@@ -172,7 +177,7 @@ class ListTenantsResponse(_message.Message):
     next_page_token: _builtins.str
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tenant]:
-        """By name."""
+        """The tenants, by name."""
 
     def __init__(
         self,
@@ -201,7 +206,7 @@ class DeleteTenantsRequest(_message.Message):
     validate_only: _builtins.bool
     request_id: _builtins.str
     allow_missing: _builtins.bool
-    """Succeed where a tenant has no settings."""
+    """Whether to succeed if a tenant has no settings."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"clusters/{cluster}/tenants/{tenant}" """

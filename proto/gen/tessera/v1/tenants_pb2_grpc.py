@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TenantsStub:
-    """What tenants are entitled to. A tenant without settings has weight 1 and no limits.
+    """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
+    limits.
     """
 
     def __init__(self, channel):
@@ -53,7 +54,8 @@ class TenantsStub:
 
 
 class TenantsServicer:
-    """What tenants are entitled to. A tenant without settings has weight 1 and no limits.
+    """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
+    limits.
     """
 
     def UpsertTenants(self, request, context):
@@ -64,13 +66,14 @@ class TenantsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the tenants that have settings, by name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTenants(self, request, context):
-        """Forgets the settings of tenants, all or none. Their jobs stay.
+        """Deletes the settings of tenants, all or none. Their jobs stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +106,8 @@ def add_TenantsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Tenants:
-    """What tenants are entitled to. A tenant without settings has weight 1 and no limits.
+    """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
+    limits.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TenantsStub:
-    """What tenants are entitled to. A tenant without settings has weight 1 and no limits."""
+    """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
+    limits.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,22 +38,28 @@ class TenantsStub:
     UpsertTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.UpsertTenantsRequest, _tenants_pb2.UpsertTenantsResponse]
     """Creates tenants or replaces their settings, all or none."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]
+    """Lists the tenants that have settings, by name."""
     DeleteTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]
-    """Forgets the settings of tenants, all or none. Their jobs stay."""
+    """Deletes the settings of tenants, all or none. Their jobs stay."""
 
 @_typing.type_check_only
 class TenantsAsyncStub(TenantsStub):
-    """What tenants are entitled to. A tenant without settings has weight 1 and no limits."""
+    """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
+    limits.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UpsertTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.UpsertTenantsRequest, _tenants_pb2.UpsertTenantsResponse]  # type: ignore[assignment]
     """Creates tenants or replaces their settings, all or none."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]  # type: ignore[assignment]
+    """Lists the tenants that have settings, by name."""
     DeleteTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]  # type: ignore[assignment]
-    """Forgets the settings of tenants, all or none. Their jobs stay."""
+    """Deletes the settings of tenants, all or none. Their jobs stay."""
 
 class TenantsServicer(metaclass=_abc_1.ABCMeta):
-    """What tenants are entitled to. A tenant without settings has weight 1 and no limits."""
+    """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
+    limits.
+    """
 
     @_abc_1.abstractmethod
     def UpsertTenants(
@@ -66,7 +74,8 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _tenants_pb2.ListTenantsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tenants_pb2.ListTenantsResponse, _abc.Awaitable[_tenants_pb2.ListTenantsResponse]]: ...
+    ) -> _typing.Union[_tenants_pb2.ListTenantsResponse, _abc.Awaitable[_tenants_pb2.ListTenantsResponse]]:
+        """Lists the tenants that have settings, by name."""
 
     @_abc_1.abstractmethod
     def DeleteTenants(
@@ -74,6 +83,6 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.DeleteTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.DeleteTenantsResponse, _abc.Awaitable[_tenants_pb2.DeleteTenantsResponse]]:
-        """Forgets the settings of tenants, all or none. Their jobs stay."""
+        """Deletes the settings of tenants, all or none. Their jobs stay."""
 
 def add_TenantsServicer_to_server(servicer: TenantsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
