@@ -9,22 +9,26 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
+NOT_CODE: Final = tuple(f":(exclude){path}" for path in ("*.md", "docs", "benchmarks/results"))
+"""What may differ from the commit without any effect on a figure."""
+
 
 def json_number(value: float | str) -> float | str | None:
     """Return ``value``. If JSON has no such number (an infinite gap), return None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def commit() -> str:
-    """Return the commit that is measured, with "+" if the tree differs.
+def commit(root: Path = ROOT) -> str:
+    """Return the commit that is measured, with "+" if the tree's code differs.
 
-    Outside git, return "unknown".
+    Documents and stored runs are not code. A new file is code if it is Python. Outside git, return
+    "unknown".
     """
 
     def git(*words: str) -> str | None:
         done = subprocess.run(
             ["git", *words],
-            cwd=ROOT,
+            cwd=root,
             capture_output=True,
             text=True,
             check=False,
@@ -34,4 +38,8 @@ def commit() -> str:
     head = git("rev-parse", "--short=12", "HEAD")
     if head is None:
         return "unknown"
-    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    changes = git("status", "--porcelain", "--untracked-files=all", "--", ".", *NOT_CODE) or ""
+    is_changed = any(
+        not line.startswith("??") or line.endswith(".py") for line in changes.splitlines()
+    )
+    return head + ("+" if is_changed else "")
