@@ -215,7 +215,7 @@ class Calibration:
         for m in measurements:
             if not (math.isfinite(m.iter_time_s) and m.iter_time_s > 0):
                 raise InvalidInput(
-                    "iter_time_s", f"is {m.iter_time_s} for {m.subject}; give seconds above 0"
+                    "iter_time_s", f"must be above 0 s, not {m.iter_time_s}, for {m.subject}"
                 )
         self._known = _features([])
         self._gradients = np.zeros((0, len(model.parameters)))

@@ -75,7 +75,7 @@ def read_yaml(
     raw = to_utf8(field, text, limits)
     if len(raw) > limits.yaml_bytes:
         raise InvalidInput(
-            field, f"as YAML may have at most {limits.yaml_bytes:,} bytes; write it as JSON"
+            field, f"exceeds the limit of {limits.yaml_bytes:,} bytes for YAML; write it as JSON"
         )
     try:
         return [value for value in _values(field, raw, limits, cancelled) if value is not None]
@@ -146,7 +146,7 @@ class _Builder:
             inside[key] = value
             self._keys[-1] = _NO_KEY
         elif isinstance(value, list | dict):
-            raise InvalidInput(self._field, f"{place}: a key must be a text or a number")
+            raise InvalidInput(self._field, f"{place}: a key must be a string or a number")
         elif value in inside:
             raise InvalidInput(
                 self._field, f"{place}: the key {str(value)[:80]!r} occurs twice; name it once"

@@ -93,12 +93,15 @@ def graph_of(name: str, dtype: str, layers: Sequence[Layer]) -> Graph:
     """Return the graph of the given layers.
 
     Raises:
-        Untraceable: no layer, an unknown type, or an amount that is negative or not finite.
+        Untraceable: there is no layer, the data type is unknown, or an amount is negative or not
+            finite.
     """
     if not layers:
         raise Untraceable(f"{name} has no layers; give at least one")
     if dtype not in DTYPE_BYTES:
-        raise Untraceable(f"{name}: unknown type {dtype!r}; use one of {', '.join(DTYPE_BYTES)}")
+        raise Untraceable(
+            f"{name}: unknown data type {dtype!r}; use one of {', '.join(DTYPE_BYTES)}"
+        )
     columns = {f: np.array([getattr(x, f) for x in layers], dtype=np.float64) for f in _AMOUNTS}
     for field, column in columns.items():
         if bad := np.flatnonzero(~np.isfinite(column) | (column < 0)).tolist():
@@ -151,12 +154,14 @@ def balanced_ends(load: Floats, parts: int, cancelled: Callable[[], bool] = neve
     """Return the ends, shape (parts,), of contiguous non-empty parts whose heaviest is lightest.
 
     Raises:
-        Untraceable: fewer layers than parts.
+        Untraceable: there are fewer layers than parts.
         DeadlineTooShort: it was cancelled.
     """
     count = len(load)
     if parts > count:
-        raise Untraceable(f"{count} layers cannot make {parts} parts; ask for at most {count}")
+        raise Untraceable(
+            f"{count} layers cannot be divided into {parts} parts; ask for at most {count}"
+        )
     total = np.concatenate([[0.0], np.cumsum(load)])
     best = np.full((parts + 1, count + 1), np.inf)
     cut = np.zeros((parts + 1, count + 1), dtype=np.int64)

@@ -35,7 +35,7 @@ class States:
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
-            raise TesseraError(f"ZeRO has stages 0 to 3, not {self.zero}")
+            raise TesseraError(f"the ZeRO stage must be from 0 to 3, not {self.zero}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Copies:
 
     def __post_init__(self) -> None:
         if min(self.layer, self.stage, self.gradients) < 0:
-            raise TesseraError(f"copies are counted from 0, not {self}")
+            raise TesseraError(f"numbers of copies must not be negative: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ def parameter_bytes(graph: Graph, training: Training) -> tuple[float, float, flo
     rest = training.state_bytes - 2 * width
     if rest < 0:
         raise TesseraError(
-            f"state_bytes is {training.state_bytes:g}, less than a {graph.dtype} weight and its gradient "
-            f"need ({2 * width:g}); give the sum of weight, gradient and optimizer states"
+            f"state_bytes is {training.state_bytes:g}, but weight and gradient alone need "
+            f"{2 * width:g} in {graph.dtype}; give the sum of weight, gradient and optimizer states"
         )
     return width, width, rest
 
@@ -137,8 +137,9 @@ class Overflow:
 
     def __str__(self) -> str:
         return (
-            f"stage {self.stage} needs {self.needed_bytes / GIB:.1f} GiB of {self.limit_bytes / GIB:.1f} "
-            f"GiB; {self.largest} alone are {self.largest_bytes / GIB:.1f} GiB"
+            f"stage {self.stage} needs {self.needed_bytes / GIB:.1f} GiB but has"
+            f" {self.limit_bytes / GIB:.1f} GiB; {self.largest} alone need"
+            f" {self.largest_bytes / GIB:.1f} GiB"
         )
 
 
@@ -154,7 +155,7 @@ def overflow(
     parts = {
         "states": costs.state_bytes[at],
         "activations in flight": costs.flight_bytes[at] * flights,
-        "activations at work": costs.working_bytes[at],
+        "working activations": costs.working_bytes[at],
     }
     needed = sum(parts.values(), np.full(len(at), (room or Room()).context_bytes))
     stage = int(needed.argmax())

@@ -36,10 +36,12 @@ class Rates:
     def __post_init__(self) -> None:
         shares = (self.utilisation, self.memory_utilisation)
         if not all(0 < share <= 1 for share in shares):
-            raise TesseraError(f"rates are shares of a data sheet, in (0, 1], not {self}")
+            raise TesseraError(
+                f"utilisation and memory_utilisation must be above 0 and at most 1: {self}"
+            )
         if self.half_rows < 0 or self.launch_s < 0 or self.backward <= 0:
             raise TesseraError(
-                f"half_rows and launch_s must not be negative, backward not 0: {self}"
+                f"half_rows and launch_s must not be negative, and backward must be above 0: {self}"
             )
 
 

@@ -49,7 +49,7 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     passes = training.forwards + 2  # a backward pass costs two forward ones
     compute_s, last_backward_s = _compute_s(coarse, plan.stages)
     if not np.isfinite(compute_s):
-        raise InvalidInput("plan", f"does not run here: {plan.stages}")
+        raise InvalidInput("plan", f"cannot run in this setting: {plan.stages}")
     start_s = gradient_share(stages) * (compute_s - last_backward_s)
     return CellTraffic(
         work_flop=float(coarse.graph.flops.sum()) * passes * training.global_batch,

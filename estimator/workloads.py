@@ -105,7 +105,7 @@ def model_of(
     profiles.
 
     Raises:
-        InvalidInput: there is none; says what to do.
+        InvalidInput: there is no such model; the message says what to do.
     """
     specs = tuple(own)
     model = _model_named(field, workload, specs)
@@ -144,10 +144,11 @@ def known_models(
 def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
     """Return the message that no GPU type with nodes is in the catalogue, with a remedy."""
     if not (there := ", ".join(names)):
-        return "the cluster has no nodes yet, so there is nothing to estimate for: add nodes"
+        return "the cluster has no nodes yet, so nothing can be estimated; add nodes"
     return (
-        f"none of the cluster's GPU types ({there}) is in the hardware catalogue ({', '.join(catalogue)}):"
-        " name them as there, describe them in the server's setting `hardware`, or import profiles"
+        f"none of the cluster's GPU types ({there}) is in the hardware catalogue ({', '.join(catalogue)});"
+        " use names from the catalogue, describe the types in the server's setting `hardware`, or import"
+        " profiles"
     )
 
 
@@ -157,7 +158,7 @@ def unknown_model(workload: Workload) -> str:
     near = f" (published sizes of {workload.model}: {sizes})" if sizes else ""
     return (
         f"the model {workload.model} {workload.params}".rstrip()
-        + f" is unknown{near}: describe it with"
+        + f" is unknown{near}; describe it with"
         " `tessera models add` (Estimates.UpsertModels), or import a profile of it"
     )
 
@@ -166,14 +167,15 @@ def hardware_of(field: str, kind: Kind, catalogue: Mapping[str, Hardware]) -> Ha
     """Return the hardware of a GPU type, with the memory and node size of the cluster.
 
     Raises:
-        InvalidInput: it is not in the catalogue.
+        InvalidInput: the type is not in the catalogue.
     """
     known = catalogue.get(kind.gpu_type.name)
     if known is None:
         raise InvalidInput(
             field,
             f"{kind.gpu_type.name} is not in the hardware catalogue, which has {', '.join(catalogue)};"
-            " name the type as there, describe it in the server's setting `hardware`, or import profiles",
+            " use a name from the catalogue, describe the type in the server's setting `hardware`, or"
+            " import profiles",
         )
     return replace(
         known,

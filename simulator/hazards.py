@@ -46,7 +46,7 @@ class Hazards:
         if not all(mean > 0 for mean in means):
             raise InvalidInput("hazards", "mean times must be positive")
         if not 1 <= self.slowest < math.inf:
-            raise InvalidInput("slowest", "must be a number from 1")
+            raise InvalidInput("slowest", "must be a finite number of at least 1")
 
 
 def failures(
@@ -86,10 +86,10 @@ def _streams(
 def _spells(
     rng: np.random.Generator, gap_s: float, length_s: float, until_s: float
 ) -> list[tuple[float, float]]:
-    """Return the begin and end of spells before ``until_s``, which do not overlap."""
+    """Return the beginning and end of each spell before ``until_s``. Spells do not overlap."""
     if not math.isfinite(until_s):
-        raise InvalidInput("until_s", "must be a number of seconds: spells are drawn up to it")
-    found: list[tuple[float, float]] = []
+        raise InvalidInput("until_s", "must be a finite number of seconds")
+    spells: list[tuple[float, float]] = []
     at_s = 0.0
     while math.isfinite(gap_s):
         at_s += float(rng.exponential(gap_s))
@@ -97,6 +97,6 @@ def _spells(
             break
         end_s = at_s + float(rng.exponential(length_s))
         if end_s > at_s:
-            found.append((at_s, end_s))
+            spells.append((at_s, end_s))
         at_s = end_s
-    return found
+    return spells

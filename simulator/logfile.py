@@ -115,10 +115,10 @@ def read_log(path: Path) -> AllocationLog:
             row = read_json("log", line, TABLE_ROW)
             rows[row.pop("kind")].append(row)
         except (InvalidInput, KeyError, TypeError, AttributeError):
-            problem = f"line {number} is no line of an allocation log"
+            problem = f"line {number} is not a line of an allocation log"
             raise InvalidInput("log", f"{path.name}: {problem}") from None
     if len(rows["run"]) != 1 or rows["run"][0].get("format") != FORMAT:
-        raise InvalidInput("log", f"{path.name}: has no header of format {FORMAT}")
+        raise InvalidInput("log", f"{path.name}: must have one header of format {FORMAT}")
     head = rows["run"][0]
     try:
         return AllocationLog(
@@ -130,7 +130,7 @@ def read_log(path: Path) -> AllocationLog:
             segments=tuple(map(_read_segment, rows["segment"])),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("log", f"{path.name}: a field is missing or strange: {error}") from None
+        raise InvalidInput("log", f"{path.name}: a field is missing or wrong: {error}") from None
 
 
 def lines_of(log: AllocationLog) -> Iterator[str]:

@@ -47,14 +47,14 @@ class Overheads:
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
         if not all(0 <= v < math.inf for v in (self.save_s, self.load_s, self.profile_s)):
-            raise InvalidInput("overheads", "must be numbers of seconds of at least 0")
+            raise InvalidInput("overheads", "must be finite numbers of seconds of at least 0")
         if self.profile_gpus < 0:
             raise InvalidInput("profile_gpus", "must be 0 or more")
         known = self.search_s.items()
         if not known or not all(n >= 1 and 0 <= s < math.inf for n, s in known):
             raise InvalidInput("search_s", "must map GPU counts to seconds of at least 0")
         if not self.checkpoint_every_s > 0:
-            raise InvalidInput("checkpoint_every_s", "must be positive; inf: never")
+            raise InvalidInput("checkpoint_every_s", "must be above 0; use inf for no checkpoints")
 
     def searching_s(self, gpus: int) -> float:
         """Return the seconds of a plan search on ``gpus`` GPUs."""
@@ -94,5 +94,7 @@ PRESETS: Final[Mapping[str, Overheads]] = {
 def overheads(name: str) -> Overheads:
     """Return the table with the given name. Raises InvalidInput."""
     if name not in PRESETS:
-        raise InvalidInput("overheads", f"unknown {name!r}; choose one of {', '.join(PRESETS)}")
+        raise InvalidInput(
+            "overheads", f"unknown overheads {name!r}; use one of {', '.join(PRESETS)}"
+        )
     return PRESETS[name]

@@ -43,11 +43,11 @@ class Hold:
     def __post_init__(self) -> None:
         """Refuse a stretch without length or GPUs, or with unequal GPUs on its nodes."""
         if not 0 <= self.start_s < self.end_s:
-            raise InvalidInput("holds", "must start at 0 or later, and end after that")
+            raise InvalidInput("holds", "must start at 0 or later and end after their start")
         if self.cell.nodes < 1 or self.gpus_per_node < 1:
-            raise InvalidInput("holds", "must have at least one node and one GPU on it")
+            raise InvalidInput("holds", "must have at least one node and one GPU on each node")
         if self.cell.gpus % self.cell.nodes:
-            raise InvalidInput("holds", "must have equally many GPUs on each node")
+            raise InvalidInput("holds", "must have the same number of GPUs on each node")
 
     @property
     def gpus_per_node(self) -> int:
@@ -118,7 +118,7 @@ def _sound(scenario: Scenario, holds: Sequence[Hold]) -> None:
     free_s = {job: one.arrival_s for job, one in enumerate(scenario.arrivals)}
     for hold in sorted(holds, key=lambda h: (h.job, h.start_s)):
         if hold.job not in free_s:
-            raise InvalidInput("holds", f"name job {hold.job}, which the scenario has not")
+            raise InvalidInput("holds", f"name job {hold.job}, which the scenario does not have")
         if hold.start_s < free_s[hold.job]:
             name = scenario.arrivals[hold.job].spec.name
             raise InvalidInput("holds", f"of {name} overlap, or begin before it arrives")
@@ -159,15 +159,16 @@ def _decisions(
 def _free(snapshot: Snapshot, hold: Hold, taken: set[int]) -> Gang:
     """Return a gang on the first free nodes of the GPU type.
 
-    Raise InvalidInput if there are too few.
+    Raises:
+        InvalidInput: there are too few free nodes.
     """
     of_type = np.flatnonzero(
         (snapshot.nodes.gpu_type == snapshot.key(hold.cell).gpu_type)
         & (snapshot.nodes.gpus >= hold.gpus_per_node)
     )
-    found = [n for n in of_type.tolist() if n not in taken][: hold.cell.nodes]
-    if len(found) < hold.cell.nodes:
+    free = [n for n in of_type.tolist() if n not in taken][: hold.cell.nodes]
+    if len(free) < hold.cell.nodes:
         raise InvalidInput(
-            "nodes", f"are too few for what was held of {hold.cell.gpu_type} at {hold.start_s:g} s"
+            "nodes", f"are too few for the {hold.cell.gpu_type} GPUs held at {hold.start_s:g} s"
         )
-    return Gang(members=tuple((n, tuple(range(hold.gpus_per_node))) for n in found))
+    return Gang(members=tuple((n, tuple(range(hold.gpus_per_node))) for n in free))

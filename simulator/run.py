@@ -128,7 +128,7 @@ class Conditions:
         if not (math.isfinite(self.round_s) and self.round_s > 0):
             raise InvalidInput("round_s", "must be a positive number of seconds")
         if not (self.horizon_s > 0 and self.patience_s > 0):
-            raise InvalidInput("horizon_s", "horizon and patience must be positive")
+            raise InvalidInput("horizon_s", "the horizon and the patience must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -251,17 +251,19 @@ class MemoryStore:
         nodes = np.repeat([n for n, _ in gang.members], [len(g) for _, g in gang.members])
         gpus = np.concatenate([np.array(g, dtype=np.int64) for _, g in gang.members])
         if (gpus < 0).any() or (gpus >= self._nodes.gpus[nodes]).any():
-            raise InvariantBroken(f"{self.specs[job].name} was given GPUs that there are not")
+            raise InvariantBroken(f"{self.specs[job].name} was given GPUs that do not exist")
         where = self._first_gpu[nodes] + gpus
         if len(np.unique(where)) < len(where) or (self.owner[where] >= 0).any():
-            raise InvariantBroken(f"{self.specs[job].name} was given a GPU that is held already")
+            raise InvariantBroken(f"{self.specs[job].name} was given a GPU that is already held")
         if not self._nodes.schedulable[nodes].all():
             raise InvariantBroken(f"{self.specs[job].name} was placed on a node that is away")
         if (
             len(where) != change.cell.gpus
             or (self._nodes.gpu_type[nodes] != change.cell.gpu_type).any()
         ):
-            raise InvariantBroken(f"{self.specs[job].name} was given other GPUs than were chosen")
+            raise InvariantBroken(
+                f"{self.specs[job].name} was given GPUs other than those of its Cell"
+            )
         self.owner[where] = job
         self.gangs[job], self._gpus[job] = gang, (nodes, gpus)
         self.state[job] = _RUNNING

@@ -70,7 +70,7 @@ def perturb_estimates(
     same error, as if one model predicted their times. A Cell that does not run is known not to run.
     """
     if not 0 <= error < 1:
-        raise InvalidInput("error", "must lie in [0, 1)")
+        raise InvalidInput("error", "must be at least 0 and below 1")
     rng = np.random.default_rng(seed)
     factors: dict[tuple[Workload, Cell], float] = {}
     found = []

@@ -56,7 +56,9 @@ class Failure:
     def __post_init__(self) -> None:
         """Refuse times that are out of order."""
         if not 0 <= self.down_s < self.up_s:
-            raise InvalidInput("failures", f"{self.node}: down_s must be at least 0, up_s later")
+            raise InvalidInput(
+                "failures", f"{self.node}: down_s must be at least 0, and up_s later"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +78,12 @@ class Straggler:
         """Refuse times that are out of order, and factors that speed up."""
         if not 0 <= self.start_s < self.end_s:
             raise InvalidInput(
-                "stragglers", f"{self.node}: start_s must be at least 0, end_s later"
+                "stragglers", f"{self.node}: start_s must be at least 0, and end_s later"
             )
         if not 1 <= self.factor < np.inf:
-            raise InvalidInput("stragglers", f"{self.node}: the factor must be a number from 1")
+            raise InvalidInput(
+                "stragglers", f"{self.node}: the factor must be at least 1 and finite"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,7 +265,7 @@ class World:
         index = {name: i for i, name in enumerate(self.store.node_names)}
         names = [f.node for f in failures] + [s.node for s in stragglers]
         if unknown := sorted(set(names) - set(index)):
-            raise InvalidInput("node", f"of failures: no node is named {', '.join(unknown[:5])}")
+            raise InvalidInput("node", f"the cluster has no node named {', '.join(unknown[:5])}")
         for f in failures:
             node = index[f.node]
             self._at(f.down_s, partial(self._node_down, node))
@@ -403,7 +407,9 @@ class World:
         self._others_run, before = False, self._met
         found = self._slowdowns({job: run.change for job, run in self._runs.items()})
         if wrong := [job for job, factor in found.items() if not 1 <= factor < np.inf]:
-            raise InvalidInput("slowdowns", f"of job {wrong[0]}: must be a number from 1")
+            raise InvalidInput(
+                "slowdowns", f"the factor of job {wrong[0]} must be at least 1 and finite"
+            )
         self._met = {job: found.get(job, 1.0) for job in self._runs}
         self._respeed(
             [
@@ -476,23 +482,25 @@ class World:
         """Raise InvariantBroken unless GPUs, GPU-seconds and work add up."""
         store, runs = self.store, self._runs
         if set(store.gangs) != set(runs):
-            raise InvariantBroken("jobs hold GPUs that do not run, or run without")
+            raise InvariantBroken("a job holds GPUs but does not run, or runs without GPUs")
         held = np.bincount(store.owner[store.owner >= 0], minlength=len(store.specs))
         if not np.array_equal(held, store.current_gpus):
-            raise InvariantBroken("a GPU is held by none or by two of the jobs that count it")
+            raise InvariantBroken(
+                "a job counts a GPU that it does not hold, or holds one uncounted"
+            )
         jobs = np.array(list(runs), dtype=np.int64)
         held_s = self.now_s - store.began_s[jobs]
         served = float(store.service_gpu_s.sum() + (self._pace.gpus[jobs] * held_s).sum())
         if abs(served - self._held_gpu_s) > TOLERANCE * (1.0 + self._held_gpu_s):
             raise InvariantBroken(
-                f"jobs were served {served} GPU-seconds, and {self._held_gpu_s} were held"
+                f"jobs were served {served} GPU-seconds, but {self._held_gpu_s} were held"
             )
         logged = np.array(self._logged)
         logged[jobs] += self._pace.done_at(jobs, self.now_s) - self._pace.began[jobs]
         wrong = np.abs(logged - store.done) > TOLERANCE * (1.0 + store.iterations)
         if wrong.any():
             name = store.specs[int(np.flatnonzero(wrong)[0])].name
-            raise InvariantBroken(f"the progress of {name} is not what its log adds up to")
+            raise InvariantBroken(f"the progress of {name} differs from the sum of its log")
         self._check_waiting()
 
     def _check_waiting(self) -> None:

@@ -47,7 +47,7 @@ class _Source:
         if self.sequence is not None:
             return self.sequence
         if self.values.get(field) is None:
-            raise InvalidInput("sequence", f"is needed: the configuration has no {field}")
+            raise InvalidInput("sequence", f"is missing; the configuration has no {field} either")
         return self.need(field) - offset
 
     def activation(self, field: str, default: str) -> Activation:
@@ -63,7 +63,7 @@ class _Source:
             if part in name:
                 return kind
         raise InvalidInput(
-            field, f"unknown {name!r}; known are gelu, relu and silu in their variants"
+            field, f"unknown activation {name!r}; use a variant of gelu, relu or silu"
         )
 
     def drops(self, *probabilities: str) -> bool:
@@ -88,7 +88,7 @@ class _Source:
                 return purpose
         raise InvalidInput(
             "architectures",
-            f"{classes[0]} is not known here; known are those that end in {', '.join(known)}",
+            f"unknown class {classes[0]!r}; use one whose name ends in {', '.join(known)}",
         )
 
     def labels(self) -> int:
@@ -118,8 +118,8 @@ def read_dimensions(
     if not isinstance(kind, str) or kind not in _READERS:
         raise InvalidInput(
             "model_type",
-            f"{kind!r} is not supported; supported are {', '.join(_READERS)}. Any other model can be"
-            " given as an architecture file (architecture: transformer, moe or wide_resnet; see"
+            f"{kind!r} is not supported; use one of {', '.join(_READERS)}. Describe any other model"
+            " in an architecture file (architecture: transformer, moe or wide_resnet; see"
             " estimator/README.md)",
         )
     named = values.get("_name_or_path") or kind
@@ -206,7 +206,7 @@ def _opt(s: _Source) -> dict[str, Any]:
     """Return OPT. Its table of positions has two rows before the first."""
     hidden = s.need("hidden_size")
     if s.get("word_embed_proj_dim", hidden) != hidden:
-        raise InvalidInput("word_embed_proj_dim", f"must equal hidden_size ({hidden}) here")
+        raise InvalidInput("word_embed_proj_dim", f"must equal hidden_size ({hidden})")
     return _dimensions(s) | {
         "vocabulary": s.need("vocab_size"),
         "sequence": s.length("max_position_embeddings"),

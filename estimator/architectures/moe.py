@@ -54,7 +54,7 @@ class MixtureOfExperts(Transformer):
         if self.top_k > self.experts:
             raise InvalidInput("top_k", f"must be at most experts ({self.experts})")
         if not 0 <= self.first < self.layers:
-            raise InvalidInput("first", f"must lie in [0, {self.layers})")
+            raise InvalidInput("first", f"must be from 0 to {self.layers - 1}")
         if self.expert_intermediate < 0:
             raise InvalidInput("expert_intermediate", "must not be negative")
         if not 0 <= self.capacity_factor <= MAX_CAPACITY:
@@ -63,7 +63,7 @@ class MixtureOfExperts(Transformer):
             )
         if self.decoder_layers or self.image:
             raise InvalidInput(
-                "experts", "go with one stack of tokens: no decoder_layers, no image"
+                "experts", "need a single stack of tokens; remove decoder_layers and image"
             )
 
     @property

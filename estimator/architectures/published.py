@@ -61,14 +61,12 @@ def find(model: str, params: str) -> Published:
     """Return a published model.
 
     Raises:
-        InvalidInput: there is none of that name; says which there are.
+        InvalidInput: no model has that name and size; the message lists the known ones.
     """
     known = published_models()
     if (model, params) not in known:
         names = ", ".join(f"{m} {p}" for m, p in known)
-        raise InvalidInput(
-            "model", f"no published model is called {model} {params}; there are {names}"
-        )
+        raise InvalidInput("model", f"unknown published model {model} {params}; use one of {names}")
     return known[model, params]
 
 

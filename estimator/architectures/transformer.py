@@ -133,7 +133,8 @@ def check(c: Transformer) -> None:
             raise InvalidInput(field, "must be at least 1")
     if not 1 <= c.layers <= MOST_LAYERS or not 0 <= c.decoder_layers <= MOST_LAYERS:
         wrong = "decoder_layers" if 1 <= c.layers <= MOST_LAYERS else "layers"
-        raise InvalidInput(wrong, f"must lie in 1 to {MOST_LAYERS:,}")
+        least = 1 if wrong == "layers" else 0
+        raise InvalidInput(wrong, f"must be from {least} to {MOST_LAYERS:,}")
     for field in (
         "sequence",
         "vocabulary",
@@ -152,7 +153,7 @@ def check(c: Transformer) -> None:
     if c.dtype not in DTYPE_BYTES:
         raise InvalidInput("dtype", f"unknown {c.dtype!r}; use one of {', '.join(DTYPE_BYTES)}")
     if not c.head_dim and c.hidden % c.heads:
-        raise InvalidInput("heads", f"must divide hidden ({c.hidden}), or give head_dim")
+        raise InvalidInput("heads", f"must divide hidden ({c.hidden}) unless head_dim is given")
     if c.kv_heads and c.heads % c.kv_heads:
         raise InvalidInput("kv_heads", f"must divide heads ({c.heads})")
     _check_ends(c)
@@ -165,12 +166,10 @@ def _check_ends(c: Transformer) -> None:
         if c.channels < 1:
             raise InvalidInput("channels", "must be at least 1")
         if c.vocabulary or c.decoder_layers or c.head != "classes":
-            raise InvalidInput(
-                "image", "goes with head: classes, without vocabulary and decoder_layers"
-            )
+            raise InvalidInput("image", "needs head: classes; remove vocabulary and decoder_layers")
     elif c.sequence < 1 or c.vocabulary < 1:
         field = "sequence" if c.sequence < 1 else "vocabulary"
-        raise InvalidInput(field, "must be at least 1 (or give image, for patches)")
+        raise InvalidInput(field, "must be at least 1 unless image is given")
     if c.head == "classes" and c.classes < 1:
         raise InvalidInput("classes", "must be at least 1 with head: classes")
     if c.positions == "learned" and 0 < c.max_positions < c.tokens:

@@ -240,7 +240,7 @@ def check_call(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
     """Check that payloads are amounts and that groups fit on the shape.
 
     Raises:
-        InvalidInput: the first that does not.
+        InvalidInput: a payload or a group is wrong; the message names the first one.
     """
     if not (np.isfinite(payload_bytes).all() and (payload_bytes >= 0).all()):
         raise InvalidInput("payload_bytes", "must be finite and not negative")
@@ -251,5 +251,5 @@ def check_call(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
         raise InvalidInput(
             "groups",
             f"{int(groups.beside[k])} groups of {int(groups.size[k])} GPUs on {int(groups.nodes[k])} nodes "
-            f"do not lie on {shape.nodes} nodes of {shape.gpus_per_node} GPUs",
+            f"do not fit on {shape.nodes} nodes of {shape.gpus_per_node} GPUs",
         )

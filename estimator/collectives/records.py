@@ -116,7 +116,7 @@ def read_records(path: Path) -> list[CommRecord]:
             reader = csv.DictReader(file)
             missing = [c for c in REQUIRED if c not in (reader.fieldnames or ())]
             if missing:
-                raise InvalidInput(path.name, f"lacks the column {missing[0]}")
+                raise InvalidInput(path.name, f"has no column {missing[0]}; add it")
             return [_record((f"{path.name}:{reader.line_num}", row)) for row in reader]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(path.name, f"cannot be read: {error}") from error
@@ -129,7 +129,7 @@ def curves_of(records: Sequence[CommRecord], source: str = "records") -> tuple[C
         if not record.degenerate:
             times[_layout(record)][record.bytes].append(record.time_s)
     if not times:
-        raise InvalidInput(source, "holds no measurement; give at least one that is not degenerate")
+        raise InvalidInput(source, "has no measurement; give at least one that is not degenerate")
     return tuple(_curve(layout, table) for layout, table in times.items())
 
 
@@ -137,7 +137,7 @@ def _record(line: _Line) -> CommRecord:
     where, row = line
     for column in REQUIRED:
         if not row[column]:
-            raise InvalidInput(where, f"{column} is empty; measure it or leave the row out")
+            raise InvalidInput(where, f"{column} is empty; fill it in or remove the row")
     whole = {column: _whole(where, column, row[column]) for column in _WHOLE}
     record = CommRecord(
         primitive=row["primitive"],
@@ -182,7 +182,7 @@ def _time(where: str, text: str) -> float:
 def _check_fits(where: str, r: CommRecord) -> None:
     if r.primitive not in _PRIMITIVES:
         allowed = ", ".join(Primitive)
-        raise InvalidInput(where, f"unknown primitive {r.primitive!r} (allowed: {allowed})")
+        raise InvalidInput(where, f"unknown primitive {r.primitive!r}; use one of {allowed}")
     if r.group_size != r.group_nodes * r.group_gpus_per_node:
         raise InvalidInput(
             where,
@@ -192,9 +192,9 @@ def _check_fits(where: str, r: CommRecord) -> None:
     if r.group_nodes > r.num_nodes or r.group_gpus_per_node > r.gpus_per_node:
         raise InvalidInput(where, "the group is larger than the machine")
     if r.num_groups * r.group_size > r.num_nodes * r.gpus_per_node:
-        raise InvalidInput(where, f"{r.num_groups} such groups do not fit the machine at once")
+        raise InvalidInput(where, f"{r.num_groups} such groups do not fit on the machine")
     if r.group_size == 1:
-        raise InvalidInput(where, "a group of one GPU sends nothing; leave the row out")
+        raise InvalidInput(where, "a group of one GPU sends nothing; remove the row")
 
 
 def _layout(r: CommRecord) -> Layout:

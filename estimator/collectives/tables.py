@@ -57,7 +57,7 @@ class Tables:
             InvalidInput: no table.
         """
         if not curves:
-            raise InvalidInput("curves", "must hold one measured table at least")
+            raise InvalidInput("curves", "must contain at least one measured table")
         fits = fit_kinds(curves)
         return cls(
             curves={curve.layout: curve for curve in curves},
@@ -124,10 +124,15 @@ class TableNetwork:
         """Choose the network if none is given."""
         name, have = self.hardware.name, self.tables.networks(self.hardware.name)
         if self.network and have and self.network not in have:
-            raise InvalidInput("network", f"{name} was measured on {', '.join(have)} only")
+            raise InvalidInput(
+                "network",
+                f"{name} was not measured on {self.network!r}; use one of {', '.join(have)}",
+            )
         if not self.network:
             if len(have) > 1:
-                raise InvalidInput("network", f"{name} was measured on {', '.join(have)}; name one")
+                raise InvalidInput(
+                    "network", f"{name} was measured on several; name one of {', '.join(have)}"
+                )
             object.__setattr__(self, "network", have[0] if have else "default")
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:

@@ -64,7 +64,8 @@ def compile_step(
         )
     except subprocess.TimeoutExpired as error:
         raise Uncompilable(
-            f"{request.target} was not compiled within {timeout_s:.0f} s; allow more or make it smaller"
+            f"compiling {request.target} took longer than {timeout_s:.0f} s; allow more time or make"
+            " the step smaller"
         ) from error
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

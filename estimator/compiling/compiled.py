@@ -104,5 +104,5 @@ def from_json(text: str, *, cached: bool) -> Compiled:
         )
         made = Compiled(**raw | {"collectives": collectives, "memory": Memory(**raw["memory"])})
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no compiled step: {error}") from error
+        raise ValueError(f"the text is not a compiled step: {error}") from error
     return replace(made, cached=cached)

@@ -85,7 +85,7 @@ class HardwareFile(Entry):
     hardware: Annotated[
         list[HardwareEntry],
         Field(min_length=1),
-        described_as("must be a list of GPU types, at least one"),
+        described_as("must be a list of at least one GPU type"),
     ]
 
 
@@ -115,7 +115,7 @@ def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Ha
         where = f"{path.name}: hardware[{index}]"
         kind = _hardware(where, entry, found)
         if kind.name in own:
-            raise InvalidInput(where, f"{kind.name!r} is given twice")
+            raise InvalidInput(where, f"the name {kind.name!r} occurs twice; name each type once")
         own.add(kind.name)
         found[kind.name] = kind
     return tuple(found.values())
@@ -144,5 +144,5 @@ def _check_complete(where: str, entry: HardwareEntry) -> None:
     if missing:
         raise InvalidInput(
             where,
-            f"lacks {', '.join(missing)}; give them, or name a type to take them from by like",
+            f"lacks {', '.join(missing)}; give them, or set like to the type to copy them from",
         )

@@ -53,12 +53,15 @@ def assemble_plan(profiled: Profiled, micro_batches: int) -> Assembled:
     them is found. The best of all pairs is the optimum.
 
     Raises:
-        NoPlan: some stage fits neither way.
+        NoPlan: a stage fits in neither way.
     """
     busy, once = profiled.busy_s, profiled.once_s
     if not np.isfinite(busy).any(axis=1).all():
         stage = int(np.flatnonzero(~np.isfinite(busy).any(axis=1))[0])
-        raise NoPlan(f"stage {stage} fits in no way; use more GPUs or more memory")
+        raise NoPlan(
+            f"stage {stage} fits neither with data nor with tensor parallelism; use more GPUs or"
+            " more memory"
+        )
     pace = np.unique(busy[np.isfinite(busy)])
     last = np.unique(once[np.isfinite(busy)])
     pace = pace[pace >= busy.min(axis=1).max()]
@@ -114,7 +117,7 @@ def assembled_plan(
     for a micro-batch.
 
     Raises:
-        NoPlan: some stage fits neither way.
+        NoPlan: a stage fits in neither way.
     """
     left = np.arange(len(stages.ends), 0, -1)[:, None]
     comm_s = np.where(depth >= left, comm_each(costs, micro_batches), np.inf)

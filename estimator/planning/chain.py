@@ -87,11 +87,12 @@ def walk(options: Options, value: Floats, rest: Floats, stages: int, gpus: int) 
     ``value`` has shape (K,). ``rest`` is the result of ``suffixes`` for one column with ``np.add``.
 
     Raises:
-        NoPlan: there is none.
+        NoPlan: no plan exists.
     """
     if not np.isfinite(rest[stages, 0, gpus]):
         raise NoPlan(
-            f"no plan of {stages} stages on {gpus} GPUs: give more layers, other counts or more memory"
+            f"no plan with {stages} stages fits on {gpus} GPUs; use more layers, more memory, or other"
+            " numbers of stages and GPUs"
         )
     rows, layer, left = [], 0, gpus
     for j in range(stages, 0, -1):

@@ -132,7 +132,8 @@ def frontier(
     rest = rest_of(options, criteria, stages, gpus)
     if not np.isfinite(rest.added[0, stages, 0, gpus]):
         raise NoPlan(
-            f"no plan of {stages} stages on {gpus} GPUs: give more layers, counts or memory"
+            f"no plan with {stages} stages fits on {gpus} GPUs; use more layers, more memory, or other"
+            " numbers of stages and GPUs"
         )
     known = _first_plans(options, criteria, stages, gpus)
     rows, exact = _improved(options, criteria, rest, known, stages, gpus, micro_batches)

@@ -113,7 +113,8 @@ def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Fou
     found = best_plans(options, latency, gpus, [stages])
     if stages not in found:
         raise NoPlan(
-            f"no plan of {stages} stages on {gpus} GPUs fits; give more GPUs, memory or other degrees"
+            f"no plan with {stages} stages fits on {gpus} GPUs; use more GPUs, more memory, or another"
+            " pipeline degree"
         )
     return found[stages]
 

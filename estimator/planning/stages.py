@@ -44,7 +44,7 @@ def shares(load: Floats, gpus: int) -> Floats:
     """Return the GPUs for each layer in proportion to its load, shape (L,)."""
     total = load.sum()
     if not total > 0 or not np.isfinite(total):
-        raise NoPlan("the layers have no load to share GPUs by; give positive, finite loads")
+        raise NoPlan("GPUs cannot be shared by the loads of layers; give positive, finite loads")
     share: Floats = load / total * gpus
     return share
 
@@ -66,7 +66,7 @@ def nearest_powers(share: Floats, gpus: int) -> Ints:
     """Return powers of two, shape (S,), that sum to ``gpus`` and are nearest to the shares in L2.
 
     Raises:
-        NoPlan: fewer GPUs than stages.
+        NoPlan: ``gpus`` is not a sum of that many powers of two.
     """
     count = len(share)
     sizes = np.array(powers_of_two(gpus), dtype=np.int64)
@@ -81,16 +81,18 @@ def balance_stages(load: Floats, gpus: int, stages: int) -> Stages:
     """Return the partition and GPUs of least computation bias (Arena, section 3.3).
 
     Raises:
-        NoPlan: fewer layers or GPUs than stages.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     return balanced_each(load, gpus, [stages])[0]
 
 
 def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
-    """Return the result of :func:`balanced` for each pipeline degree, from one table.
+    """Return the result of :func:`balance_stages` for each pipeline degree, from one table.
 
     Raises:
-        NoPlan: fewer layers or GPUs than stages.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     every, share = _all_stages(load, gpus)
     value = (share - every.gpus) ** 2
@@ -104,7 +106,8 @@ def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
     There are fewer if there are not ``k`` of them.
 
     Raises:
-        NoPlan: there is none.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     every, share = _all_stages(load, gpus)
     value = (share - every.gpus) ** 2
@@ -113,7 +116,7 @@ def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
         front = front.extended(every, value, left, k)
     done = (front.layer == every.layers) & (front.gpus == 0)
     if not done.any():
-        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs: fewer layers or GPUs than that")
+        raise NoPlan(f"no plan has {stages} stages on {gpus} GPUs; use another number of stages")
     best = np.flatnonzero(done)[np.argsort(front.total[done], kind="stable")]
     return [_made(every, share, front.rows[:, i]) for i in best]
 
@@ -163,7 +166,8 @@ def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages
     then by the earliest cut. The paper does not specify this.
 
     Raises:
-        NoPlan: fewer layers or GPUs than stages.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     every, share = _all_stages(flops, gpus)
     off = np.abs(np.log2(np.maximum(share, 1e-300) / every.gpus))
@@ -173,7 +177,7 @@ def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages
     bias = (stage_shares(flops, gpus, near.start, near.end) - near.gpus) ** 2
     rest = suffixes(near, cut[None], np.add, stages, gpus)[0]
     if not np.isfinite(rest[stages, 0, gpus]):
-        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs: fewer layers or GPUs than that")
+        raise NoPlan(f"no plan has {stages} stages on {gpus} GPUs; use another number of stages")
     return _least_bias_of_cheapest(near, cut, bias, rest, stages, gpus)
 
 

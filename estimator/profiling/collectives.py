@@ -67,8 +67,8 @@ def measure(
     groups of two only, and other groups are left out for it.
 
     Raises:
-        InvalidInput: a group that does not tile the machine or has one GPU, a size that is not
-            positive, or a time that is not.
+        InvalidInput: a group does not divide the machine evenly or has one GPU, or a size or a time
+            is not positive.
     """
     there = machine()
     shapes = list(groups)
@@ -143,7 +143,9 @@ def _row(
     times = _times_s(primitive, elements, mesh(group, there), bench)
     mean = statistics.fmean(times)
     if not (math.isfinite(mean) and mean > 0):
-        raise InvalidInput("clock", f"{primitive} of {elements} elements took {mean} s; check it")
+        raise InvalidInput(
+            "clock", f"measured {mean} s for {primitive} of {elements} elements; check the clock"
+        )
     return CommRecord(
         primitive=primitive.value,
         gpu_type=bench.gpu_type,
@@ -201,6 +203,6 @@ def _check_group(group: Shape, there: Shape) -> None:
     ):
         raise InvalidInput(
             "groups",
-            f"{group.nodes} nodes x {group.gpus_per_node} GPUs do not tile the {there.nodes} nodes x "
-            f"{there.gpus_per_node} GPUs that are there",
+            f"groups of {group.nodes} nodes x {group.gpus_per_node} GPUs do not divide the available"
+            f" {there.nodes} nodes x {there.gpus_per_node} GPUs evenly",
         )

@@ -40,8 +40,8 @@ class ProfiledCompute:
     Beyond the measured samples, the nearest measurement grows as ``fallback`` does. A (kind,
     degree) without a measurement takes the fallback times the geometric mean ratio of the nearest
     similar kinds. They are the same kind at another degree, kinds of the same main operator, or all
-    kinds of the graph. Joined layers (``graph.merge_layers``) are the sum of their parts if each part was
-    measured.
+    kinds of the graph. Joined layers (``graph.merge_layers``) are the sum of their parts if each
+    part was measured.
     """
 
     records: Sequence[ProfileRecord]
@@ -52,14 +52,15 @@ class ProfiledCompute:
         """Group the records.
 
         Raises:
-            InvalidInput: none, or of several devices, versions or types.
+            InvalidInput: there are no records, or they have several devices, versions or data
+                types.
         """
         if not self.records:
-            raise InvalidInput("records", "there are none; profile first")
+            raise InvalidInput("records", "must not be empty; profile the model first")
         first = self.records[0]
         check(self.records, versions=first.versions, device=first.device)
         if len({r.dtype for r in self.records}) > 1:
-            raise InvalidInput("records", "they are of several types; keep each type's apart")
+            raise InvalidInput("records", "must all have one data type; load each type separately")
         grouped: dict[tuple[str, int], dict[float, Point]] = {}
         for r in self.records:  # a later measurement replaces an earlier one
             grouped.setdefault((r.kind, r.tp), {})[r.samples] = (
@@ -88,7 +89,8 @@ class ProfiledCompute:
         if graph.dtype != self.records[0].dtype:
             raise InvalidInput(
                 "records",
-                f"they are of {self.records[0].dtype}, the graph of {graph.dtype}; profile it",
+                f"have the data type {self.records[0].dtype}, but the graph has {graph.dtype};"
+                " profile the model in that type",
             )
         samples, tp = np.asarray(samples, dtype=np.float64), np.asarray(tp, dtype=np.int64)
         plain = np.stack(self.fallback.layer_s(graph, training, samples, tp))  # (2, D, L)

@@ -48,22 +48,24 @@ class ProfileRecord:
         """Check the amounts.
 
         Raises:
-            InvalidInput: which one is wrong.
+            InvalidInput: an amount or the method is wrong; the message names it.
         """
         for name in ("samples", "forward_s", "backward_s", "device_s"):
             amount = getattr(self, name)
             if not math.isfinite(amount) or amount < 0:
                 raise InvalidInput(
                     name,
-                    f"{amount} in the profile of {self.kind}: not a time or amount; measure it again",
+                    f"{amount} in the profile of {self.kind} is negative or not finite; profile it again",
                 )
         if self.samples == 0 or self.forward_s == 0 or self.tp < 1:
             raise InvalidInput(
                 "profile",
-                f"{self.kind}: samples, forward_s and tp must be above 0; measure it again",
+                f"{self.kind}: samples, forward_s and tp must be above 0; profile it again",
             )
         if self.method not in METHODS:
-            raise InvalidInput("method", f"{self.method!r}; use one of {', '.join(METHODS)}")
+            raise InvalidInput(
+                "method", f"unknown method {self.method!r}; use one of {', '.join(METHODS)}"
+            )
 
     @property
     def key(self) -> Key:
@@ -89,8 +91,8 @@ def load(
     If ``versions`` or ``device`` is given, all records must match it.
 
     Raises:
-        InvalidInput: a line that is not a record, or NaN in it.
-        ProfileMismatch: records of other versions or of another device.
+        InvalidInput: a line is not a record, or has NaN.
+        ProfileMismatch: the records have other versions or another device.
     """
     found = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -115,14 +117,14 @@ def check(
         if device is not None and record.device != device:
             raise ProfileMismatch(
                 "profile",
-                f"{record.kind} was measured on {record.device}, not on {device}; profile there",
+                f"{record.kind} was measured on {record.device}, not on {device}; profile it on {device}",
             )
         for name, wanted in (versions or {}).items():
             if (was := record.versions.get(name, "unknown")) != wanted:
                 raise ProfileMismatch(
                     "profile",
-                    f"{record.kind} was measured with {name} {was}, not {wanted}; profile again, or "
-                    "load without versions and widen the uncertainty",
+                    f"{record.kind} was measured with {name} {was}, not {wanted}; profile it again, or "
+                    "load the file without versions and widen the uncertainty",
                 )
 
 
@@ -133,7 +135,10 @@ def _record(line: str, where: str) -> ProfileRecord:
         raise InvalidInput(where, f"{error.problem}; delete the line or profile again") from error
     names = {f.name for f in fields(ProfileRecord)}
     if not isinstance(raw, dict) or set(raw) != names:
-        raise InvalidInput(where, f"no profile record; it must have {', '.join(sorted(names))}")
+        raise InvalidInput(
+            where,
+            f"is not a profile record; a record must have the fields {', '.join(sorted(names))}",
+        )
     try:
         return ProfileRecord(**raw)
     except TypeError as error:

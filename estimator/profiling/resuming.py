@@ -96,7 +96,7 @@ def measure_layers(
         found += [r for r in known if (r.samples, r.tp) == (samples, tp) and r.kind in layers]
     if not found:
         raise NotAllowed(
-            f"{source.target} does not fit on {device_name()} with the fewest samples, "
-            f"{min(sizes)[0]}: nothing can be measured there"
+            f"{source.target} does not fit on {device_name()} even with {min(sizes)[0]} samples, the"
+            " fewest requested; profile it with fewer samples or on a larger device"
         )
     return Measured(records=tuple(found), layers=layers, too_large=tuple(too_large))

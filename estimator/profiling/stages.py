@@ -103,8 +103,8 @@ def _check_alike(names: Graph, here: Graph, samples: int, tp: int) -> None:
     alike = [[kinds.index(kind) for kind in kinds] for kinds in (names.kind, here.kind)]
     if alike[0] != alike[1]:
         raise Untraceable(
-            f"{names.name} has other layers with {samples} samples and tp {tp} than with one sample; its "
-            "operators must not depend on sizes"
+            f"{names.name} has different layers with {samples} samples and tp {tp} than with one sample;"
+            " make its operators independent of these sizes"
         )
 
 

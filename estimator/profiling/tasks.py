@@ -121,7 +121,7 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
     for text in texts:
         key, equals, value = text.partition("=")
         if not (equals and key.isidentifier()) or key in found:
-            raise InvalidInput(field, f"{text[:80]!r}: write NAME=VALUE, each name once")
+            raise InvalidInput(field, f"{text[:80]!r}: write NAME=VALUE, with each name once")
         found[key] = value_of(value)
     return tuple(sorted(found.items()))
 
@@ -273,8 +273,8 @@ def status(
     if step is None:
         problem = (
             f"{workload.model} {workload.params}".rstrip()
-            + " has no step in JAX that could be measured: name one with `tessera models add --step"
-            " MODULE:FUNCTION`; until then its estimates stay analytic"
+            + " has no step in JAX to measure; name one with `tessera models add --step"
+            " MODULE:FUNCTION`. Until then its estimates stay analytic"
         )
         return Status(asked=asked, source="", problem=problem, tasks=())
     tasks = [_task_status(known, workload, step, t) for t in _types(known, catalogue)]

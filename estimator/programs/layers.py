@@ -42,7 +42,9 @@ def divide_into_layers(
     """
     flow = flow_of(program)
     if not flow.active:
-        raise Untraceable(f"{name}: the loss does not depend on the batch; use it in the loss")
+        raise Untraceable(
+            f"{name}: the loss does not depend on the batch; compute the loss from the batch"
+        )
     cuts = ends_of(flow, ending)
     division, prints, dtype = divide(flow, cuts), footprints(flow, cuts), _dtype(flow)
     scalar = DTYPE_BYTES[dtype] * samples

@@ -84,11 +84,11 @@ def best_ilp(by_policy: ByPolicy) -> str:
     rule serves both metrics, so that no two of our policies share the credit.
 
     Raises:
-        InvalidInput: none of the policies is one.
+        InvalidInput: none of the policies is an integer program of ours.
     """
     own = [name for name in by_policy if is_ilp(name)]
     if not own:
-        raise InvalidInput("policies", "must have one of ours at least, e.g. ilp:jct")
+        raise InvalidInput("policies", "must include at least one of our own, e.g. ilp:jct")
     seeds = range(len(by_policy[own[0]]))
     common = [finished_by([by_policy[name][k] for name in own]) for k in seeds]
 

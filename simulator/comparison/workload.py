@@ -116,14 +116,14 @@ def check_trace(trace: str) -> None:
 def jobs_of(trace: Path) -> list[Arrival]:
     """Return the jobs of a file. Raises as ``check_trace`` does."""
     if not trace.is_file():
-        raise MissingData(f"{trace} is absent: pass it, or set TESSERA_DATA")
+        raise MissingData(f"{trace} does not exist; pass another file or set TESSERA_DATA")
     jobs = trace_of(trace)
     arrivals = [one for one in jobs if isinstance(one, Arrival)]
     if len(arrivals) < len(jobs):
         raise InvalidInput(
             "trace",
-            f"{trace.name} has durations and no models: `tessera import trace {trace} --redraw"
-            " --profiles FILE.csv --nodes TYPE=NODESxGPUS --to OUT.csv` draws them",
+            f"{trace.name} has durations and no models; draw models with `tessera import trace"
+            f" {trace} --redraw --profiles FILE.csv --nodes TYPE=NODESxGPUS --to OUT.csv`",
         )
     return arrivals
 
@@ -133,7 +133,8 @@ def check_seeds(seeds: int, work: Work) -> None:
     if seeds > 1 and work.jobs_share >= 1 and work.trace != SYNTHETIC:
         raise InvalidInput(
             "seeds",
-            f"draw a share of the jobs of {work.trace}: give --jobs-share below 1, or one seed",
+            f"all seeds would draw the same jobs of {work.trace}; give --jobs-share below 1, or use"
+            " one seed",
         )
 
 
@@ -160,7 +161,9 @@ def make_scenario(work: Work) -> Made:
         bounds = (work.tightness, work.tightness)
         kept = with_deadlines(kept, Speeds(whole.profiles, Room.of(whole.nodes)), bounds, work.seed)
     if not kept:
-        raise InvalidInput("trace", "has no job that can run here; try more rounds or GPUs")
+        raise InvalidInput(
+            "trace", "has no job that can run on this cluster; use more rounds or more GPUs"
+        )
     last_s = ROUND_S * max(1, math.ceil(kept[-1].arrival_s / ROUND_S))
     return Made(
         scenario=replace(whole, arrivals=kept),
@@ -191,7 +194,7 @@ def _source(work: Work) -> _Source:
     )
     if profiles is None:
         missing = work.profiles or "alpa_optimal.csv"
-        raise MissingData(f"{missing} is absent: pass it, or set TESSERA_DATA")
+        raise MissingData(f"{missing} does not exist; pass --profiles or set TESSERA_DATA")
     gpu_types, nodes = preset(work.cluster or CLUSTER, work.gpus_share)
     return _Source(
         scenario=Scenario(
@@ -221,8 +224,8 @@ def _published(work: Work) -> _Source:
     if work.profiles or work.on_bad == "keep":
         raise InvalidInput(
             "trace",
-            f"{work.trace} has profiles of its own and is screened by them; name its file to have"
-            " others, or to keep jobs that cannot run as requested",
+            f"{work.trace} has its own profiles, by which its jobs are screened; pass the trace as a"
+            " file to use other profiles, or to keep jobs that cannot run as requested",
         )
     found = _read_published(work)
     scenario = found.scenario
@@ -239,13 +242,15 @@ def _published(work: Work) -> _Source:
 def _read_published(work: Work) -> Published:
     folder = data_dir()
     if folder is None:
-        raise MissingData(f"the data sets are absent, and {work.trace} with them: set TESSERA_DATA")
+        raise MissingData(
+            f"{work.trace} needs the data sets, which are not on this machine; set TESSERA_DATA"
+        )
     try:
         return load_published(
             work.trace, folder, "refuse" if work.on_bad == "refuse" else "drop", work.seed
         )
     except FileNotFoundError as error:
-        raise MissingData(f"{error.filename} is absent: set TESSERA_DATA") from error
+        raise MissingData(f"{error.filename} does not exist; set TESSERA_DATA") from error
 
 
 def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
@@ -255,7 +260,7 @@ def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
         InvalidInput: the share is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
-        raise InvalidInput("gpus_share", "must lie above 0 and be at most 1, or name a cluster")
+        raise InvalidInput("gpus_share", "must be above 0 and at most 1 unless a cluster is named")
     of_type: dict[str, list[NodeSpec]] = {}
     for node in nodes:
         of_type.setdefault(node.gpu_type, []).append(node)

@@ -39,7 +39,9 @@ class Window:
     def __post_init__(self) -> None:
         """Refuse windows in which nothing would be counted."""
         if not (self.iterations > 0 and self.of_few > 0 and self.warm >= 0):
-            raise InvalidInput("window", "must be longer than 0 iterations, and warm at least 0")
+            raise InvalidInput(
+                "window", "iterations and of_few must be above 0, and warm at least 0"
+            )
 
 
 class Rates:

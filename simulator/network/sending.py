@@ -91,7 +91,7 @@ class Sending:
     def _is_there(self, name: str, members: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
         for host, gpus in members:
             if max(gpus) >= self._gpus_there.get(host, 0):
-                self.outside[name] = f"the topology lacks GPUs of {host}"
+                self.outside[name] = f"the topology does not have all GPUs of {host}"
                 return False
         return True
 
@@ -105,7 +105,9 @@ class Sending:
         part, _ = with_times(part, comm_s, np.array([period_s]))
         alone_s = max(float(part.compute_s[0]), float(part.start_s[0] + comm_s[0]))
         if abs(alone_s - period_s) > NEAR * period_s:
-            self.misfit[job.name] = f"{alone_s:.3g} s an iteration alone, {period_s:.3g} s profiled"
+            self.misfit[job.name] = (
+                f"an iteration takes {alone_s:.3g} s alone, but {period_s:.3g} s in the profile"
+            )
         return part
 
     def _derived(self, workload: Workload, cell: Cell) -> _Known:
@@ -120,7 +122,7 @@ class Sending:
         found = [one.record for one in each]
         fits = [(r.iter_time_s, r.cell.nodes, r.traffic) for r in found if r.traffic is not None]
         if not fits:
-            return _Known({}, f"no plan of {workload.model} {workload.params} is known to fit")
+            return _Known({}, f"no plan of {workload.model} {workload.params} fits")
         _, nodes, sent = min(fits, key=lambda fit: fit[0])
         return _Known({nodes: sent.traffic()})
 
@@ -151,6 +153,8 @@ def _given(scenario: Scenario) -> dict[tuple[Workload, Cell], _Known]:
         if sent is None or e.cell.gpu_type not in types:
             continue
         if sent.gpus != e.cell.gpus:
-            raise InvalidInput(name, f"is of {sent.gpus} GPUs, and its profile of {e.cell.gpus}")
+            raise InvalidInput(
+                name, f"is for {sent.gpus} GPUs, but its profile is for {e.cell.gpus}"
+            )
         found[e.workload, e.cell.on(0)][e.cell.nodes] = sent.traffic()
     return {of: _Known(traffic) for of, traffic in found.items()}

@@ -42,7 +42,7 @@ class TraceJob:
             0 <= self.arrival_s < math.inf and 0 < self.iterations < math.inf and self.gpus > 0
         ):
             raise InvalidInput(
-                self.name, "must arrive at 0 or later, and have iterations and GPUs, above 0"
+                self.name, "must arrive at 0 or later, with more than 0 iterations and GPUs"
             )
 
 
@@ -127,7 +127,7 @@ def run_trace(
     Transients of a few iterations are ignored.
     """
     if twice := [n for n, times in Counter(job.name for job in jobs).items() if times > 1]:
-        raise InvalidInput("jobs", f"must have unique names; {twice[0]} repeats")
+        raise InvalidInput("jobs", f"must have unique names; {twice[0]} occurs twice")
     if not horizon_s > 0:
         raise InvalidInput("horizon_s", "must be above 0")
     trace = _Trace(jobs, cluster, Rates() if rates is None else rates)

@@ -69,7 +69,7 @@ def gpu_map(
     return Plot(
         title=title,
         drawing=figure,
-        caption=f"One colour a job; pale: free. {caption}".strip(),
+        caption=f"Each job has one colour. Free GPUs are pale. {caption}".strip(),
         alt=f"Map of {total:,} GPUs on {len(node_gpus):,} nodes over {format_value(end_s / scale)} {unit}: "
         f"{jobs:,} jobs hold {share:.1f} % of the GPU time.",
     )
@@ -92,12 +92,12 @@ def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> lis
             if len(free) < count:
                 raise InvalidInput(
                     "segments",
-                    f"hold more than the {node_gpus[node]} GPUs of node {node}"
-                    f" at {start_s:g} s, with {job}",
+                    f"with {job}, hold more than the {node_gpus[node]} GPUs of node {node}"
+                    f" at {start_s:g} s",
                 )
-            mine = free[np.argsort(holder[free] != job, kind="stable")][:count]
-            until_s[mine], holder[mine] = end_s, job
-            gpus.append(np.sort(mine))
+            chosen = free[np.argsort(holder[free] != job, kind="stable")][:count]
+            until_s[chosen], holder[chosen] = end_s, job
+            gpus.append(np.sort(chosen))
         members = np.concatenate(gpus) if gpus else np.zeros(0, np.int64)
         found.append(Held(job=job, start_s=start_s, end_s=end_s, gpus=members))
     return found

@@ -68,7 +68,8 @@ def over_time(
         axes.set(xlabel=f"time ({unit})", ylabel=label, xlim=(0, end_s / scale))
         axes.set_ylim(bottom=0)
         legend(figure, axes)
-    means = f"Means over {format_value(round(end_s / points))} s each. " if averaged else ""
+    seconds = format_value(round(end_s / points))
+    means = f"Each value is a mean over {seconds} s. " if averaged else ""
     return Plot(
         title=title,
         drawing=figure,
@@ -181,7 +182,7 @@ def gap_over_rounds(
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: number(value))
         legend(figure, axes, marks=1.8)
-    grouped = f"A point is the largest gap of up to {few} rounds. " if few > 1 else ""
+    grouped = f"Each point is the largest gap of up to {few} rounds. " if few > 1 else ""
     without = f"Rounds without a bound: {', '.join(unbounded)}. " if unbounded else ""
     return Plot(
         title=title,

@@ -23,7 +23,9 @@ Value = Figure | str | None
 
 ReportFolder = Annotated[
     Path | None,
-    typer.Option("--report", file_okay=False, help="Write an HTML page and Markdown here."),
+    typer.Option(
+        "--report", file_okay=False, help="Write a report as HTML and Markdown to this folder."
+    ),
 ]
 """The option of a case that can write a report."""
 

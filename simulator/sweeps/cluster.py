@@ -63,8 +63,8 @@ def _connect(ray: Any, address: str) -> None:
         )
     except (ConnectionError, ValueError) as error:
         raise Unavailable(
-            f"no Ray cluster answers at {address}: {error}; `ray status` says where one is, and one "
-            "that asks for a token needs RAY_AUTH_MODE=token here"
+            f"no Ray cluster answers at {address}: {error}; find its address with `ray status`, and"
+            " set RAY_AUTH_MODE=token if the cluster asks for a token"
         ) from error
 
 

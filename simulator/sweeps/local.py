@@ -72,15 +72,15 @@ class _Worker:
         self._process: subprocess.Popen[str] | None = None
         self._killed = False
         self._lock = threading.Lock()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
 
     def run(self, task: Task) -> Outcome:
         """Run ``task`` and wait for it."""
-        self._said.seek(0)
-        self._said.truncate()
+        self._stderr.seek(0)
+        self._stderr.truncate()
         process = self._started()
         if process.stdin is None or process.stdout is None:
-            raise AssertionError("both are pipes")
+            raise AssertionError("the process has pipes for input and output")
         reply = ""
         with contextlib.suppress(BrokenPipeError):  # it ended before it read; its status says how
             process.stdin.write(task.call + "\n")
@@ -89,9 +89,9 @@ class _Worker:
         if reply.endswith("\n"):
             return Outcome(task=task, result=reply)
         code = self._end()
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - SAID))
-        said = self._said.read().decode(errors="replace")
-        return Outcome(task=task, failure=f"{said}its process ended {_how(code)}")
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
+        output = self._stderr.read().decode(errors="replace")
+        return Outcome(task=task, failure=f"{output}its process ended {_how(code)}")
 
     def kill(self) -> None:
         """End the process with all that it started, and do not start another."""
@@ -104,7 +104,7 @@ class _Worker:
         """Let the process end on its own, and release its resources. No task may be running."""
         if self._process is not None:
             self._end()
-        self._said.close()
+        self._stderr.close()
 
     def _started(self) -> subprocess.Popen[str]:
         with self._lock:
@@ -122,7 +122,7 @@ class _Worker:
                     ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=self._said,
+                    stderr=self._stderr,
                     text=True,
                     encoding="utf-8",
                     start_new_session=True,
@@ -135,7 +135,7 @@ class _Worker:
         with self._lock:
             process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
-            raise AssertionError("there is a process, and both are pipes")
+            raise AssertionError("the process exists and has pipes for input and output")
         with contextlib.suppress(BrokenPipeError):  # calls that it never read
             process.stdin.close()
         try:
@@ -156,4 +156,4 @@ def _how(code: int) -> str:
     if code >= 0:
         return f"with exit status {code}"
     name = signal.Signals(-code).name
-    return f"by {name}" + (" (too little memory?)" if name == "SIGKILL" else "")
+    return f"by {name}" + (" (possibly out of memory)" if name == "SIGKILL" else "")

@@ -16,7 +16,7 @@ MAX_ERRORS = 20
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"
+NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit"
 GPU_TYPE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 GPU_TYPE_RULE = NAME_RULE.replace("100 letters", "63 lower-case letters")
 
@@ -127,7 +127,7 @@ def decode_file(data: bytes, file: str) -> str:
         raise InvalidInput("", f"{file} line {line}: must be UTF-8 text") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise InvalidInput("", f"{file} line {line}: must be text, without NUL characters")
+        raise InvalidInput("", f"{file} line {line}: must be text without NUL characters")
     return text
 
 
@@ -162,7 +162,7 @@ def rows(
             if header is None:
                 header = _header(cells, start, mistakes, required, optional)
             elif len(cells) != len(header):
-                allowed = f"must have {len(header)} fields as the header has, not {len(cells)}"
+                allowed = f"must have {len(header)} fields, like the header, not {len(cells)}"
                 mistakes.add(start, "", allowed)
             else:
                 yield Row(start, dict(zip(header, cells, strict=True)), mistakes)
@@ -187,9 +187,9 @@ def _header(
             mistakes.add(line, column, "is missing from the header")
     for i, column in enumerate(header):
         if column in header[:i]:
-            mistakes.add(line, column[:100], "must be in the header once")
+            mistakes.add(line, column[:100], "must occur only once in the header")
         elif column not in required and column not in optional:
-            mistakes.add(line, repr(column[:100]), "is not known")
+            mistakes.add(line, repr(column[:100]), "is not a known column")
     if mistakes.found:
         mistakes.found.append(
             f"{mistakes.file}: the header must name {','.join(required)}"

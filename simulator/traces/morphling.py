@@ -107,7 +107,7 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
     for row in rows(decode_file(data, file), mistakes, MEASURED, _MEASURED_REST):
         placement = row.get("placement")
         if not (placement.isascii() and placement.isdigit()):
-            row.wrong("placement", "must be digits, one a node: its GPUs")
+            row.wrong("placement", "must have one digit for each node, its number of GPUs")
         record = _estimate(row, file)
         if not row.ok:
             continue
@@ -144,7 +144,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
             labels={PLAN: _plan(row)},
         )
         if row.ok and spec.name in lines:
-            row.wrong("job_id", f"must be unique; line {lines[spec.name]} has it too")
+            row.wrong("job_id", f"must be unique; line {lines[spec.name]} has the same")
         if row.ok:
             lines[spec.name] = row.line
             found.append(Arrival(submit_s, spec))

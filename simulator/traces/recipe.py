@@ -69,7 +69,9 @@ def follow(
         InvalidInput: a step cannot be done, or needs ``speeds``.
     """
     if recipe.needs_speeds and speeds is None:
-        raise InvalidInput("profiles", "and a cluster are needed to know how long jobs take")
+        raise InvalidInput(
+            "profiles", "give profiles and a cluster, from which the durations of jobs follow"
+        )
     seeds = [int(s) for s in np.random.SeedSequence(recipe.seed).generate_state(6)]
     found = _drawn(recipe, jobs, speeds, seeds[0])
     if recipe.busiest_hours is not None:
@@ -94,7 +96,7 @@ def gpus_of(speeds: Speeds) -> int:
     Raises InvalidInput if it has none.
     """
     if speeds.room is None or not speeds.room.total_gpus:
-        raise InvalidInput("nodes", "are needed to know how many GPUs there are")
+        raise InvalidInput("nodes", "are missing; give the nodes of the cluster")
     return speeds.room.total_gpus
 
 
@@ -104,7 +106,7 @@ def _drawn(
     wanted = [one for one in jobs if isinstance(one, Asked)]
     found = [one for one in jobs if isinstance(one, Arrival)]
     if wanted and not recipe.redraw:
-        raise InvalidInput("redraw", "is needed: the trace has durations and no models")
+        raise InvalidInput("redraw", "is required, because the trace has durations but no models")
     if recipe.redraw and speeds is not None:
         found = redraw(wanted or job_requests(found, speeds.anywhere()), speeds, seed)
     return found
@@ -116,11 +118,11 @@ def _tenants(
     if recipe.guaranteed_share is None:
         return jobs, []
     if not 0 <= recipe.guaranteed_share <= 1:
-        raise InvalidInput("guaranteed", "must be a share in 0 to 1")
+        raise InvalidInput("guaranteed", "must be a share from 0 to 1")
     quota = recipe.quota_gpus
     if quota is None:
         if speeds is None:
-            raise InvalidInput("quota", "must be named where the cluster is not known")
+            raise InvalidInput("quota", "must be given if the cluster is not known")
         quota = gpus_of(speeds)
     return shaping.split_tenants(jobs, round(recipe.guaranteed_share * len(jobs)), quota, seed)
 

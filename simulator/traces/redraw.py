@@ -41,7 +41,7 @@ def parameters(params: str) -> float:
     """
     match = _SIZE.fullmatch(params)
     if match is None:
-        raise InvalidInput("params", f"{params!r} is no size such as 690M or 1.3B")
+        raise InvalidInput("params", f"{params!r} is not a size such as 690M or 1.3B")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -88,9 +88,11 @@ def redraw(
     for work in filter(among, speeds.workloads()):
         menu[work.model, work.params].append(work)
     if not menu:
-        raise InvalidInput("profiles", "have no model to draw that runs on the cluster")
+        raise InvalidInput("profiles", "have no model that may be drawn and runs on the cluster")
     if wrong := [one.spec.name for one in jobs if not 0 < one.duration_s < math.inf]:
-        raise InvalidInput("jobs", f"must last a positive time; {', '.join(wrong[:5])} do not")
+        raise InvalidInput(
+            "jobs", f"must have finite durations above 0; {', '.join(wrong[:5])} do not"
+        )
     rng, every = np.random.default_rng(seed), list(menu.values())
     return [_redrawn(rng, one, every, speeds) for one in jobs]
 
@@ -131,7 +133,7 @@ def with_large_share(
     large ones, or the other way.
     """
     if not 0 <= share <= 1:
-        raise InvalidInput("share", "must lie in 0 to 1")
+        raise InvalidInput("share", "must be from 0 to 1")
 
     def large(work: Workload) -> bool:
         return parameters(work.params) >= large_from

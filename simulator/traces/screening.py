@@ -24,10 +24,10 @@ NAMES_SHOWN = 5
 
 REPEATED = "the name of an earlier job"
 EMPTY = "no iterations to run, or no duration"
-UNKNOWN_MODEL = "a model, size and batch of which there is no estimate"
+UNKNOWN_MODEL = "a model, size and batch without estimates"
 ABSENT_TYPE = "a GPU type that the cluster lacks"
 TOO_LARGE = "more GPUs than the cluster has of the type"
-NOT_PROFILED = "a type and number of GPUs that nobody has tried for the model"
+NOT_PROFILED = "a type and number of GPUs without estimates for the model"
 INFEASIBLE = "a type and number of GPUs on which the model does not run"
 NEVER_RUNS = "a model, size and batch that run nowhere on the cluster"
 EARLY = "an arrival before 0"
@@ -135,7 +135,7 @@ def order_lines(reordered: Sequence[str]) -> list[str]:
     if not reordered:
         return []
     found = [Dropped(name, "") for name in reordered]
-    return [_line(f"{_jobs(len(found))} below others that arrive later", found)]
+    return [_line(f"{_jobs(len(found))} listed after a job that arrives later", found)]
 
 
 def _misshapen(one: Arrival) -> Dropped | None:
@@ -192,8 +192,8 @@ def _screened(
     if on_bad == "refuse" and (message := found.message()):
         raise InvalidInput(
             "arrivals",
-            f"({len(items):,} jobs) are not fit to run; correct them, or have them dropped"
-            f" and put in order:\n{message}",
+            f"({len(items):,} jobs) cannot be run as they are; correct the jobs below, or have bad jobs"
+            f" dropped and the others sorted:\n{message}",
         )
     return found
 

@@ -66,9 +66,7 @@ def sample_jobs(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Ar
     cluster's (``share = gpus / traced_gpus``). Section 7.4 varies the load with it.
     """
     if not 0 < share <= 1:
-        raise InvalidInput(
-            "share", "must lie above 0 and be at most 1; a trace cannot be up-sampled"
-        )
+        raise InvalidInput("share", "must be above 0 and at most 1; a trace cannot be up-sampled")
     drawn = np.random.default_rng(seed).permutation(len(arrivals))
     return [arrivals[i] for i in np.sort(drawn[: round(share * len(arrivals))])]
 
@@ -92,8 +90,8 @@ def sampled_to_load(
     if not len(loads) or loads[-1] < 0.99 * load:
         raise InvalidInput(
             "load",
-            f"is {loads[-1] if len(loads) else 0.0:.3g} with every job; let them arrive faster"
-            " or last longer to have more",
+            f"is only {loads[-1] if len(loads) else 0.0:.3g} with all jobs; let jobs arrive faster"
+            " or last longer",
         )
     below = np.flatnonzero(loads <= load)
     kept = int(below[-1]) + 1 if len(below) else 1
@@ -151,7 +149,7 @@ def with_deadlines(
     low, high = tightness
     if not 0 < low <= high < math.inf:
         raise InvalidInput(
-            "tightness", "must be a positive number, or two of which the first is less"
+            "tightness", "must be a number above 0, or two such numbers in ascending order"
         )
     duration_s = speeds.requested_s(arrivals)
     _all_run(arrivals, duration_s)
@@ -171,7 +169,7 @@ def split_tenants(
     """
     if not 0 <= guaranteed_jobs <= len(arrivals):
         raise InvalidInput(
-            "guaranteed_jobs", f"must lie in 0 to {len(arrivals):,}, the jobs there are"
+            "guaranteed_jobs", f"must be from 0 to {len(arrivals):,}, the number of jobs"
         )
     if quota_gpus < 1:
         raise InvalidInput("quota_gpus", "must be 1 or more")
@@ -206,6 +204,6 @@ def _all_run(arrivals: Sequence[Arrival], values: Floats) -> None:
         first = ", ".join(missing[:5])
         raise InvalidInput(
             "arrivals",
-            f"have {len(missing):,} jobs that do not run as requested ({first}): there is no"
-            " telling how long they take; drop or redraw them",
+            f"have {len(missing):,} jobs that do not run as requested ({first}), so that their"
+            " durations are unknown; drop or redraw them",
         )

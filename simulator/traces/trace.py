@@ -104,7 +104,7 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
     text = decode_file(data, file)
     header = header_of(text)
     if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
-        raise InvalidInput("", f"{file}: has durations and no models; draw them with --redraw")
+        raise InvalidInput("", f"{file}: has durations but no models; draw models with --redraw")
     required = tuple(EXACT if c == "num_iterations" and EXACT in header else c for c in REQUIRED)
     found, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, required):
@@ -158,7 +158,7 @@ def _timed(
         yield _Timed(row, submit_s, time_s)
         name = row.get("job_id")
         if row.ok and name in lines and not options.screened:
-            row.wrong("job_id", f"must be unique; line {lines[name]} has it too")
+            row.wrong("job_id", f"must be unique; line {lines[name]} has the same")
         if row.ok:
             lines.setdefault(name, row.line)
 

@@ -83,10 +83,12 @@ class Synthetic:
         if not 0 < self.load < math.inf:
             raise InvalidInput("load", "must be a positive number")
         if not (0 < self.shortest_s <= self.longest_s < math.inf and self.median_s > 0):
-            raise InvalidInput("durations", "must be positive, the shortest at most the longest")
+            raise InvalidInput("durations", "must be above 0, and the shortest at most the longest")
         shares = self.gpu_shares.values()
         if not shares or min(shares) < 0 or not 0 < sum(shares) < math.inf:
-            raise InvalidInput("gpu_shares", "must name GPU counts with shares that are not all 0")
+            raise InvalidInput(
+                "gpu_shares", "must give at least one GPU count a share above 0, and none below"
+            )
 
     def draw(
         self, profiles: Iterable[EstimateRecord], nodes: Sequence[NodeSpec], seed: int
@@ -123,7 +125,8 @@ class Synthetic:
         offered = [(n, share) for n, share in self.gpu_shares.items() if n in known and share > 0]
         if not offered:
             raise InvalidInput(
-                "gpu_shares", f"name {sorted(self.gpu_shares)} GPUs, on which nothing runs"
+                "gpu_shares",
+                f"name the GPU counts {sorted(self.gpu_shares)}, on which no workload runs",
             )
         shares = np.array([share for _, share in offered])
         seconds = self._durations_s(rng).tolist()

@@ -163,7 +163,7 @@ def test_groups_of_one_and_empty_payloads_take_no_time(primitive: Primitive) -> 
     [
         (math.nan, (2, 1, 1), "payload_bytes: must be finite"),
         (-1.0, (2, 1, 1), "payload_bytes: must be finite"),
-        (1.0, (2, 3, 1), "do not lie on 2 nodes of 2 GPUs"),
+        (1.0, (2, 3, 1), "do not fit on 2 nodes of 2 GPUs"),
         (1.0, (8, 2, 1), "groups of 8 GPUs on 2 nodes"),
         (1.0, (2, 1, 0), "0 groups of 2 GPUs"),
     ],
@@ -288,7 +288,7 @@ def test_control_messages_are_taken_off_sends_but_no_more() -> None:
 def test_the_network_is_named_where_a_type_was_measured_on_several() -> None:
     other = a_curve(nodes=2)
     curves = [*some_curves(), replace(other, layout=replace(other.layout, network="ib"))]
-    with pytest.raises(InvalidInput, match="a10 was measured on default, ib; name one"):
+    with pytest.raises(InvalidInput, match="a10 was measured on several; name one of default, ib"):
         a_network(curves)
     tables = Tables.of(curves)
     TableNetwork(tables=tables, hardware=A10, shape=TWO_BY_TWO, network="ib")
@@ -357,7 +357,7 @@ def test_repeated_sizes_are_one_and_degenerate_rows_none() -> None:
     (curve,) = curves_of(rows)
     assert curve.payload_bytes.tolist() == [1024]
     assert curve.seconds.tolist() == pytest.approx([2e-4])
-    with pytest.raises(InvalidInput, match="holds no measurement"):
+    with pytest.raises(InvalidInput, match="has no measurement"):
         curves_of(rows[-1:])
 
 
@@ -407,7 +407,7 @@ def test_a_short_line_and_a_missing_column_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"comm\.csv:2: network is empty"):
         read_curves(path)
     path.write_text(lines[0].replace("time_s", "time"), encoding="utf-8")
-    with pytest.raises(InvalidInput, match="lacks the column time_s"):
+    with pytest.raises(InvalidInput, match="has no column time_s"):
         read_curves(path)
     with pytest.raises(InvalidInput, match="cannot be read"):
         read_curves(tmp_path / "none.csv")

@@ -162,8 +162,8 @@ def test_compiled_programs_run_the_collective_itself_in_a_loop(
 
 def test_what_cannot_be_measured_is_refused_by_name() -> None:
     tile, across, alone, size, stopped = on_four_devices(REFUSED).splitlines()
-    assert "1 nodes x 3 GPUs do not tile the 1 nodes x 4 GPUs" in tile
-    assert "2 nodes x 1 GPUs do not tile" in across
+    assert "1 nodes x 3 GPUs do not divide the available 1 nodes x 4 GPUs evenly" in tile
+    assert "2 nodes x 1 GPUs do not divide" in across
     assert "a group of one GPU sends nothing" in alone
     assert "sizes_bytes: must be positive, not 0" in size
     assert "took 0.0 s" in stopped
