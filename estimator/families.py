@@ -1,10 +1,10 @@
 """Work and traffic of an iteration of well-known model families, on any number of GPUs of a type.
 
 Crux (SIGCOMM 2024, section 6) names BERT, GPT, ResNet, NMT, Multi-Interests, variants of them and
-two models of its own. Their sizes, batches and plans are not in the parts of it that we have. The
-numbers here are published elsewhere, with their source next to them, or marked as ours. Nothing is
-fitted to the measurements of Crux. Batches are those of one GPU, so a larger job trains a larger
-batch.
+two models of its own. The parts of the paper that we have do not state their sizes, batches and
+plans. The numbers here are published elsewhere, with their source next to them, or marked as ours.
+Nothing is fitted to the measurements of Crux. Batches are those of one GPU, so a larger job trains
+a larger batch.
 """
 
 from __future__ import annotations
@@ -206,10 +206,10 @@ def gpt_traffic(hardware: Hardware, gpus: int, gpu_batch: float | None = None) -
 def _planned(
     graph: Graph, training: Training, hardware: Hardware, gpus: int, *, tp: int, stages: int
 ) -> CellTraffic:
-    """Return an iteration of equal stages whose replicas have ``tp`` GPUs of one host each.
+    """Return an iteration of equal stages whose tensor groups have ``tp`` GPUs of one host each.
 
-    Sums over tensor groups stay on NVLink, which no other job uses, and compute waits for them.
-    Their seconds therefore count as compute here, and only the bytes that cross hosts are left as
+    The all-reduces of tensor groups stay on NVLink, which no other job uses, and compute waits for
+    them. Their seconds therefore count as compute, and only the bytes that cross hosts count as
     traffic.
     """
     setting = on_sheets(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
@@ -229,7 +229,7 @@ def _planned(
 
 
 def _inside_hosts(found: CellTraffic, hardware: Hardware) -> CellTraffic:
-    """Return the iteration with tensor groups' sums as compute, at the bandwidth of NVLink."""
+    """Return the iteration with the all-reduces of tensor groups as compute, at NVLink bandwidth."""
     tensor_s = max(s.tensor[0] for s in found.stages) / hardware.link_bytes_per_s
     quiet = tuple(replace(s, tensor=(0.0, 0)) for s in found.stages)
     return replace(found, stages=quiet, compute_s=found.compute_s + tensor_s)
@@ -303,9 +303,9 @@ def _gpt(size: GptSize) -> Graph:
 class Recommender:
     """A recommendation model: embeddings spread over all GPUs, and small nets that each GPU holds.
 
-    Its published features are amounts of one GPU and iteration. Rows of embeddings arrive before
-    compute and their gradients leave after it, so none of this is hidden: communication begins when
-    compute ends.
+    Its published features are amounts per GPU and iteration. Rows of embeddings arrive before
+    compute and their gradients leave after it. None of this is hidden, so communication is modelled
+    to begin when compute ends.
     """
 
     flops: float
@@ -314,7 +314,7 @@ class Recommender:
     dense_bytes: float  # gradients of the nets
 
     def traffic(self, hardware: Hardware, gpus: int) -> CellTraffic:
-        """Return an iteration: products and memory traffic in turn, each at 70 % of its peak."""
+        """Return an iteration of products and then memory traffic, each at 70 % of its peak."""
         compute_s = (
             self.flops / hardware.flops("tf32") + self.touched_bytes / hardware.memory_bytes_per_s
         ) / REACHED

@@ -33,7 +33,7 @@ class Layer:
     kind: str
     flops: float  # of the forward pass, two per multiply-add; a tensor group divides them
     touched: float  # activations read and written by its kernels in a forward pass
-    kernels: float  # launched in a forward pass
+    kernels: float  # number of kernels launched in a forward pass
     weights: float  # divided within a tensor group
     expert_weights: float = 0.0  # divided within an expert group
     shared_weights: float = 0.0  # kept whole by every GPU
@@ -42,9 +42,10 @@ class Layer:
     kept: float = 0.0
     # The part of ``kept`` that is divided only if activations are divided by sequence.
     unsplit: float = 0.0
-    working: float = 0.0  # activations alive only while this layer is computed, divided likewise
+    # Activations alive only while this layer is computed, divided within a tensor group.
+    working: float = 0.0
     reduced: float = 0.0  # activations all-reduced over a tensor group in a forward pass
-    # Activations that move between GPUs (all-to-all) in an expert group, forward.
+    # Activations that move between the GPUs of an expert group (all-to-all) in a forward pass.
     exchanged: float = 0.0
     tensor_limit: float = 2.0**30  # largest tensor degree (attention heads, channels)
     experts: float = 1.0  # must be a multiple of the expert degree
@@ -136,8 +137,7 @@ def merge_layers(graph: Graph, most: int, cancelled: Callable[[], bool] = never)
 def _joined(graph: Graph, start: int, end: int) -> Layer:
     """Return the layers ``start`` to ``end`` (exclusive) as one.
 
-    Inner boundaries are kept and unsplit. A planner with checkpointing keeps only the last
-    boundary.
+    Inner boundaries count as kept and unsplit. With checkpointing, only the last boundary is kept.
     """
     part = {f: getattr(graph, f)[start:end] for f in _AMOUNTS}
     amounts = {f: float(column.sum()) for f, column in part.items()}

@@ -17,13 +17,12 @@ def misses(
     known: Container[int],
     rule: MicroBatches | None = None,
 ) -> dict[int, Overflow | None]:
-    """Return, for each degree that is not ``known``, the overflow of the plan that needs least
-    memory.
+    """Return the overflow of the plan that needs least memory, for each degree that is not ``known``.
 
-    An entry is None if there is no plan, whatever the memory. There may be more stages than layers,
-    a micro-batch that cannot be shared among the GPUs, or a number of GPUs that is not a sum of
-    powers of two, one for each stage. ``degrees`` is the argument of ``cells`` and ``known`` its
-    result.
+    An entry is None if no amount of memory would allow a plan. In that case there are more stages
+    than layers, the GPUs cannot share a micro-batch, or the number of GPUs is not a sum of powers of
+    two, one for each stage. ``degrees`` are those for which plans were searched, and ``known`` those
+    that have one.
     """
     asked = sorted(set(degrees))
     coarse = coarse_for(setting.graph, asked[-1])

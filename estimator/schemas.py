@@ -49,7 +49,7 @@ _KINDS: Final = {
     "model_type": "a mapping of keys to values",
     "string_type": "a text",
 }
-"""The required values in words, by pydantic's type of error."""
+"""Descriptions of the required value, by pydantic's type of error."""
 
 _QUOTED: Final = re.compile(r"'([^']*)'")
 
@@ -62,7 +62,8 @@ class Entry(BaseModel):
     null_is_absent: ClassVar[bool] = False
     """Whether a key without a value counts as absent."""
     shown: ClassVar[Collection[str]] = ()
-    """Keys that are accepted but not advertised. Commands print them, so files may contain them."""
+    """Keys that are accepted but not listed as allowed. Files may contain them, because commands
+    print them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,7 +86,7 @@ def check(kind: type[Checked], where: str, value: object) -> Checked:
     """Return ``value`` as a ``kind``. ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
 
     Raises:
-        InvalidInput: names the place, and says what is allowed there.
+        InvalidInput: a value is wrong; the message names its place and what is allowed there.
     """
     try:
         return kind.model_validate(value)
@@ -152,7 +153,7 @@ def converted_by(read: Callable[[str, Any], object]) -> BeforeValidator:
 
 
 def hint(name: object, known: Collection[str]) -> str:
-    """Return a suggestion of the known name that is similar. If there is none, return ""."""
+    """Return a suggestion of the most similar known name, or "" if no name is similar."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=NEAR)
     return f"; did you mean {near[0]!r}?" if near else ""
 

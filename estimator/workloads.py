@@ -40,13 +40,12 @@ MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Multiples of a job's requested GPUs for which Cells are estimated (Crius, section 4.1)."""
 
 MAX_GPUS: Final = 512
-"""Largest number of GPUs of an estimate.
-
-The search takes a second or two for 128, and longer for more.
-"""
+"""Largest number of GPUs of an estimate. The search takes a second or two for 128 GPUs, and longer
+for more."""
 
 MAX_LEARNED: Final = 64
-"""Largest number of measured Cells for a calibration, the latest. Each takes tenths of a second."""
+"""Largest number of measured Cells in a calibration. The latest ones are used. Each takes some
+tenths of a second."""
 
 MAX_PROVENANCE: Final = 1000
 
@@ -65,7 +64,7 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
     """Return the model that a user's specification describes.
 
     Raises:
-        InvalidInput: the architecture is not one, or its training is impossible; names the field.
+        InvalidInput: the architecture is not valid, or its training is impossible; names the field.
         DeadlineTooShort: it was cancelled.
     """
     values = files.read_values(f"{field}.architecture", spec.architecture, cancelled)
@@ -99,7 +98,7 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
 def model_of(
     field: str, workload: Workload, own: Iterable[ModelSpec], measured: Sequence[ProfileRow] = ()
 ) -> Model:
-    """Return the model of a workload: a user's own or, failing that, a published one of that name.
+    """Return the model of a workload: a user's own, or else a published one of that name.
 
     ``measured`` are layers of any models. Those that belong to the model's step become its
     profiles.
@@ -142,7 +141,7 @@ def known_models(
 
 
 def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
-    """Return the message that no GPU type with nodes is in the catalogue, with a remedy."""
+    """Return the message that none of the cluster's GPU types is in the catalogue, with a remedy."""
     if not (there := ", ".join(names)):
         return "the cluster has no nodes yet, so nothing can be estimated; add nodes"
     return (
@@ -190,9 +189,9 @@ def catalogue_of(hardware: Iterable[Hardware] = CATALOGUE) -> dict[str, Hardware
 
 
 def counts_of(requests: Iterable[int], multiples: Iterable[float]) -> list[int]:
-    """Return the counts of GPUs at these multiples of the requests, ascending.
+    """Return these multiples of the requested numbers of GPUs, ascending.
 
-    Only whole counts of at least 1 are returned.
+    Only whole numbers of at least 1 are returned.
     """
     products = {request * multiple for request in requests for multiple in multiples}
     return sorted({round(p) for p in products if p >= 1 and math.isclose(p, round(p))})
@@ -281,9 +280,9 @@ class Estimator:
         return estimates
 
     def know(self, workload: Workload, model: Model) -> None:
-        """Add a model whose Cells are to be estimated, too.
+        """Add a model whose Cells are also to be estimated.
 
-        Nothing must have been learned from it.
+        No measurements of the model must be among those that the estimator has learned from.
         """
         self._models[workload] = model
 
@@ -398,7 +397,8 @@ def _digest(plain: object) -> str:
 
 
 FORM: Final = 2
-"""Version of the derived estimates. Version 2 added the traffic of plans."""
+"""Version of derived estimates, which is part of fingerprints. Version 2 added the traffic of plans.
+"""
 
 
 def fingerprint(
@@ -411,8 +411,8 @@ def fingerprint(
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
-    ``spec`` is None for a published model. ``asked`` has the counts by GPU type, and ``profiles``
-    the measurements of the workload by GPU type.
+    ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
+    ``profiles`` the measurements of the workload by GPU type.
     """
     plain = [
         release(),

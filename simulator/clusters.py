@@ -42,7 +42,7 @@ def preset(name: str, share: float = 1.0) -> Cluster:
         InvalidInput: there is no such cluster, or ``share`` is not above 0.
     """
     if name not in PRESETS:
-        raise InvalidInput("cluster", f"unknown cluster {name!r}; use one of {', '.join(PRESETS)}")
+        raise InvalidInput("cluster", f"unknown {name!r}; use one of {', '.join(PRESETS)}")
     if not 0 < share < float("inf"):
         raise InvalidInput("share", "must be a positive number")
     return cluster([(kind, max(1, round(share * nodes))) for kind, nodes in PRESETS[name]])

@@ -1,8 +1,8 @@
 """A second executor, which replays an allocation log and returns the jobs' completion times.
 
-It shares no code with the simulator. It reads the file (README.md, The log), and it knows only from
-the descriptions what a start costs, how rates depend on shapes and what a failure loses. A defect
-in the simulator's accounting therefore shows as a difference.
+It shares no code with the simulator. It reads the file that README.md (The log) describes. The costs
+of starts, the rates of shapes and the losses of failures are implemented again from their
+descriptions. A defect in the simulator's accounting therefore shows as a difference.
 """
 
 from __future__ import annotations
@@ -138,10 +138,7 @@ def _written(trained: list[tuple[float, float, float]], every_s: float | None) -
 
 
 def _search_s(table: list[list[float]], gpus: int) -> float:
-    """Return the seconds of a plan search.
-
-    Between two GPU counts it is linear in their logarithm.
-    """
+    """Return the seconds of a plan search, linear in the logarithm of GPUs between two counts."""
     below, above = [r for r in table if r[0] <= gpus], [r for r in table if r[0] >= gpus]
     (n, s), (m, t) = below[-1] if below else table[0], above[0] if above else table[-1]
     return s if m <= n else s + (t - s) * math.log2(gpus / n) / math.log2(m / n)
@@ -168,6 +165,4 @@ def _near(a: float, b: float) -> bool:
 
 def _require(s: Row, rule: str, holds: bool) -> None:
     if not holds:
-        raise ReplayFailed(
-            f"the segment of {s['job']} that starts at {s['start_s']} s is wrong: it must {rule}"
-        )
+        raise ReplayFailed(f"the segment of {s['job']} from {s['start_s']} s on must {rule}")

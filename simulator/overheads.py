@@ -94,7 +94,5 @@ PRESETS: Final[Mapping[str, Overheads]] = {
 def overheads(name: str) -> Overheads:
     """Return the table with the given name. Raises InvalidInput."""
     if name not in PRESETS:
-        raise InvalidInput(
-            "overheads", f"unknown overheads {name!r}; use one of {', '.join(PRESETS)}"
-        )
+        raise InvalidInput("overheads", f"unknown {name!r}; use one of {', '.join(PRESETS)}")
     return PRESETS[name]

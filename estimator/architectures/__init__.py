@@ -1,6 +1,6 @@
 """Conversion of a configuration to the graph of a model's layers, without any training library.
 
-    published()                  the models of the papers, at their sizes and batches
+    published_models()           the models of the papers, at their sizes and batches
     transformer(Transformer())   a dense transformer: encoder, decoder or both
     mixture(MixtureOfExperts())  a transformer with experts in some or all of its blocks
     wide_resnet(WideResNet())    a residual network of bottleneck blocks

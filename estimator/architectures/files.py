@@ -46,7 +46,7 @@ def load(
     """Return the graph of the model in the file. ``sequence`` and ``dtype`` override the file.
 
     Raises:
-        InvalidInput: unreadable, or a field is wrong; names the file and the field.
+        InvalidInput: the file cannot be read, or a field is wrong; names the file and the field.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def load(
 
 
 def _name(path: Path) -> str:
-    """Return the model's name. For a ``config.json``, it is that of the folder."""
+    """Return the model's name: the name of the file, or of its folder for a ``config.json``."""
     stem = path.resolve().parent.name if path.name == "config.json" else path.stem
     return stem or path.stem
 

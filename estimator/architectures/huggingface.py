@@ -43,7 +43,7 @@ class _Source:
         return value
 
     def length(self, field: str, offset: int = 0) -> int:
-        """Return the tokens of a sample: the caller's number, or the model's maximum."""
+        """Return the number of tokens of a sample: the caller's, or else the model's maximum."""
         if self.sequence is not None:
             return self.sequence
         if self.values.get(field) is None:
@@ -69,7 +69,7 @@ class _Source:
     def drops(self, *probabilities: str) -> bool:
         """Return whether training drops activations.
 
-        If the library has a field, its default is 0.1.
+        The library's default of each probability is 0.1.
         """
         return any(self.get(field, 0.1) > 0 for field in probabilities)
 
@@ -107,11 +107,11 @@ def read_dimensions(
 ) -> Transformer | MixtureOfExperts:
     """Return the dimensions that a configuration describes.
 
-    ``sequence`` is the tokens of a sample (default: the longest that the configuration allows).
-    ``dtype`` is that of compute (default: ``torch_dtype``, or bf16 if there is none).
+    ``sequence`` is the number of tokens of a sample (default: the longest that the configuration
+    allows). ``dtype`` is the data type of compute (default: ``torch_dtype``, or bf16 without it).
 
     Raises:
-        InvalidInput: an unknown ``model_type``, or a field that is missing or wrong; names the
+        InvalidInput: the ``model_type`` is unknown, or a field is missing or wrong; names the
             field.
     """
     kind = values.get("model_type")
@@ -203,7 +203,7 @@ def _gpt_neox(s: _Source) -> dict[str, Any]:
 
 
 def _opt(s: _Source) -> dict[str, Any]:
-    """Return OPT. Its table of positions has two rows before the first."""
+    """Return OPT. Its position table has two additional rows before the first position."""
     hidden = s.need("hidden_size")
     if s.get("word_embed_proj_dim", hidden) != hidden:
         raise InvalidInput("word_embed_proj_dim", f"must equal hidden_size ({hidden})")
@@ -279,7 +279,7 @@ def _bert(s: _Source) -> dict[str, Any]:
 
 
 def _roberta(s: _Source) -> dict[str, Any]:
-    """Return RoBERTa. The first two rows of its position table are not for tokens of a sample."""
+    """Return RoBERTa. Tokens of a sample do not use the first two rows of its position table."""
     length = s.length("max_position_embeddings", offset=2)
     if length > s.need("max_position_embeddings") - 2:
         raise InvalidInput("sequence", "must be at most max_position_embeddings - 2")

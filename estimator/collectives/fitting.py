@@ -210,5 +210,5 @@ def groups_of(layouts: Sequence[Layout]) -> Groups:
     return Groups(
         size=np.array([x.size for x in layouts], dtype=np.int64),
         nodes=np.array([x.nodes for x in layouts], dtype=np.int64),
-        beside=np.array([x.beside for x in layouts], dtype=np.int64),
+        node_groups=np.array([x.node_groups for x in layouts], dtype=np.int64),
     )

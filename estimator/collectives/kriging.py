@@ -34,7 +34,7 @@ class Likeness:
     machine_gpus: float = 0.45
     size: float = 0.2
     nodes: float = 1.4
-    beside: float = 0.05
+    node_groups: float = 0.05
     crossing: float = 50.0
     noise: float = 0.08  # variance that no other table explains
     common: float = 1.0  # variance of the part common to GPU types, relative to the other part
@@ -165,7 +165,7 @@ def _systems(layouts: Sequence[Layout]) -> NDArray[np.str_]:
 
 def _counts(layouts: Sequence[Layout]) -> Floats:
     counts = [
-        (x.machine.nodes, x.machine.gpus_per_node, x.size, x.nodes, x.beside) for x in layouts
+        (x.machine.nodes, x.machine.gpus_per_node, x.size, x.nodes, x.node_groups) for x in layouts
     ]
     octaves = np.log2(np.array(counts, dtype=np.float64).reshape(-1, 5))
     return np.column_stack([octaves, octaves[:, 3] > 0])

@@ -140,7 +140,7 @@ def _ring(payload: Floats, groups: Groups, passes: float) -> Floats:
             np.where(crosses, 0.0, steps),
             np.where(crosses, steps, 0.0),
             np.where(alone, 0.0, moved),
-            np.where(crosses, moved * groups.beside, 0.0),
+            np.where(crosses, moved * groups.node_groups, 0.0),
         ]
     )
 
@@ -158,7 +158,7 @@ def _hierarchical(payload: Floats, groups: Groups, passes: float) -> Floats:
             passes * (inside - 1),
             passes * (across - 1),
             passes * (inside - 1) / inside * payload,
-            passes * (across - 1) / across * payload * groups.beside,
+            passes * (across - 1) / across * payload * groups.node_groups,
         ]
     )
 
@@ -177,7 +177,7 @@ def _tree(payload: Floats, groups: Groups) -> Floats:
             2 * (inside - 1),
             2 * np.ceil(np.log2(groups.nodes)),
             np.where(inside > 1, 2 * payload, 0.0),
-            np.where(crosses, 2 * payload * groups.beside, 0.0),
+            np.where(crosses, 2 * payload * groups.node_groups, 0.0),
         ]
     )
 
@@ -191,7 +191,7 @@ def _all_to_all(payload: Floats, groups: Groups) -> Floats:
             inside - 1,
             (groups.size - inside).astype(np.float64),
             (inside - 1) / groups.size * payload,
-            inside * (groups.size - inside) / groups.size * payload * groups.beside,
+            inside * (groups.size - inside) / groups.size * payload * groups.node_groups,
         ]
     )
 
@@ -204,7 +204,7 @@ def _send(payload: Floats, groups: Groups) -> Floats:
             np.where(crosses, 0.0, 1.0),
             np.where(crosses, 1.0, 0.0),
             np.where(crosses, 0.0, payload),
-            np.where(crosses, payload * groups.beside, 0.0),
+            np.where(crosses, payload * groups.node_groups, 0.0),
         ]
     )
 
@@ -244,12 +244,12 @@ def check_call(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
     """
     if not (np.isfinite(payload_bytes).all() and (payload_bytes >= 0).all()):
         raise InvalidInput("payload_bytes", "must be finite and not negative")
-    wrong = (groups.beside < 1) | (groups.nodes < 1) | (groups.size < groups.nodes)
+    wrong = (groups.node_groups < 1) | (groups.nodes < 1) | (groups.size < groups.nodes)
     wrong |= (groups.nodes > shape.nodes) | (groups.size > shape.gpus_per_node * groups.nodes)
     if wrong.any():
         k = int(wrong.argmax())
         raise InvalidInput(
             "groups",
-            f"{int(groups.beside[k])} groups of {int(groups.size[k])} GPUs on {int(groups.nodes[k])} nodes "
-            f"do not fit on {shape.nodes} nodes of {shape.gpus_per_node} GPUs",
+            f"{int(groups.node_groups[k])} groups of {int(groups.size[k])} GPUs on {int(groups.nodes[k])}"
+            f" nodes do not fit on {shape.nodes} nodes of {shape.gpus_per_node} GPUs",
         )

@@ -1,10 +1,10 @@
 """Files of measured collectives, with the columns of the Arena artifact's ``comm.csv``.
 
-A row is one primitive on one group layout at one size. ``bytes`` is the full tensor (all-reduce and
-reduce-scatter: each GPU's input; all-gather: each GPU's output; all-to-all: each GPU's input; send:
-the message), so half-precision tables only differ in their bytes. Rows marked ``degenerate`` sent
-nothing and are dropped. Our own files have further columns with the origin of a row, which readers
-skip.
+A row is one primitive on one group layout at one size. ``bytes`` is the full tensor: each GPU's
+input for all-reduce, reduce-scatter and all-to-all, each GPU's output for all-gather, and the
+message for send. Half-precision tables therefore only differ in their bytes. Rows marked
+``degenerate`` sent nothing and are dropped. Our own files have further columns with the origin of a
+row, which other readers skip.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _WHOLE: Final = (*REQUIRED[3:10], "degenerate")
 class Layout:
     """A collective with its place.
 
-    Groups of ``size`` GPUs are evenly on ``nodes`` nodes of a machine. ``beside`` is the number of
-    groups on the same nodes, including itself.
+    The ``size`` GPUs of a group are spread evenly over ``nodes`` nodes of a machine. ``node_groups``
+    is the number of groups on the same nodes, including the group itself.
     """
 
     primitive: Primitive
@@ -65,7 +65,7 @@ class Layout:
     machine: Shape
     size: int
     nodes: int
-    beside: int
+    node_groups: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,11 +96,12 @@ def write_records(path: Path, records: Iterable[CommRecord]) -> None:
 def read_curves(path: Path) -> tuple[Curve, ...]:
     """Return the tables of a file in order of appearance.
 
-    Several rows of one layout and size are one measurement: their geometric mean.
+    Several rows with the same layout and size become one measurement, their geometric mean.
 
     Raises:
         InvalidInput: a column is missing, a field is empty or not a number, a time is not positive,
-            a group does not fit its machine, or nothing was measured; the message names the line.
+            a group does not fit on its machine, or nothing was measured; the message names the
+            line.
     """
     return curves_of(read_records(path), path.name)
 
@@ -205,7 +206,7 @@ def _layout(r: CommRecord) -> Layout:
         machine=Shape(nodes=r.num_nodes, gpus_per_node=r.gpus_per_node),
         size=r.group_size,
         nodes=r.group_nodes,
-        beside=max(1, round(r.num_groups * r.group_nodes / r.num_nodes)),
+        node_groups=max(1, round(r.num_groups * r.group_nodes / r.num_nodes)),
     )
 
 

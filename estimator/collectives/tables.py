@@ -175,7 +175,7 @@ class TableNetwork:
 
     def _looked_up(self, primitive: Primitive, groups: Groups) -> tuple[Ints, list[_Known]]:
         """Return the distinct layouts' curves, and the index of each row's curve, shape (K,)."""
-        code = (groups.size << 40) | (groups.nodes << 20) | groups.beside
+        code = (groups.size << 40) | (groups.nodes << 20) | groups.node_groups
         codes, which = np.unique(code, return_inverse=True)
         mask = (1 << 20) - 1
         layouts = [
@@ -187,7 +187,7 @@ class TableNetwork:
                 self._known[layout] = self._found(layout)
         return which.astype(np.int64), [self._known[layout] for layout in layouts]
 
-    def _layout(self, primitive: Primitive, size: int, nodes: int, beside: int) -> Layout:
+    def _layout(self, primitive: Primitive, size: int, nodes: int, node_groups: int) -> Layout:
         return Layout(
             primitive=primitive,
             gpu_type=self.hardware.name,
@@ -195,7 +195,7 @@ class TableNetwork:
             machine=self.shape,
             size=size,
             nodes=nodes,
-            beside=beside,
+            node_groups=node_groups,
         )
 
     def _found(self, layout: Layout) -> _Known:

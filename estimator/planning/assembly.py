@@ -171,13 +171,13 @@ def _joint_s(
     pairs = Groups(
         size=np.full(len(parts), 2, dtype=np.int64),
         nodes=nodes,
-        beside=np.minimum(parts, gpus_per_node),
+        node_groups=np.minimum(parts, gpus_per_node),
     )
     sent = network.seconds(Primitive.SEND, size / parts, pairs)
     within = Groups(
         size=tp_b,
         nodes=-(-tp_b // gpus_per_node),
-        beside=np.maximum(
+        node_groups=np.maximum(
             1, np.minimum(dp_b * tp_b, gpus_per_node) // np.minimum(tp_b, gpus_per_node)
         ),
     )

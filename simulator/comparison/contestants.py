@@ -129,9 +129,7 @@ def information_of(name: str, dp_memory: Path | None = None) -> Information:
         if dp_memory is None:
             raise InvalidInput("dp_memory", "is missing; name the file or set TESSERA_DATA")
         return data_parallel(read_dp_memory(dp_memory))
-    raise InvalidInput(
-        "information", f"unknown information {name!r}; use one of {', '.join(INFORMATION)}"
-    )
+    raise InvalidInput("information", f"unknown {name!r}; use one of {', '.join(INFORMATION)}")
 
 
 def split_list(text: str, known: tuple[str, ...] = ()) -> list[str]:

@@ -50,7 +50,7 @@ def load_published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 
         OSError: a file is absent.
     """
     if name not in _MAKERS:
-        raise InvalidInput("workload", f"unknown workload {name!r}; use one of {', '.join(NAMES)}")
+        raise InvalidInput("workload", f"unknown {name!r}; use one of {', '.join(NAMES)}")
     cluster, profiles, arrivals, tenants = _MAKERS[name](folder, seed)
     gpu_types, nodes = preset(cluster)
     found = screen(arrivals, profiles, gpu_types, nodes, on_bad)

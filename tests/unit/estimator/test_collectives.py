@@ -45,9 +45,9 @@ SIZES = (1024, 65536, 2**22, 2**26)
 
 
 def groups(*layouts: tuple[int, int, int]) -> Groups:
-    """Return groups of (size, nodes, beside)."""
+    """Return groups of (size, nodes, node_groups)."""
     columns = np.array(layouts, dtype=np.int64).T
-    return Groups(size=columns[0], nodes=columns[1], beside=columns[2])
+    return Groups(size=columns[0], nodes=columns[1], node_groups=columns[2])
 
 
 def amounts(*values: float) -> Floats:
@@ -78,7 +78,7 @@ def a_curve(
     *,
     size: int = 2,
     nodes: int = 1,
-    beside: int = 1,
+    node_groups: int = 1,
     machine: Shape = TWO_BY_TWO,
     gpu_type: str = "a10",
     rates: LinkRates = RATES,
@@ -93,7 +93,7 @@ def a_curve(
         machine=machine,
         size=size,
         nodes=nodes,
-        beside=beside,
+        node_groups=node_groups,
     )
     payload = amounts(*sizes)
     seconds = times * link_seconds(rates, primitive, payload, groups_of([layout] * len(payload)))
@@ -106,7 +106,7 @@ def some_curves(times: float = 1.0) -> list[Curve]:
     for primitive in Primitive:
         found += [
             a_curve(primitive, times=times),
-            a_curve(primitive, nodes=2, beside=2, times=times),
+            a_curve(primitive, nodes=2, node_groups=2, times=times),
         ]
         if primitive is not Primitive.SEND:
             found.append(a_curve(primitive, size=4, nodes=2, times=times))
@@ -204,7 +204,7 @@ def test_a_type_whose_ports_were_not_measured_has_the_ports_of_others() -> None:
     slow = replace(RATES, network_bytes_per_s=A10.network_bytes_per_s / 5)
     curves = [
         a_curve(rates=slow),
-        a_curve(nodes=2, rates=slow, beside=2),
+        a_curve(nodes=2, rates=slow, node_groups=2),
         a_curve(gpu_type="v100", machine=Shape(nodes=1, gpus_per_node=2)),
     ]
     fits = fit_kinds(curves)
@@ -215,7 +215,7 @@ def test_a_type_whose_ports_were_not_measured_has_the_ports_of_others() -> None:
 
 
 def test_a_measured_table_is_met_at_its_sizes_and_in_logarithms_between() -> None:
-    curve = a_curve(nodes=2, beside=2)
+    curve = a_curve(nodes=2, node_groups=2)
     network = a_network()
     found = network.seconds(Primitive.ALL_REDUCE, curve.payload_bytes, groups(*[(2, 2, 2)] * 4))
     assert found == pytest.approx(curve.seconds)
@@ -240,7 +240,7 @@ def test_a_layout_that_was_not_measured_lies_as_far_from_the_links_as_those_that
         machine=TWO_BY_TWO,
         size=4,
         nodes=2,
-        beside=1,
+        node_groups=1,
     )
     for times in (1.0, 3.0):
         truth = a_curve(size=4, nodes=2, times=times)
@@ -364,7 +364,7 @@ def test_repeated_sizes_are_one_and_degenerate_rows_none() -> None:
 def test_beside_counts_the_groups_on_the_same_nodes() -> None:
     across = a_record(num_nodes=4, group_nodes=2, group_gpus_per_node=1, num_groups=4)
     within = a_record(num_nodes=4, gpus_per_node=4, num_groups=8)
-    assert [c.layout.beside for c in curves_of([across, within])] == [2, 2]
+    assert [c.layout.node_groups for c in curves_of([across, within])] == [2, 2]
 
 
 @pytest.mark.parametrize(

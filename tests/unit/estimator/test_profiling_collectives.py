@@ -103,7 +103,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_measured_rows_are_tables_of_the_published_format(measured: Path) -> None:
     curves = read_curves(measured)
-    places = {(c.layout.primitive, c.layout.size, c.layout.beside) for c in curves}
+    places = {(c.layout.primitive, c.layout.size, c.layout.node_groups) for c in curves}
     collectives = set(Primitive) - {Primitive.SEND}
     assert places == {(p, 2, 2) for p in Primitive} | {(p, 4, 1) for p in collectives}
     assert {(c.layout.machine.nodes, c.layout.machine.gpus_per_node) for c in curves} == {(1, 4)}
