@@ -1,8 +1,9 @@
 """Times of collectives from measured tables, also for layouts that were not measured.
 
-Between measured sizes, times are interpolated in logarithms of both. Below the smallest size its
-time is the floor, and above the largest its bandwidth applies. A layout that was not measured has
-the time of the fitted links times a factor from measured layouts by kriging.
+Between measured sizes, the logarithm of time is interpolated over the logarithm of size. Below the
+smallest size, its time applies, and above the largest, its bandwidth. For a layout that was not
+measured, the time of the fitted links is multiplied by a factor that kriging derives from measured
+layouts.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
 MEASURED_SD: Final = (0.15, 0.02)
-"""Standard deviations of the logarithm of a measured time, below and from ``LARGE_BYTES``. The
-artifact's tables of pairs in a node differ by this much on other numbers of nodes."""
+"""Standard deviations of the logarithm of a measured time, below ``LARGE_BYTES`` and from there on.
+The artifact's tables of pairs in a node differ by this much between numbers of nodes."""
 LARGE_BYTES: Final = 2.0**24
 OCTAVE_SD: Final = 0.05
 """Additional standard deviation at an octave from the nearest measured size. With every other
@@ -107,10 +108,10 @@ class _Known:
 class TableNetwork:
     """A :class:`tessera.estimator.plans.Network` of measured tables for nodes of one GPU type.
 
-    ``network`` names the tables to use. It may be "" if the type has one network or was not
+    ``network`` names the tables to use. It may be "" if the type has a single network or was not
     measured. Measured sends include the control messages of a runtime, about 1 ms in the Arena
-    artifact's tables. Unless ``control_messages`` is set, they are subtracted (by the difference of
-    fitted launches).
+    artifact's tables. Unless ``control_messages`` is set, they are subtracted as the difference of
+    fitted launches.
     """
 
     tables: Tables
@@ -154,8 +155,8 @@ class TableNetwork:
     def uncertainty(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         """Return the standard deviation of the logarithm of each time, shape (K,).
 
-        It is about the relative error. It grows with the distance to the nearest measured size. For
-        layouts that were not measured, it also grows with their distance from measured ones.
+        It approximates the relative error and grows with the distance to the nearest measured size.
+        For layouts that were not measured, it also grows with their distance from measured ones.
         """
         check_call(payload_bytes, groups, self.shape)
         which, known = self._looked_up(primitive, groups)
@@ -184,7 +185,7 @@ class TableNetwork:
         ]
         for layout in layouts:
             if layout not in self._known:
-                self._known[layout] = self._found(layout)
+                self._known[layout] = self._curve_of(layout)
         return which.astype(np.int64), [self._known[layout] for layout in layouts]
 
     def _layout(self, primitive: Primitive, size: int, nodes: int, node_groups: int) -> Layout:
@@ -198,7 +199,7 @@ class TableNetwork:
             node_groups=node_groups,
         )
 
-    def _found(self, layout: Layout) -> _Known:
+    def _curve_of(self, layout: Layout) -> _Known:
         if (curve := self.tables.curves.get(layout)) is not None:
             return _Known(
                 log_bytes=np.log(curve.payload_bytes),

@@ -1,4 +1,4 @@
-"""The compiling process: a JSON request on its input, a JSON answer in the last line of output."""
+"""The compiling process, which reads a JSON request and answers in the last line of its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compiled_step(request: Request, folder: Path) -> Compiled:
     """Return the step of a request, from the cache if it was compiled before.
 
     Raises:
-        TesseraError: why it cannot be compiled.
+        TesseraError: the step cannot be compiled; the message says why.
     """
     step = load_step(request.target, request.arguments)
     versions = {"jax": jax.__version__, "jaxlib": version("jaxlib")}

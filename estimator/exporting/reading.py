@@ -1,6 +1,7 @@
-"""The part that needs PyTorch: export of a module without allocation, and its reader.
+"""Export of a PyTorch module without allocation, and the reader of the export.
 
-Everything is on the meta device, so that a model of any size is only shapes.
+This is the only module that needs PyTorch. Everything is on the meta device, so that a model of any
+size consists of shapes only.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, A
     It is called with the meta device as default. If that fails, it is called without it.
 
     Raises:
-        Untraceable: it fails, or returns something else.
+        Untraceable: the function fails, or returns something else.
     """
     found = _called(target, make, arguments)
     parts = tuple(found) if isinstance(found, tuple | list) else (found,)
@@ -100,7 +101,7 @@ def export_module(target: str, given: Given) -> Exported:
     """Return a module's forward pass by ``torch.export``, in ATen operators, none in place.
 
     Raises:
-        Untraceable: why it cannot be exported, and what to do.
+        Untraceable: the module cannot be exported; the message says why and what to do.
     """
     module, args, kwargs = given
     try:
@@ -124,14 +125,14 @@ def _table() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Put aside what PyTorch logs, prints and warns of: whole graphs, and its own use of itself."""
+    """Suppress the logs, prints and warnings of PyTorch: whole graphs, and remarks on its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        aside = io.StringIO()
+        discarded = io.StringIO()
         with (
-            contextlib.redirect_stdout(aside),
-            contextlib.redirect_stderr(aside),
+            contextlib.redirect_stdout(discarded),
+            contextlib.redirect_stderr(discarded),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
@@ -172,7 +173,7 @@ def _meta(what: Any) -> Any:
 def _to_meta(module: Any) -> None:
     """Move tensors from other devices to the meta device.
 
-    Shared parameters remain shared, which ``Module.to`` would undo.
+    Shared parameters remain shared. ``Module.to`` would separate them.
     """
     moved: dict[int, Any] = {}
     for part in module.modules():

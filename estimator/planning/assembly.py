@@ -1,9 +1,10 @@
 """Crius' estimate of a Cell (section 5.1): the best of 2^stages mixtures of two profiled plans.
 
-Every stage is known under data parallelism alone and under tensor parallelism alone. Any mixture of
-them is a plan, once stages are joined by send/recv, all-gather or both. A joint depends on
-neighbours only, and latency is a sum plus maxima. The best mixture is therefore found exactly by a
-chain with two states per stage, for each pair of maxima. Nothing is enumerated.
+Every stage was profiled under data parallelism alone and under tensor parallelism alone. Any mixture
+of the two is a plan whose stages are joined by send/recv, all-gather or both. A joint depends on
+neighbours only, and latency is a sum plus maxima. Dynamic programming along the chain of stages,
+with two states per stage, therefore finds the best mixture exactly for each pair of maxima. The
+mixtures are not enumerated.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ DATA, TENSOR = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profiled:
-    """S stages under W ways (two in the paper: ``DATA`` and ``TENSOR``), in seconds.
+    """The seconds of S stages, each run in W ways (two in the paper: ``DATA`` and ``TENSOR``).
 
     ``busy_s`` is ``inf`` if a stage does not fit.
     """
 
-    busy_s: Floats  # (S, W) of a micro-batch, both passes, with collectives inside the stage
+    busy_s: Floats  # (S, W) for a micro-batch, both passes, with collectives inside the stage
     join_s: Floats  # (S - 1, W, W) from stage s in one way to stage s + 1 in another
     # (S, W) once per iteration: gradients and optimizer, in all stages at the same time.
     once_s: Floats
@@ -47,10 +48,11 @@ class Assembled:
 def assemble_plan(profiled: Profiled, micro_batches: int) -> Assembled:
     """Return the mixture of least latency (Crius, section 5.1).
 
-    The latency is the sum of three terms: stages and joints, for the first micro-batch; B - 1 times
-    the slowest stage without its joint, which overlaps; and the longest of the once-per-iteration
-    times. For each pair of limits on slowest and longest that stages attain, the least sum within
-    them is found. The best of all pairs is the optimum.
+    The latency is the sum of three terms: all stages and joints, for the first micro-batch; B - 1
+    times the slowest stage, without its joint, which overlaps; and the longest of the
+    once-per-iteration times. Limits on the slowest stage and on the longest once-per-iteration time
+    are taken from the stages. For each pair of limits, the least sum within them is found. The best
+    of all pairs is the optimum.
 
     Raises:
         NoPlan: a stage fits in neither way.
@@ -111,10 +113,10 @@ def assembled_plan(
 ) -> Found:
     """Return Crius' estimate of a Cell with these stages: the best mixture, as rows of the costs.
 
-    ``depth`` (K,) says where each candidate fits (``options.depths``). A way that does not fit a
-    stage is dropped. Among the expert degrees that fit, the one with the least communication is
-    chosen (the paper does not specify this). ``boundary_bytes`` (L,) is what each layer sends on
-    for a micro-batch.
+    ``depth`` (K,) says where each candidate fits, as in :mod:`tessera.estimator.planning.options`. A
+    way that does not fit a stage is dropped. Among the expert degrees that fit, the one with the
+    least communication is chosen (the paper does not specify this). ``boundary_bytes`` (L,) has the
+    bytes that each layer hands on for a micro-batch.
 
     Raises:
         NoPlan: a stage fits in neither way.
@@ -144,8 +146,8 @@ def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_nod
     """Return the seconds for joining neighbours, forward and back, shape (S - 1, W, W).
 
     ``boundary_bytes`` (S - 1,) are a micro-batch's activations between stages. ``degrees`` (S, W,
-    2) are the dp and tp of each way. The tensor is cut into as many parts as the side with fewer
-    GPUs has. A tensor-parallel receiver then gathers the parts of its replica's samples.
+    2) are the dp and tp of each way. The number of parts of the tensor is the number of GPUs of the
+    smaller stage. A tensor-parallel receiver then gathers the parts of its replica's samples.
     Data-parallel stages are therefore joined by send/recv alone, the others by send/recv and
     all-gather. On the way back, sender and receiver are exchanged.
     """

@@ -2,8 +2,8 @@
 
 In Crius, section 4.2, layers get GPUs by their FLOPs, and the model is cut where communication is
 least. In Arena, section 3.3, layers get GPUs by their roofline load, and stages get the powers of
-two that are nearest to the sums in L2. That distance is the computation bias. Both papers
-enumerate. Here both are exact by dynamic programming.
+two that are nearest to the sums in L2. That distance is the computation bias. Both papers enumerate
+the partitions. Here, dynamic programming solves both problems exactly.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
 def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
     """Return the ``k`` partitions with GPUs of least computation bias, best first.
 
-    There are fewer if there are not ``k`` of them.
+    The result is shorter if there are fewer partitions.
 
     Raises:
         NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
@@ -123,7 +123,8 @@ def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fronts:
-    """The first stages of n plans: next layer, GPUs left, sum, and options, shape (stages, n)."""
+    """The first stages of n plans: next layer, GPUs left and sum, shape (n,), and options, shape
+    (stages, n)."""
 
     layer: Ints
     gpus: Ints
@@ -186,8 +187,8 @@ def _least_bias_of_cheapest(
 ) -> Stages:
     """Return the plan of least bias among those of least communication.
 
-    It minimises a sum of both whose weight on bias is too small to matter. Cuts count as equal
-    unless they differ by more than 1e-6 of the total.
+    It minimises a sum of both in which the weight of the bias is too small to outweigh
+    communication. Cuts count as equal unless they differ by more than 1e-6 of the total.
     """
     total = float(rest[stages, 0, gpus]) or float(cut.max(initial=0.0)) or 1.0
     most_bias = float(bias.max(initial=0.0)) * stages or 1.0

@@ -1,4 +1,4 @@
-"""Comparison of summed layer profiles with whole steps, measured directly on the available device.
+"""Comparison of summed layer profiles with whole steps, both measured on the available device.
 
 ``python -m tessera.estimator.profiling.compare`` reads a request as JSON and writes a report as
 JSON, so that its caller need not import JAX.
@@ -76,8 +76,8 @@ SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
         (4,),
     ),
 )
-"""Names, models and numbers of samples for a CPU: the families of the papers with a few million
-parameters each."""
+"""Names, models and numbers of samples for a CPU. The models are of the papers' families, with a few
+million parameters each."""
 
 REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     (
@@ -123,7 +123,7 @@ REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
         (8, 16),
     ),
 )
-"""The same at the smallest sizes of the papers, for an accelerator with at least 40 GB."""
+"""The same for an accelerator with at least 40 GB. The models have the smallest sizes of the papers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

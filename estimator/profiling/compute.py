@@ -115,7 +115,8 @@ class ProfiledCompute:
     def _series(self, kind: str, tp: int) -> tuple[Point, ...]:
         """Return a kind's measurements by samples.
 
-        For a joined kind, they are the sums for samples at which all parts have a measurement.
+        For a joined kind, they are sums, for the numbers of samples at which all parts were
+        measured.
         """
         parts = [self._points.get((part, tp), ()) for part in kind.split("+")]
         shared = set.intersection(*({p[0] for p in part} for part in parts))
@@ -142,7 +143,7 @@ class ProfiledCompute:
     def _ratio(self, kind: str, anchors: Mapping[tuple[str, int], Floats]) -> Floats:
         """Return the ratio of measured to fallback seconds of similar kinds, forward and backward.
 
-        If there is none, the ratio is 1.
+        Without similar kinds, the ratio is 1.
         """
         operator = kind.partition("-")[0]
         tests = (
@@ -165,8 +166,8 @@ class ProfiledCompute:
 def _interpolated(series: Sequence[Point], base: Floats, samples: Floats, grown: Floats) -> Floats:
     """Return seconds, shape (2, D).
 
-    They are linear between measurements. Beyond them, they grow with ``grown`` relative to ``base``
-    of the nearest one.
+    They are linear between measurements. Beyond them, they grow as ``grown`` does relative to the
+    ``base`` of the nearest measurement.
     """
     at = np.array([p[0] for p in series])
     seconds = np.array([p[1:] for p in series]).T  # (2, points)

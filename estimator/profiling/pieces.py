@@ -70,7 +70,7 @@ def piece_of(traced: Traced, layer: int) -> Piece:
 
 
 def examples(avals: Sequence[jax.ShapeDtypeStruct], below: int, seed: int = 0) -> list[Any]:
-    """Return arrays of these shapes: normal numbers (a repeated block), integers below ``below``.
+    """Return arrays of these shapes: normal numbers (a repeated block), or integers below ``below``.
 
     NumPy makes them, because JAX would compile for each shape.
     """

@@ -1,4 +1,4 @@
-"""Profile records as JSON lines: seconds of a layer kind, with provenance (without JAX)."""
+"""Profile records as JSON lines: the seconds of a layer kind, with provenance. This needs no JAX."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tessera.formulation.errors import InvalidInput
 Key = tuple[str, float, int, str]
 
 METHODS = ("kernels", "wall clock")
-"""``kernels``: the sum of kernel durations on the device, from JAX's profiler. ``wall clock``: the
-time until results are ready, with launches, if the profiler sees no kernels (on a CPU)."""
+"""Methods of measurement. ``kernels`` is the sum of kernel durations on the device, from JAX's
+profiler. ``wall clock`` is the time until results are ready, including launches. It is used where
+the profiler sees no kernels (on a CPU)."""
 
 
 class ProfileMismatch(InvalidInput):
@@ -69,10 +70,7 @@ class ProfileRecord:
 
     @property
     def key(self) -> Key:
-        """Return the key of the measurement.
-
-        An operator measured once serves all Cells of a job.
-        """
+        """Return the key of the measurement. One measurement of a kind serves all Cells of a job."""
         return self.kind, float(self.samples), self.tp, self.dtype
 
 

@@ -1,8 +1,8 @@
-"""Profiling tasks, without side effects: what can be measured, what is missing, and its state.
+"""Profiling tasks: the measurements that are possible, those that are missing, and their states.
 
-A profiling task is a job of the service's own: one GPU of one type, with the least weight and in
-the last queue. Its layers do not depend on the batch, so workloads that only differ by it share
-tasks and records.
+A profiling task is a job of the service's own on one GPU of a type, with the least weight and in
+the last queue. Layers do not depend on the batch, so workloads that only differ in it share tasks
+and records. Nothing here has side effects.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from tessera.formulation.values import PROFILING, Cell, Source, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_QUEUE: Final = 100
-"""The least weight and the last queue that users may give, so that no user's job is worth less."""
+"""The least weight and the last queue that users may give, so that no user's job has less value than
+a task."""
 
 NOMINAL_S: Final = 60.0
-"""Nominal seconds of a size, for use in rounds. Nothing depends on it."""
+"""Nominal seconds for a size of a task. Rounds need an iteration time; its value has no meaning."""
 
 TASKS: Final = Workload(model=PROFILING, params="", global_batch=100_000)
-"""The nominal workload of all tasks.
-
-Its batch is so large that a sum of raw samples/s sees them.
-"""
+"""The nominal workload of all tasks. Its batch is large enough for tasks to count in a sum of raw
+samples/s."""
 
 Value = int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The sizes to measure, and whether to measure every workload or only on a job's request."""
+    """The sizes to measure. ``always`` means all workloads, not only those of jobs that ask for it."""
 
     always: bool = False
     samples: tuple[int, ...] = (1, 2, 4, 8)
@@ -101,7 +100,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The profiling of a workload. ``problem`` is the reason if nothing can be measured."""
+    """The profiling of a workload. ``problem`` says why nothing can be measured, or is ""."""
 
     asked: bool
     source: str
@@ -115,7 +114,7 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
     Values become whole numbers or numbers if possible, and otherwise stay texts.
 
     Raises:
-        InvalidInput: one is not of that form, or repeats another's name.
+        InvalidInput: a text does not have that form, or repeats a name.
     """
     found: dict[str, Value] = {}
     for text in texts:
@@ -137,7 +136,7 @@ def value_of(text: str) -> Value:
 
 
 def step_of(workload: Workload, own: Iterable[ModelSpec]) -> Step | None:
-    """Return the step that measures a workload: that of a user's model or else of a published one.
+    """Return the step that measures a workload, from a user's model or else from a published one.
 
     If there is no step, return None.
     """
@@ -194,7 +193,7 @@ def _profile(rows: Sequence[ProfileRow]) -> Profile:
 
 
 def task_name(workload: Workload, step: Step, gpu_type: str) -> str:
-    """Return the id of the measuring job, which is unique as it does not depend on its creator."""
+    """Return the id of the measuring job. All creators give it the same id, so that it is unique."""
     text = f"{workload.model}/{workload.params}: {step.source}"
     return f"profile-{hashlib.sha256(text.encode()).hexdigest()[:12]}-{gpu_type}"
 

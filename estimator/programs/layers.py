@@ -92,10 +92,7 @@ def _crossing(flow: Flow, end: int) -> set[int]:
 
 
 def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, float]]:
-    """Return each layer's weights by their division.
-
-    Shared weights count where they are used first.
-    """
+    """Return each layer's weights by their division. Shared weights count where they are first used."""
     divided = set[int]().union(*(flow.sources[v] for v in division.weight_axis))
     expert = set[int]().union(*(flow.sources[v] for v in division.expert_axis))
     seen: set[int] = set()

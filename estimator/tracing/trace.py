@@ -32,7 +32,7 @@ def trace(step: Step | str) -> Graph:
     Amounts are divided by the samples of the step's batch.
 
     Raises:
-        Untraceable: why it cannot be traced, and what to do.
+        Untraceable: the step cannot be traced; the message says why and what to do.
     """
     return trace_program(step).graph
 

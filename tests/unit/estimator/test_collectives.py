@@ -292,7 +292,7 @@ def test_the_network_is_named_where_a_type_was_measured_on_several() -> None:
         a_network(curves)
     tables = Tables.of(curves)
     TableNetwork(tables=tables, hardware=A10, shape=TWO_BY_TWO, network="ib")
-    with pytest.raises(InvalidInput, match="measured on default, ib only"):
+    with pytest.raises(InvalidInput, match="use one of default, ib"):
         TableNetwork(tables=tables, hardware=A10, shape=TWO_BY_TWO, network="tcp")
     with pytest.raises(InvalidInput, match="one measured table"):
         Tables.of([])
