@@ -32,9 +32,9 @@ class _Job:
     base: float = 0.0  # progress when its present run began
     saved: bool = False
     last: tuple[Any, ...] | None = None  # the Cell that it ran on last
-    owed: tuple[bool, tuple[Any, ...] | None] = (False, None)  # both, before its present run
+    owed: tuple[bool, tuple[Any, ...] | None] = (False, None)  # ``saved`` and ``last`` before it
     trained: list[tuple[float, float, float]] = field(default_factory=list)
-    """The stretches of its present run, as (from, to, iterations/s)."""
+    """The parts of its present run, as (from, to, iterations/s)."""
 
 
 def replay(lines: Iterable[str]) -> dict[str, float]:

@@ -22,23 +22,24 @@ class Hazards:
     Gaps and lengths are exponential and independent for each node. ``between_failures_s`` is
     counted for one node while it is up.
 
-    Default: the Llama 3 report (section 3.3.4) counts 419 unexpected interruptions in 54 days of
-    16,384 GPUs. About 78 % of them came from hardware that was confirmed or suspected to be at
-    fault. In nodes of eight GPUs this is 2,048 x 54 / 327, about 340 days for each node. Older and
-    shared clusters fail more often. The repair times and all figures of lags are judgement.
+    The Llama 3 report (section 3.3.4) counts 419 unexpected interruptions in 54 days of 16,384
+    GPUs. About 78 % of them came from hardware that was confirmed or suspected to be at fault. With
+    nodes of eight GPUs, this is a failure of each node in 2,048 x 54 / 327, about 340 days, which is
+    the default. Older and shared clusters fail more often. The repair times and all figures of lags
+    are judgement.
     """
 
     between_failures_s: float = 340 * DAY_S
-    """Mean time from a node's return to its next failure. If it is inf, nodes never fail."""
+    """Mean seconds from a node's return to its next failure. If it is inf, nodes never fail."""
     repair_s: float = 4 * 3600.0
-    """Mean time for which a failed node is away."""
+    """Mean seconds for which a failed node is away."""
     between_lags_s: float = 60 * DAY_S
-    """Mean time from the end of a node's lag to its next one. If it is inf, nodes never lag."""
+    """Mean seconds from the end of a node's lag to its next one. If it is inf, nodes never lag."""
     lag_s: float = 2 * 3600.0
-    """Mean time for which a node lags."""
+    """Mean seconds for which a node lags."""
     slowest: float = 2.0
     """The largest factor by which iterations on a lagging node take longer. Factors are drawn
-    uniformly from 1 to this."""
+    uniformly between 1 and this value."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""

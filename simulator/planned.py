@@ -1,4 +1,4 @@
-"""The time at which promised deadline schedules need the next round, if nothing happens before."""
+"""The time of the next round that promised deadline schedules need if nothing happens before."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _Leg = tuple[float, float, float, bool]
 def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
     """Return the time (s since 1970) of the last round that can still keep every promise.
 
-    If any time will do, return inf. Equation (29) keeps the promises until the first slot ends.
-    Beyond it, as long as all jobs stay as they were decided, a certificate holds at time t if
+    If no round is needed, return inf. Equation (29) keeps the promises until the first slot ends.
+    After that, while all jobs stay as they were decided, a certificate holds at time t if
 
         W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts and the reserve included
 
-    A job on its own leg therefore lasts until the leg ends. A job that runs otherwise, or waits,
-    lasts until its head start is used up. The time is rounded down to a whole round. This leaves a
-    first slot in which a restart fits, so that jobs can be moved to make room. Schedules without a
-    promise need no extra round: they start jobs when others end.
+    A job that runs on its own leg may therefore stay until the leg ends. A job that runs otherwise,
+    or waits, may stay until its head start is used up. The time is rounded down to a whole round.
+    This leaves a first slot in which a restart fits, so that jobs can be moved to make room.
+    Schedules without a promise need no additional round, because they start jobs when others end.
     """
     admission = outcome.admission
     if admission is None or not len(admission.legs):

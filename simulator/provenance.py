@@ -11,12 +11,12 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 def json_number(value: float | str) -> float | str | None:
-    """Return ``value``. If JSON has no such number (an infinite gap), return None."""
+    """Return ``value``, or None for a number that JSON does not have, such as an infinite gap."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def commit() -> str:
-    """Return the commit that is measured, with "+" if the tree differs.
+    """Return the commit that is measured, with "+" if the tree differs from it.
 
     Outside git, return "unknown".
     """

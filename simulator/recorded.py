@@ -1,6 +1,6 @@
 """A replay of recorded allocations.
 
-The record gives which job held what and when; the world computes how fast it trained.
+The record states the GPUs that each job held and the times. The world computes the training speed.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Replayed:
 
 
 def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSpec]:
-    """Return nodes of ``node_gpus`` GPUs by type, enough that every job has its own.
+    """Return nodes with ``node_gpus`` GPUs by type, enough for each job to have its own.
 
-    Records seldom say which GPUs were held, and a job may take longer in the replay than it did. It
-    would then collide with the job that followed it on the same GPUs. The record already contains
-    the waiting that there was.
+    Records seldom say which GPUs were held, and a job may take longer in the replay than in the
+    record. It would then collide with the next job on the same GPUs. The times in the record
+    already include the waiting.
     """
     most: dict[tuple[str, int], int] = {}
     for hold in holds:
@@ -90,8 +90,8 @@ def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSp
 def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> Replayed:
     """Let jobs hold what was recorded, and train at the scenario's speeds less the overheads.
 
-    A job that is done before its later holds begin does not hold them. A job whose hold ends early
-    keeps what it has trained. If the hold ended before the start was paid, the next start pays it
+    A job that is done before a later hold begins does not use that hold. A job whose hold ends early
+    keeps what it has trained. If a hold ends before its start is paid, the next start pays it
     (``tessera.simulator.overheads``).
 
     Raises:

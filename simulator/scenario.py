@@ -16,9 +16,9 @@ from tessera.simulator.traces.trace import Arrival
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A world before anything has happened. Times are in seconds since it began.
+    """A world before anything has happened. Times are in seconds since the world began.
 
-    ``profiles`` are true: jobs run at these rates, whatever estimates a round sees. A job's
+    ``profiles`` are the truth: jobs run at these rates, whatever estimates rounds see. A job's
     ``deadline_s`` counts from its arrival, as in traces.
     """
 
@@ -29,7 +29,7 @@ class Scenario:
     tenants: Sequence[TenantSpec] = ()
 
     def __post_init__(self) -> None:
-        """Refuse input that would make a run meaningless, and say what is wrong."""
+        """Refuse input that would make a run meaningless."""
         known = {kind.name for kind in self.gpu_types}
         if unknown := sorted({node.gpu_type for node in self.nodes} - known):
             raise InvalidInput(

@@ -66,8 +66,8 @@ def perturb_estimates(
     """Return estimates of the profiles with a mean relative error of about ``error``, e.g. 0.1.
 
     An iteration's time is multiplied by exp(s z), where z is standard normal. The mean of the
-    relative error is about ``error`` if s = error sqrt(pi / 2). All shapes of one Cell have the
-    same error, as if one model predicted their times. A Cell that does not run is known not to run.
+    relative error is about ``error`` if s = error sqrt(pi / 2). All shapes of a Cell have the same
+    error, as if one model predicted their times. The estimates know which Cells do not run.
     """
     if not 0 <= error < 1:
         raise InvalidInput("error", "must be at least 0 and below 1")

@@ -80,8 +80,8 @@ def throughput_ratio(ours: Runs, theirs: Runs) -> Interval:
 def best_ilp(by_policy: ByPolicy) -> str:
     """Return our integer program with the greatest normalised throughput divided by mean JCT.
 
-    JCT is over the jobs that all of our integer programs finished; both are means over seeds. One
-    rule serves both metrics, so that no two of our policies share the credit.
+    JCT is over the jobs that all of our integer programs finished. Both are means over seeds. A
+    single rule covers both metrics, so that one policy is compared in both.
 
     Raises:
         InvalidInput: none of the policies is an integer program of ours.
@@ -103,7 +103,7 @@ def best_ilp(by_policy: ByPolicy) -> str:
 
 
 def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
-    """Return the ranks of ``name`` by JCT and throughput, among itself and policies not ours.
+    """Return the ranks of ``name`` by JCT and throughput among the policies that are not ours.
 
     Another policy ranks higher if it has the lower mean JCT over the jobs that both finished, or
     the higher normalised throughput.
@@ -116,7 +116,7 @@ def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
 
 
 def bound_share(runs: Runs) -> float:
-    """Return the bound of mean JCT divided by the policy's own, for the jobs that it finished."""
+    """Return the lower bound of mean JCT divided by the policy's, for the jobs that it finished."""
     over = [finished_by([one]) for one in runs]
     least = sum(float(one.alone_s[o].sum()) for one, o in zip(runs, over, strict=True))
     own = sum(float(one.jct_s[o].sum()) for one, o in zip(runs, over, strict=True))
@@ -126,10 +126,11 @@ def bound_share(runs: Runs) -> float:
 def headline(
     by_policy: ByPolicy, bounds: Sequence[float] = (), baseline: str = "arena"
 ) -> tuple[str, dict[str, Figure]]:
-    """Return our best integer program and how it compares, including with ``baseline`` if that ran.
+    """Return our best integer program, and the figures of its comparison with the other policies.
 
-    ``bounds`` are upper bounds of the throughput of any policy, one for each seed. With several
-    seeds, the result includes the ends of the 95 % intervals of the gains.
+    If ``baseline`` ran, its comparison is included. ``bounds`` are upper bounds of the throughput of
+    any policy, one for each seed. With several seeds, the figures include the ends of the 95 %
+    intervals of the gains.
     """
     best = best_ilp(by_policy)
     ours = by_policy[best]
@@ -154,7 +155,7 @@ def headline(
 
 
 def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
-    """Return by how much a ratio is better than 1. If ``sign`` is -1, lower is better."""
+    """Return the gain of a ratio over 1. If ``sign`` is -1, lower ratios are better."""
     ends = sorted((sign * (ratio.low - 1), sign * (ratio.high - 1)))
     found: dict[str, Figure] = {name: sign * (ratio.value - 1)}
     if not math.isnan(ends[0]):
@@ -171,10 +172,9 @@ def rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure 
 def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
     """Return a policy's row of means over seeds.
 
-    ``jct`` is over the jobs that all policies finished.
-
-    ``jct_completed_mean_s`` is over all jobs that the policy itself finished. With several seeds,
-    ``low`` and ``high`` bound the 95 % interval of the mean.
+    ``jct`` is over the jobs that all policies finished, and ``jct_completed_mean_s`` over all jobs
+    that the policy itself finished. With several seeds, ``low`` and ``high`` are the ends of the
+    95 % interval of the mean.
     """
     runs = by_policy[name]
     common = [finished_by([other[k] for other in by_policy.values()]) for k in range(len(runs))]

@@ -1,4 +1,4 @@
-"""A simulated run of a policy on a workload as a task of a sweep, and the run as read back."""
+"""Simulated runs of a policy on a workload, as tasks of a sweep and as read back from results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tessera.simulator.truth import perturb_estimates
 from tessera.solvers.schedulers.base import Published
 
 BINS: Final = 400
-"""The number of points of a course over time."""
+"""The number of points of a series over time."""
 TASK: Final = "tessera.simulator.comparison.runs:simulate_request"
 BOUND_TASK: Final = "tessera.simulator.comparison.runs:bound_throughput"
 
@@ -42,16 +42,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request for a run: a policy on a workload, the information it sees, and the output wanted.
+    """A request for a run of a policy on a workload, with the information that the policy sees.
 
-    ``error`` is that of the estimates that rounds see (``tessera.simulator.truth.perturb_estimates``),
-    drawn by ``error_seed``. The ILP also decides each ``judge_every``-th round; 0 means none. With
+    ``error`` is the relative error of the estimates that rounds see
+    (``tessera.simulator.truth.perturb_estimates``), drawn by ``error_seed``. Each
+    ``judge_every``-th round is judged against the ILP. If it is 0, no round is judged. With
     ``mapped``, the result records which job held which GPUs.
 
     Rounds take place when something has happened, at most one in each ``round_s``. With
-    ``every_round``, there is one every ``round_s``, which deadline schedules need if they start
-    jobs at times without an event. Without ``search``, CP-SAT does not look for promises beyond
-    those that first fits find.
+    ``every_round``, there is one every ``round_s``. Deadline schedules need this if they start jobs
+    at times without an event. Without ``search``, CP-SAT does not look for promises beyond those
+    that first fits find.
     """
 
     work: Work
@@ -86,7 +87,7 @@ def bound_task(name: str, work: Work) -> Task:
 
 
 def bound_throughput(work: dict[str, Any]) -> dict[str, Any]:
-    """Return the upper bound of any policy's normalised throughput over the horizon."""
+    """Return the upper bound of the normalised throughput over the horizon under any policy."""
     world = make_scenario(Work(**work))
     return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
 
@@ -160,7 +161,7 @@ def told_of(
 
 
 def _ended(result: Result) -> Floats:
-    """Return the time at which each job succeeded. If it did not, the time is inf."""
+    """Return the time at which each job succeeded, or inf."""
     succeeded = np.array([state == "succeeded" for state in result.state])
     return np.where(succeeded, result.end_s, np.inf)
 
@@ -196,7 +197,7 @@ class Ran:
     """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
 
     figures: dict[str, float]
-    said: str  # a message about jobs that did not fit
+    said: str  # a message about jobs that were dropped
     arrival_s: Floats
     end_s: Floats  # inf: the job never succeeded
     alone_s: Floats  # the fewest seconds that any schedule can give each job
@@ -225,16 +226,16 @@ class Ran:
 
     @property
     def jct_s(self) -> Floats:
-        """Return each job's completion time. If a job never succeeded, it is inf."""
+        """Return each job's completion time, or inf for a job that never succeeded."""
         return self.end_s - self.arrival_s
 
 
 def check(asked: Iterable[Asked], seeds: int) -> None:
-    """Refuse runs that would fail later, before anything runs.
+    """Check requests before anything runs, and refuse those that would fail.
 
     Raises:
         MissingData: a trace is absent.
-        InvalidInput: a policy is not known, a trace has no models, or all seeds draw the same jobs.
+        InvalidInput: a policy is unknown, a trace has no models, or all seeds draw the same jobs.
     """
     every = list(asked)
     for name in dict.fromkeys(one.policy for one in every):

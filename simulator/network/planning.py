@@ -1,4 +1,4 @@
-"""The number of network plans and the time that they took."""
+"""The number of network plans and the time spent on them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ class Plans:
         contention: Contention,
         clock: Callable[[], float],
     ) -> NetworkPlan:
-        """Return the network plan.
-
-        ``clock`` is read before and after, and influences no decision.
-        """
+        """Return the network plan. ``clock`` is read before and after, and influences no decision."""
         before_s = clock()
         found = plan(contention)
         took_s = clock() - before_s

@@ -13,15 +13,15 @@ from tessera.simulator.report.style import LIGHT, Style, drawing, legend, percen
 from tessera.simulator.statistics import Interval, mean_intervals
 
 BANDS: Final = 5
-"""The most curves that are drawn with bands. More curves have bars, which hide less."""
+"""Largest number of curves that are drawn with bands. More curves have bars, which hide less."""
 MARKED: Final = 9
-"""The most values of the parameter that are marked on the axis."""
+"""Largest number of values of the parameter that are marked on the axis."""
 _BAR_IN: Final = 0.19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Values at ``x`` and their intervals. Where there is no value or interval, it is NaN."""
+    """Values at ``x`` with their intervals. Missing values and intervals are NaN."""
 
     x: np.ndarray
     value: np.ndarray
@@ -94,8 +94,8 @@ def bars(
 ) -> Plot:
     """Plot bars from left to right, with groups as rows: series -> group -> value.
 
-    Groups suit things with many long names, such as policies. Series differ by colour and suit few
-    things, such as kinds of information. A group that a series lacks has no bar.
+    Groups suit many items with long names, such as policies. Series differ in colour and suit few
+    items, such as kinds of information. A group that a series lacks has no bar.
     """
     looks = styles_for(series, styles)
     groups = list(dict.fromkeys(group for values in series.values() for group in values))

@@ -16,12 +16,14 @@ from tessera.simulator.report.style import LIGHT, drawing
 
 COLUMNS: Final = 1000
 ROWS: Final = 400
-"""The fewest rows of the picture, so that a small cluster is not blurred."""
+"""Smallest number of rows of the picture, so that a small cluster is not blurred."""
 MOST: Final = 1600
-"""The most rows of the picture. Of larger clusters, only each second, third ... GPU is drawn."""
+"""Largest number of rows of the picture. Of larger clusters, only each second, third ... GPU is
+drawn."""
 FREE: Final = (128, 128, 128, 40)
 HUES: Final = 0.61803398875
-"""The hue step between jobs, as a share of a full turn, by which neighbours in time differ most."""
+"""Step of hue between consecutive jobs, as a share of a full turn. With this one, jobs that follow
+each other in time differ most."""
 SAME_S: Final = 1e-6
 
 Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
@@ -30,7 +32,7 @@ Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A job's hold of GPUs, which are numbered from 0 in order of nodes."""
+    """The GPUs that a job holds for some time. GPUs are numbered from 0 in order of nodes."""
 
     job: str
     start_s: float
@@ -49,10 +51,9 @@ def gpu_map(
 ) -> Plot:
     """Plot the GPUs of all nodes over time, with a colour for each job.
 
-    GPUs are from top to bottom in order of nodes, and time is from left to right.
-
-    ``node_types`` names the GPU type of each node; nodes of a type must be adjacent. Only the
-    number of GPUs on each node is known, so that the map gives a job the first free ones.
+    GPUs are ordered by node from top to bottom, and time runs from left to right. ``node_types``
+    names the GPU type of each node. Nodes of a type must be adjacent. Only the number of GPUs on
+    each node is known, so that the map shows a job on the first free ones.
     """
     held = place_segments(segments, node_gpus)
     scale, unit = time_unit(end_s)
@@ -76,9 +77,10 @@ def gpu_map(
 
 
 def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
-    """Return which GPUs each segment holds, and refuse more than a node has.
+    """Return the GPUs that each segment holds. A job keeps those of its previous segment if free.
 
-    A job keeps the GPUs of its previous segment if they are free.
+    Raises:
+        InvalidInput: segments hold more GPUs than a node has.
     """
     first = np.cumsum([0, *node_gpus])
     until_s = np.full(int(first[-1]), -np.inf)
@@ -123,7 +125,7 @@ def _image(held: Sequence[Held], total: int, end_s: float) -> np.ndarray:
 
 
 def _types(axes: Any, node_gpus: Sequence[int], node_types: Sequence[str] | None) -> None:
-    """Write the GPU types at the right, with lines between them."""
+    """Write the GPU types at the right, with lines between the types."""
     if node_types is None:
         return
     first = np.cumsum([0, *node_gpus])

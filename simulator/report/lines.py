@@ -14,14 +14,14 @@ POINTS: Final = 400
 """The largest number of points drawn for a line. A longer line is drawn as means over this many
 equal parts of the time."""
 CROWD: Final = (8, 150)
-"""The number of series from which lines get fewer points, and the number of points then. Means over
-longer times are easier to distinguish."""
+"""The number of series from which each line has fewer points, and that number of points. Many lines
+are easier to distinguish if their points are means over longer times."""
 UNITS: Final = (
     (3 * 86_400.0, 86_400.0, "days"),
     (10_800.0, 3600.0, "hours"),
     (180.0, 60.0, "minutes"),
 )
-"""The number of seconds from which a unit is used, the seconds of the unit, and its name."""
+"""The seconds from which a unit of time is used, the seconds of the unit, and its name."""
 TICKS: Final = {
     1: "1 s",
     10: "10 s",
@@ -36,7 +36,7 @@ TICKS: Final = {
 """The marks of a logarithmic axis of seconds."""
 
 Steps = tuple[np.ndarray, np.ndarray]
-"""Times in seconds, ascending, and the values from each time on."""
+"""Ascending times in seconds, and the value from each time on."""
 
 
 def over_time(
@@ -81,9 +81,9 @@ def over_time(
 def thin_steps(
     at_s: np.ndarray, values: np.ndarray, end_s: float, points: int = POINTS
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the edges and values of steps, and whether they are means.
+    """Return the edges and values of at most ``points`` steps, and whether they are means.
 
-    The area below stays the same.
+    The area below the steps stays the same.
     """
     inside = at_s < end_s
     at_s, values = at_s[inside], values[inside]
@@ -105,10 +105,11 @@ def distribution(
     caption: str = "",
     styles: Mapping[str, Style] | None = None,
 ) -> Plot:
-    """Plot the share of jobs with at most a value, such as the JCT, on a logarithmic axis.
+    """Plot the cumulative distribution of a value of jobs, such as the JCT, on a logarithmic axis.
 
-    ``totals`` counts all jobs of a series. If some have no value, because they did not finish, the
-    curve ends below 1. With ``seconds``, the axis has marks at minutes, hours and days.
+    ``totals`` has the number of all jobs of each series. If some jobs have no value, because they
+    did not finish, the curve ends below 1. With ``seconds``, the axis has marks at minutes, hours
+    and days.
     """
     looks = styles_for(samples, styles)
     said = []
@@ -149,11 +150,9 @@ def gap_over_rounds(
 ) -> Plot:
     """Plot relative gaps to a proven bound as points, round by round.
 
-    Below 0.01 % the axis is linear.
-
-    A series is (round numbers, gaps as fractions). Rounds without a bound have an infinite gap;
-    they are counted below the picture and not drawn. If there are many rounds, each point is the
-    largest gap of a few.
+    A series is (round numbers, gaps as fractions). Rounds without a bound have an infinite gap. They
+    are not drawn, and their number is stated below the picture. If there are many rounds, each point
+    is the largest gap of a few. Below 0.01 %, the axis is linear.
     """
     looks = styles_for(series, styles)
     said, unbounded, few = [], [], 1
@@ -195,7 +194,7 @@ def gap_over_rounds(
 def worst(
     rounds: np.ndarray, gaps: np.ndarray, points: int = POINTS
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the round and size of the largest gap in each group of rounds, and the group size."""
+    """Return the round and the size of the largest gap in each group of rounds, and the group size."""
     few = -(-len(gaps) // points) or 1
     starts = range(0, len(gaps), few)
     at = np.array([s + int(np.argmax(gaps[s : s + few])) for s in starts], np.int64)

@@ -18,9 +18,9 @@ def outcomes(
 ) -> Generator[Outcome, None, None]:
     """Yield each task's outcome as it ends. Closing the iterator cancels the tasks that run.
 
-    Our code is sent to the nodes, whatever is installed there. The libraries that it needs and the
-    files that options name must be there already. A task takes one CPU, and at most ``limit`` tasks
-    run at a time. Ray repeats those whose node was lost.
+    Our code is sent to the nodes and replaces any version that is installed there. The libraries
+    that it needs and the files that options name must already be on the nodes. A task takes one CPU,
+    and at most ``limit`` tasks run at a time. Ray repeats tasks whose node was lost.
     """
     ray = library()
     ours = not ray.is_initialized()

@@ -17,9 +17,9 @@ from typing import Final
 from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
 
 SAID: Final = 8000
-"""Bytes of a failed task's standard error that are reported, counted from its end."""
+"""Number of bytes at the end of a failed task's standard error that are reported."""
 GOODBYE_S: Final = 10.0
-"""Seconds that a process without work has to end on its own."""
+"""Seconds that a process without work may take to end before it is killed."""
 
 
 def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, None]:
@@ -62,10 +62,10 @@ def here(tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
 
 
 class _Worker:
-    """A process for one task after another, which is replaced if a task has ended it.
+    """A process that runs one task after another, and is replaced if a task ends it.
 
     It is a fresh interpreter in a separate session. An interrupt at the terminal therefore reaches
-    only us, and we can end the process together with everything that it started.
+    only this process, which can end the worker together with everything that it started.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,9 @@ class _Worker:
         if process.stdin is None or process.stdout is None:
             raise AssertionError("the process has pipes for input and output")
         reply = ""
-        with contextlib.suppress(BrokenPipeError):  # it ended before it read; its status says how
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # the process ended before it read; its status says how
             process.stdin.write(task.call + "\n")
             process.stdin.flush()
             reply = process.stdout.readline()
@@ -101,7 +103,7 @@ class _Worker:
                 _kill(self._process)
 
     def close(self) -> None:
-        """Let the process end on its own, and release its resources. No task may be running."""
+        """Wait for the process to end, and release its resources. No task may be running."""
         if self._process is not None:
             self._end()
         self._stderr.close()
@@ -136,7 +138,7 @@ class _Worker:
             process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
             raise AssertionError("the process exists and has pipes for input and output")
-        with contextlib.suppress(BrokenPipeError):  # calls that it never read
+        with contextlib.suppress(BrokenPipeError):  # the process has not read all calls
             process.stdin.close()
         try:
             code = process.wait(GOODBYE_S)

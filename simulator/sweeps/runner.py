@@ -1,7 +1,4 @@
-"""The execution of a sweep.
-
-Finished tasks are skipped, failures lose nothing, and progress is shown.
-"""
+"""The execution of a sweep, with progress. Finished tasks are skipped, and failures lose no results."""
 
 from __future__ import annotations
 
@@ -140,7 +137,7 @@ def _outcomes(
 
 @contextmanager
 def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
-    """Show progress on standard error: a bar on a terminal, else a line for each task."""
+    """Show progress on standard error, as a bar on a terminal or else as a line for each task."""
     console = Console(stderr=True, highlight=False, markup=False)
     columns = (
         BarColumn(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tessera.formulation.errors import InvalidInput
 
 MAX_ERRORS = 20
-"""The number of mistakes after which reading stops. All are reported together."""
+"""Number of mistakes after which reading stops. All mistakes are reported together."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
@@ -29,7 +29,7 @@ class Mistakes:
     found: list[str] = field(default_factory=list)
 
     def add(self, line: int, column: str, allowed: str) -> None:
-        """Record a mistake. At the twentieth, raise InvalidInput with all of them."""
+        """Record a mistake. After ``MAX_ERRORS`` mistakes, raise InvalidInput with all of them."""
         place = f"{self.file} line {line}" + (f", column {column}" if column else "")
         self.found.append(f"{place}: {allowed}")
         if len(self.found) >= MAX_ERRORS:
@@ -46,7 +46,8 @@ class Mistakes:
 class Row:
     """A row of the file.
 
-    Its methods record a mistake in a field and return a substitute value; see ``ok``.
+    If a field is wrong, its methods record the mistake and return a substitute. ``ok`` is then
+    false.
     """
 
     line: int
@@ -132,10 +133,7 @@ def decode_file(data: bytes, file: str) -> str:
 
 
 def header_of(text: str) -> tuple[str, ...]:
-    """Return the column names of the first line that is not empty.
-
-    Without such a line, return no names.
-    """
+    """Return the column names of the first line that is not empty, or none without such a line."""
     first = next((line for line in text.splitlines() if line), "")
     return tuple(cell.strip() for cell in next(csv.reader([first]), []))
 

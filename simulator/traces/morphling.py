@@ -76,12 +76,22 @@ _WORKLOAD_REST: Final = (
 
 
 def read_measured(path: Path) -> list[EstimateRecord]:
-    """Read measurements. Raises InvalidInput (with every mistake) and OSError."""
+    """Read measurements.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     return parse_measured(path.read_bytes(), path.name)
 
 
 def read_workload(path: Path) -> list[Arrival]:
-    """Read a trace. Raises InvalidInput (with every mistake) and OSError."""
+    """Read a trace.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     return parse_workload(path.read_bytes(), path.name)
 
 
@@ -94,10 +104,10 @@ class _Measured(NamedTuple):
 def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
     """Return one estimate for each model, plan, pipeline degree, and number of GPUs and nodes.
 
-    If several placements share these (4+4, 3+5 and 2+6 GPUs on two nodes), the most even one is
-    taken, because our gangs are spread evenly over nodes. Uneven ones run up to 6 times slower
-    (ViT). If a placement was measured with several numbers of CPU threads, the fastest is taken. A
-    configuration that did not run has inf.
+    If several placements agree in these (4+4, 3+5 and 2+6 GPUs on two nodes), the most even one is
+    taken, because our gangs are spread evenly over nodes. Uneven ones take up to 6 times as long
+    (ViT). If a placement was measured with several numbers of CPU threads, the fastest is taken. The
+    time of a configuration that did not run is inf.
 
     Raises:
         InvalidInput: the first 20 mistakes, one on each line.

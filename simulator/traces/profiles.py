@@ -1,4 +1,4 @@
-"""Profiles: measured or estimated iteration times from a CSV file (format: README.md)."""
+"""Profiles, i.e. measured or estimated iteration times, from a CSV file (format: README.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ MAX_ITERATION_S = 1e6
 
 
 def read_profiles(path: Path) -> list[EstimateRecord]:
-    """Read a file. Raises InvalidInput (with every mistake) and OSError."""
+    """Read a file.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     return parse_profiles(path.read_bytes(), path.name)
 
 

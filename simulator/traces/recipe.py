@@ -1,4 +1,4 @@
-"""A sequence of steps that shape a trace, in the one order in which they make sense together."""
+"""A sequence of steps that shape a trace, in the only order in which they make sense together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.simulator.traces.trace import Arrival, Asked
 class Recipe:
     """The changes to make to a trace.
 
-    A step that is None or False is skipped. The functions of each step say more.
+    A step that is None or False is skipped. The functions of the steps describe them.
     """
 
     redraw: bool = False
@@ -32,7 +32,7 @@ class Recipe:
     load: float | None = None
     guaranteed_share: float | None = None
     quota_gpus: int | None = None
-    """The quota in GPUs. If None, it is all GPUs of the cluster, as in Morphling's trace MT."""
+    """The quota in GPUs. If it is None, it is all GPUs of the cluster, as in Morphling's trace MT."""
     tightness: tuple[float, float] | None = None
     deadline_factor: float | None = None
     without_deadlines: bool = False
@@ -57,13 +57,19 @@ def follow(
 ) -> tuple[list[Arrival], list[TenantSpec]]:
     """Return the jobs after all steps, and the tenants that they belong to.
 
-    The steps are, in this order: models are drawn; the busiest hours and a share of the jobs are
-    taken; large models are brought to their share; arrivals and lives are scaled; jobs are taken to
-    reach the load; tenants are drawn; deadlines are set.
+    The steps have this order:
 
-    ``speeds`` must know the cluster's capacity if ``recipe.needs_speeds``. Jobs whose models are
-    redrawn may have run elsewhere before. Each step has a separate seed, so that an extra step does
-    not change what the others draw.
+    1. Models are drawn.
+    2. The busiest hours and a share of the jobs are taken.
+    3. Large models are brought to their share.
+    4. Arrivals and lives are scaled.
+    5. Jobs are taken to reach the load.
+    6. Tenants are drawn.
+    7. Deadlines are set.
+
+    ``speeds`` must have the cluster's capacity if ``recipe.needs_speeds``. Jobs whose models are
+    redrawn need not be able to run on the cluster before. Each step has a separate seed, so that an
+    additional step does not change the draws of the others.
 
     Raises:
         InvalidInput: a step cannot be done, or needs ``speeds``.
@@ -91,9 +97,10 @@ def follow(
 
 
 def gpus_of(speeds: Speeds) -> int:
-    """Return the GPUs of the cluster that ``speeds`` was made for.
+    """Return the number of GPUs of the cluster for which ``speeds`` was made.
 
-    Raises InvalidInput if it has none.
+    Raises:
+        InvalidInput: no cluster is known, or it has no GPUs.
     """
     if speeds.room is None or not speeds.room.total_gpus:
         raise InvalidInput("nodes", "are missing; give the nodes of the cluster")

@@ -1,4 +1,4 @@
-"""A check for jobs of a trace that cannot be what their author meant.
+"""Checks for jobs of a trace that cannot be as their author intended.
 
 Such jobs are refused or dropped.
 """
@@ -34,7 +34,7 @@ EARLY = "an arrival before 0"
 
 
 class Dropped(NamedTuple):
-    """A bad job, the reason (one of the constants above) and the detail that is wrong."""
+    """A bad job with the reason (one of the constants above) and the wrong detail."""
 
     job: str
     reason: str
@@ -55,7 +55,7 @@ class Screened(Generic[_T]):
     def message(self) -> str:
         """Return a line for each reason, with the number of jobs and the first of them.
 
-        If all is well, return "".
+        If no job is bad or out of order, return "".
         """
         return "\n".join([*bad_lines(self.dropped), *order_lines(self.reordered)])
 
@@ -70,12 +70,13 @@ def screen(
     """Return the jobs that can be simulated on a cluster, by arrival.
 
     A job is bad if it repeats a name, has no iterations, arrives before 0 or runs a model without
-    estimates. It is also bad if it asks for GPUs on which it cannot run, according to the cluster
-    or the profiles. A job that asks for no GPU type must run on some type with its number of GPUs.
-    Jobs that are out of order are sorted, which loses nothing.
+    estimates. It is also bad if it requests GPUs on which it cannot run, according to the cluster
+    or the profiles. A job that requests no GPU type must run on some type with its number of GPUs.
+    Jobs that are out of order are sorted and not dropped.
 
     Raises:
-        InvalidInput: ``on_bad`` is "refuse" and jobs are bad or out of order; all reasons with their counts.
+        InvalidInput: ``on_bad`` is "refuse" and jobs are bad or out of order; the message has all
+            reasons with their counts.
     """
     room = Room.of(nodes)
     speeds = Speeds(profiles, room)
@@ -86,7 +87,7 @@ def screen(
 def screen_profiled(
     arrivals: Sequence[Arrival], profiles: Iterable[EstimateRecord], on_bad: OnBad = "refuse"
 ) -> Screened[Arrival]:
-    """Return the jobs whose durations are known, whatever the cluster.
+    """Return the jobs whose durations are known, on any cluster.
 
     Otherwise this works like ``screen``.
     """
@@ -128,14 +129,11 @@ def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
 
 
 def order_lines(reordered: Sequence[str]) -> list[str]:
-    """Return a line about the jobs that are out of order.
-
-    If there are no such jobs, return no line.
-    """
+    """Return a line about the jobs that are out of order, or no line without such jobs."""
     if not reordered:
         return []
-    found = [Dropped(name, "") for name in reordered]
-    return [_line(f"{_jobs(len(found))} listed after a job that arrives later", found)]
+    late = [Dropped(name, "") for name in reordered]
+    return [_line(f"{_jobs(len(late))} listed after a job that arrives later", late)]
 
 
 def _misshapen(one: Arrival) -> Dropped | None:
@@ -147,7 +145,7 @@ def _misshapen(one: Arrival) -> Dropped | None:
 
 
 def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped | None:
-    """Return the most basic fault of a job. If it has none, return None."""
+    """Return the most basic fault of a job, or None if the job is good."""
     spec = one.spec
     if (misshapen := _misshapen(one)) is not None:
         return misshapen
@@ -159,7 +157,7 @@ def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped |
 
 
 def _unpriced(spec: JobSpec, speeds: Speeds) -> Dropped | None:
-    """Return why it is not known how fast a job runs as requested. If it is known, return None."""
+    """Return the reason why a job's speed as requested is unknown, or None if it is known."""
     work = spec.workload
     if not speeds.knows(work):
         return Dropped(spec.name, UNKNOWN_MODEL, f"{work.model} {work.params} {work.global_batch}")
@@ -177,7 +175,7 @@ def _cell(spec: JobSpec) -> str:
 
 
 def _most(spec: JobSpec, room: Room) -> int:
-    """Return the most GPUs of one type that a job may ask for."""
+    """Return the largest number of GPUs of one type that a job may request."""
     if spec.requested_type:
         return room.gpus.get(spec.requested_type, 0)
     return max(room.gpus.values(), default=0)
@@ -218,7 +216,7 @@ def _sift(
 
 
 def in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
-    """Return the jobs by arrival, and the names of those that were below one that arrives later."""
+    """Return the jobs by arrival, and the names of those listed after a job that arrives later."""
     late, latest_s = [], float("-inf")
     for one in items:
         if one.arrival_s < latest_s:

@@ -1,10 +1,8 @@
-"""Functions that turn a trace into the one that an experiment needs.
-
-They are pure: from arrivals to arrivals.
+"""Pure functions from arrivals to arrivals, which adapt a trace to an experiment.
 
 Jobs keep their order and, unless stated otherwise, everything else. The same arguments give the
-same jobs. Functions that must know how long a job takes require that every job runs as requested:
-screen first.
+same jobs. Functions that need the durations of jobs require that every job runs as requested, so
+that traces must be screened first.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ def busiest(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
     """Return the jobs of the ``hours`` in which most jobs arrive, with times from their start.
 
     If several stretches of time are equally busy, the earliest is taken. Morphling, section 7.3,
-    takes Philly's busiest 12 hours and does not say by which measure. Here it is the number of
-    jobs, because GPU-hours would follow the single longest job.
+    takes Philly's busiest 12 hours and does not specify the measure. Here it is the number of jobs,
+    because a measure by GPU-hours would follow the single longest job.
     """
     _positive("hours", hours)
     times = np.array([a.arrival_s for a in arrivals])
@@ -74,9 +72,10 @@ def sample_jobs(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Ar
 def sampled_to_load(
     arrivals: Sequence[Arrival], speeds: Speeds, gpus: int, load: float, seed: int
 ) -> list[Arrival]:
-    """Return uniformly drawn jobs, as many as bring the load (``speeds.load``) nearest to ``load``.
+    """Return uniformly drawn jobs in the number that brings the load nearest to ``load``.
 
-    Jobs are drawn one by one until the load passes ``load`` for the last time.
+    Jobs are drawn one by one until the load passes ``load`` for the last time. The load is defined
+    in :mod:`tessera.simulator.traces.speeds`.
 
     Raises:
         InvalidInput: the load of all jobs is less than 0.99 of ``load``.
@@ -101,7 +100,7 @@ def sampled_to_load(
 
 
 def faster_arrivals(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
-    """Return the jobs with arrivals ``factor`` times as fast. The load grows as much."""
+    """Return the jobs with arrivals ``factor`` times as fast. The load grows by the same factor."""
     _positive("factor", factor)
     return [a._replace(arrival_s=a.arrival_s / factor) for a in arrivals]
 
