@@ -247,13 +247,13 @@ def search_plans(
     """Return the plan that the runtime's search chooses for each degree, with its real latency."""
     runtime, count = setting.runtime, setting.training.micro_batches
     searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-    found = best_plans(options, searched, setting.shape.gpus, degrees, cancelled)
+    plans = best_plans(options, searched, setting.shape.gpus, degrees, cancelled)
     if runtime.planned_as is None:
-        return found
+        return plans
     real = latency_of(costs, count, runtime.overlap)
     return {
         stages: Found(rows=f.rows, latency_s=real.of(np.array(f.rows, dtype=np.int64)))
-        for stages, f in found.items()
+        for stages, f in plans.items()
     }
 
 
@@ -270,19 +270,19 @@ def proxy_plans(
     planner does not consider the latency of a plan.
     """
     training, gpus = setting.training, setting.shape.gpus
-    one = np.ones(1, dtype=np.int64)
+    single = np.ones(1, dtype=np.int64)
     forward_s, backward_s = setting.compute.layer_s(
-        setting.graph, training, np.full(1, float(training.micro_batch)), one
+        setting.graph, training, np.full(1, float(training.micro_batch)), single
     )
     load_s = (training.forwards * forward_s + backward_s)[0]
     comm_s = comm_each(costs, training.micro_batches)
-    found: dict[int, Found] = {}
+    plans: dict[int, Found] = {}
     for stages in degrees:
         require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
             whole = frontier(options, load_s, comm_s, gpus, stages, training.micro_batches)
-            found[stages] = _as_run(setting, costs, whole.proxy.rows)
-    return found
+            plans[stages] = _as_run(setting, costs, whole.proxy.rows)
+    return plans
 
 
 def assembled_plans(
@@ -301,7 +301,7 @@ def assembled_plans(
     depth = np.zeros(len(costs.candidates), dtype=np.int64)
     depth[options.source] = options.depth
     handed_bytes = graph.element_bytes * training.micro_batch * graph.boundary
-    found: dict[int, Found] = {}
+    plans: dict[int, Found] = {}
     for stages in degrees:
         require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
@@ -316,8 +316,8 @@ def assembled_plans(
                 setting.shape.gpus_per_node,
                 training.micro_batches,
             )
-            found[stages] = _as_run(setting, costs, best.rows)
-    return found
+            plans[stages] = _as_run(setting, costs, best.rows)
+    return plans
 
 
 def _as_run(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> Found:

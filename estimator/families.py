@@ -224,20 +224,20 @@ def _planned(
         iter_time_s=0.0,
         memory_bytes=(0.0,) * stages,
     )
-    found = traffic_of(setting, plan)
-    return found if tp == 1 else _inside_hosts(found, hardware)
+    cell_traffic = traffic_of(setting, plan)
+    return cell_traffic if tp == 1 else _inside_hosts(cell_traffic, hardware)
 
 
-def _inside_hosts(found: CellTraffic, hardware: Hardware) -> CellTraffic:
+def _inside_hosts(traffic: CellTraffic, hardware: Hardware) -> CellTraffic:
     """Return the iteration with the all-reduces of tensor groups as compute, at NVLink bandwidth."""
-    tensor_s = max(s.tensor[0] for s in found.stages) / hardware.link_bytes_per_s
-    quiet = tuple(replace(s, tensor=(0.0, 0)) for s in found.stages)
-    return replace(found, stages=quiet, compute_s=found.compute_s + tensor_s)
+    tensor_s = max(s.tensor[0] for s in traffic.stages) / hardware.link_bytes_per_s
+    quiet = tuple(replace(s, tensor=(0.0, 0)) for s in traffic.stages)
+    return replace(traffic, stages=quiet, compute_s=traffic.compute_s + tensor_s)
 
 
-def _after_compute(found: CellTraffic) -> CellTraffic:
+def _after_compute(traffic: CellTraffic) -> CellTraffic:
     """Return the iteration with its gradients sent after compute has ended."""
-    return replace(found, start_s=gradient_share(found.stages) * found.compute_s)
+    return replace(traffic, start_s=gradient_share(traffic.stages) * traffic.compute_s)
 
 
 def _bert_base() -> Graph:

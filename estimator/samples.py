@@ -46,12 +46,12 @@ def sample_profiles(
 @cache
 def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecord, ...]:
     asked = [(shape, d) for n in counts for shape in shapes(hardware, n) for d in degrees(n)]
-    found: list[EstimateRecord] = []
+    records: list[EstimateRecord] = []
     for model in sampled_models():
         coarse = replace(model, graph=coarsen_graph(model.graph, COARSE_LAYERS))
         for batch in coarse.batches:
-            found += _records(coarse, batch, hardware, asked)
-    return tuple(found)
+            records += _records(coarse, batch, hardware, asked)
+    return tuple(records)
 
 
 def sampled_models() -> list[Published]:

@@ -107,10 +107,10 @@ def check_fields(kind: type[DataclassInstance], where: str, value: object) -> di
 def entry_of(kind: type[DataclassInstance]) -> type[Entry]:
     """Return the entry with the fields of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
-    found: dict[str, Any] = {
+    definitions: dict[str, Any] = {
         f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)
     }
-    return create_model(kind.__name__, __base__=Entry, **found)
+    return create_model(kind.__name__, __base__=Entry, **definitions)
 
 
 def whole(low: int, high: int) -> WrapValidator:
@@ -173,12 +173,12 @@ def describe_value(value: object) -> str:
 def _within(low: float, high: float, wanted: str) -> WrapValidator:
     def checked(value: object, inner: ValidatorFunctionWrapHandler) -> object:
         try:
-            found = inner(value)
+            number = inner(value)
         except ValidationError:
-            found = math.nan
-        if not low <= found <= high:
+            number = math.nan
+        if not low <= number <= high:
             raise _wrong(f"must be {wanted}, not {describe_value(value)}")
-        return found
+        return number
 
     return WrapValidator(checked)
 
@@ -192,8 +192,8 @@ def _told(where: str, error: ValidationError) -> InvalidInput:
 
     If a mapping has no place, the place is its unknown or missing key.
     """
-    found = error.errors(include_url=False)
-    first = found[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     if not where and first["loc"] == () and first["type"] == "unknown_key":
         return InvalidInput(first["ctx"]["key"], first["msg"])
     if not where and len(first["loc"]) == 1 and first["type"] == "missing":
@@ -202,7 +202,7 @@ def _told(where: str, error: ValidationError) -> InvalidInput:
         return InvalidInput(_place(where, first["loc"]), _problem(first))
     inside = first["loc"][:-1]
     missing = [
-        repr(e["loc"][-1]) for e in found if e["type"] == "missing" and e["loc"][:-1] == inside
+        repr(e["loc"][-1]) for e in errors if e["type"] == "missing" and e["loc"][:-1] == inside
     ]
     return InvalidInput(_place(where, inside), f"needs {', '.join(missing)}")
 

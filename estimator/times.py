@@ -100,10 +100,10 @@ class BestPlan:
         setting, costs = parts.setting, parts.at(factors)
         runtime, count = setting.runtime, setting.training.micro_batches
         searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-        found = search_plans(setting, costs, options_of(parts.candidates, parts.depth), degrees)
-        if not found:
+        best = search_plans(setting, costs, options_of(parts.candidates, parts.depth), degrees)
+        if not best:
             return []
-        rows = min((f.rows for f in found.values()), key=searched.of)
+        rows = min((f.rows for f in best.values()), key=searched.of)
         return [(1.0, np.array(rows, dtype=np.int64))]
 
 
@@ -149,10 +149,10 @@ class CellTimes:
             at = log_values[i]
             plans = self._chooser.plans(parts, np.exp(at), self._degrees_of(subject))
             if plans:
-                found = [_log_time(parts, rows, at) for _, rows in plans]
+                times = [_log_time(parts, rows, at) for _, rows in plans]
                 share = np.array([likely for likely, _ in plans])
-                values[i] = share @ np.array([value for value, _ in found])
-                gradients[i] = share @ np.stack([gradient for _, gradient in found])
+                values[i] = share @ np.array([value for value, _ in times])
+                gradients[i] = share @ np.stack([gradient for _, gradient in times])
         return values, gradients
 
     def parts(self, subject: Subject) -> Parts:

@@ -119,10 +119,10 @@ def _model_named(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Mo
     for spec in own:
         if (spec.model, spec.params) == key:
             return read_model(field, spec)
-    found = published_models().get(key)
-    if found is None:
+    published = published_models().get(key)
+    if published is None:
         raise InvalidInput(field, unknown_model(workload))
-    return Model(graph=found.graph, training=found.training, zero=found.zero)
+    return Model(graph=published.graph, training=published.training, zero=published.zero)
 
 
 def known_models(
@@ -132,12 +132,12 @@ def known_models(
 
     ``measured`` is as in ``model_of``.
     """
-    specs, found = tuple(own), {}
+    specs, models = tuple(own), {}
     names = {(spec.model, spec.params) for spec in specs} | published_models().keys()
     for workload in dict.fromkeys(workloads):
         if (workload.model, workload.params) in names:
-            found[workload] = model_of("", workload, specs, measured)
-    return found
+            models[workload] = model_of("", workload, specs, measured)
+    return models
 
 
 def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
@@ -262,10 +262,10 @@ class Estimator:
         setting = self._setting(next(iter(subjects.values())))
         plans = cells(setting, wanted, cancelled=cancelled)
         times = self._calibration.estimates([subjects[degree] for degree in plans])
-        found = dict(zip(plans, times, strict=True))
+        by_degree = dict(zip(plans, times, strict=True))
         estimates, profile = [], self._models[workload].profiles.get(gpu_type)
         for degree in wanted:
-            plan, time = plans.get(degree), found.get(degree)
+            plan, time = plans.get(degree), by_degree.get(degree)
             fits = plan is not None and time is not None
             record = EstimateRecord(
                 workload=workload,
@@ -323,7 +323,7 @@ class Estimator:
 
     def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
         """Return one measurement for each Cell that the time model covers."""
-        found = [
+        measured = [
             Measurement(subject=self._subject(r.workload, r.cell), iter_time_s=r.iter_time_s)
             for r in measured_cells(measurements)
             if r.workload in self._models
@@ -331,7 +331,7 @@ class Estimator:
             and r.cell.gpus % r.cell.nodes == 0
             and r.cell.pipeline_degree >= 1
         ]
-        return found[-MAX_LEARNED:]
+        return measured[-MAX_LEARNED:]
 
 
 def _degrees(subject: Subject) -> Sequence[int]:

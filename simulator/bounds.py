@@ -65,12 +65,12 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
     )
     amount = np.concatenate([draft.gpus[column], np.ones(len(column)), rate[column] / work[job]])
     matrix: Any = coo_matrix((amount, (row, np.tile(entry, 3))), shape=(len(limits), len(column)))
-    found = linprog(
+    solution = linprog(
         -rate[column] / draft.unit_rate[job] / horizon_s,
         A_ub=matrix.tocsr(),
         b_ub=limits,
         method="highs-ipm",
     )
-    if found.status != 0 or found.fun is None:
-        raise NoBound(f"HiGHS ended with: {found.message}; try fewer intervals")
-    return -float(found.fun)
+    if solution.status != 0 or solution.fun is None:
+        raise NoBound(f"HiGHS ended with: {solution.message}; try fewer intervals")
+    return -float(solution.fun)

@@ -57,24 +57,24 @@ def failures(
 
     The same arguments give the same failures. Those of a node do not depend on the other nodes.
     """
-    found = [
+    drawn = [
         Failure(node=node.name, down_s=down_s, up_s=up_s)
         for node, rng in _streams(nodes, seed, 0)
         for down_s, up_s in _spells(rng, hazards.between_failures_s, hazards.repair_s, until_s)
     ]
-    return sorted(found, key=lambda f: (f.down_s, f.node))
+    return sorted(drawn, key=lambda f: (f.down_s, f.node))
 
 
 def stragglers(
     nodes: Sequence[NodeSpec], until_s: float, seed: int, hazards: Hazards = Hazards()
 ) -> list[Straggler]:
     """Return the lags that begin before ``until_s``, drawn and ordered like ``failures``."""
-    found = []
+    drawn = []
     for node, rng in _streams(nodes, seed, 1):
         for start_s, end_s in _spells(rng, hazards.between_lags_s, hazards.lag_s, until_s):
             factor = float(rng.uniform(1.0, hazards.slowest))
-            found.append(Straggler(node=node.name, start_s=start_s, end_s=end_s, factor=factor))
-    return sorted(found, key=lambda s: (s.start_s, s.node))
+            drawn.append(Straggler(node=node.name, start_s=start_s, end_s=end_s, factor=factor))
+    return sorted(drawn, key=lambda s: (s.start_s, s.node))
 
 
 def _streams(

@@ -163,10 +163,10 @@ def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> 
     level = np.cumsum(step)
     area = np.append(0.0, np.cumsum(level[:-1] * np.diff(at))) if len(at) else np.zeros(0)
     last = np.searchsorted(at, edges, side="right") - 1
-    found = np.zeros(len(edges))
+    integral = np.zeros(len(edges))
     past = last >= 0
-    found[past] = area[last[past]] + level[last[past]] * (edges[past] - at[last[past]])
-    return found
+    integral[past] = area[last[past]] + level[last[past]] * (edges[past] - at[last[past]])
+    return integral
 
 
 def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str, float]:

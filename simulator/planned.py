@@ -42,10 +42,10 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
     by_job: dict[int, list[int]] = {}
     for leg in range(len(legs)):
         by_job.setdefault(int(legs.job[leg]), []).append(leg)
-    found = math.inf
+    earliest_s = math.inf
     for decision in outcome.decisions:
-        mine = by_job.get(decision.job)
-        if mine is None or not (admission.binding or snapshot.jobs.admitted[decision.job]):
+        rows = by_job.get(decision.job)
+        if rows is None or not (admission.binding or snapshot.jobs.admitted[decision.job]):
             continue
         job = decision.job
         has = decision.cell if decision.gang is not None else None
@@ -54,7 +54,7 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
             int(snapshot.jobs.workload[job]),
         )
         planned: list[_Leg] = []
-        for leg in sorted(mine, key=lambda k: float(legs.start_s[k])):
+        for leg in sorted(rows, key=lambda k: float(legs.start_s[k])):
             spec = legs.key_at(leg)
             end_s = min(float(legs.end_s[leg]), deadline_s)
             rate = rates.get((workload, spec), 0.0)
@@ -62,10 +62,10 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
         lasts_s = _lasts_s(
             snapshot, decision, float(left[job]), planned, admission.until_s, float(reserve_s[job])
         )
-        found = min(found, lasts_s)
-    if math.isinf(found):
-        return found
-    return max(admission.until_s, math.floor(found / round_s + 1e-9) * round_s)
+        earliest_s = min(earliest_s, lasts_s)
+    if math.isinf(earliest_s):
+        return earliest_s
+    return max(admission.until_s, math.floor(earliest_s / round_s + 1e-9) * round_s)
 
 
 def _rates(outcome: Outcome) -> dict[tuple[int, CellKey], float]:

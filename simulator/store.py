@@ -81,8 +81,8 @@ class MemoryStore:
         self.gpu_types = tuple(scenario.gpu_types)
         self.workloads = _workloads(scenario)
         known = set(self.workloads)  # no job has any other workload
-        told = scenario.profiles if visible is None else visible
-        profiles = [e for e in told if e.workload in known]
+        visible_records = scenario.profiles if visible is None else visible
+        profiles = [e for e in visible_records if e.workload in known]
         self.plans = tuple(sorted({"", *(e.cell.plan for e in profiles)}))
         self._nodes = _nodes(scenario)
         self.estimates = estimates_table(
@@ -420,9 +420,9 @@ _STATED = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {"wor
 
 
 def _workloads(scenario: Scenario) -> tuple[Workload, ...]:
-    found = {e.workload for e in scenario.profiles}
-    found |= {one.spec.workload for one in scenario.arrivals}
-    return tuple(sorted(found, key=lambda w: (w.model, w.params, w.global_batch)))
+    workloads = {e.workload for e in scenario.profiles}
+    workloads |= {one.spec.workload for one in scenario.arrivals}
+    return tuple(sorted(workloads, key=lambda w: (w.model, w.params, w.global_batch)))
 
 
 def _nodes(scenario: Scenario) -> Nodes:

@@ -73,13 +73,13 @@ def perturb_estimates(
         raise InvalidInput("error", "must be at least 0 and below 1")
     rng = np.random.default_rng(seed)
     factors: dict[tuple[Workload, Cell], float] = {}
-    found = []
+    perturbed = []
     for e in profiles:
         cell = e.workload, e.cell.on(0)
         if cell not in factors:
             factors[cell] = math.exp(error * math.sqrt(math.pi / 2) * rng.standard_normal())
-        found.append(replace(e, iter_time_s=e.iter_time_s * factors[cell]))
-    return found
+        perturbed.append(replace(e, iter_time_s=e.iter_time_s * factors[cell]))
+    return perturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

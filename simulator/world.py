@@ -400,12 +400,12 @@ class World:
         if self._slowdowns is None or not self._others_run:
             return
         self._others_run, before = False, self._met
-        found = self._slowdowns({job: run.change for job, run in self._runs.items()})
-        if wrong := [job for job, factor in found.items() if not 1 <= factor < np.inf]:
+        factors = self._slowdowns({job: run.change for job, run in self._runs.items()})
+        if wrong := [job for job, factor in factors.items() if not 1 <= factor < np.inf]:
             raise InvalidInput(
                 "slowdowns", f"the factor of job {wrong[0]} must be at least 1 and finite"
             )
-        self._met = {job: found.get(job, 1.0) for job in self._runs}
+        self._met = {job: factors.get(job, 1.0) for job in self._runs}
         self._respeed(
             [
                 (job, run)

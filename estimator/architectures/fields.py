@@ -88,5 +88,5 @@ def read_scalar(name: str, value: object, kind: type[Scalar]) -> Scalar:
     Raises:
         InvalidInput: the value has another type; names it.
     """
-    found: Scalar = check(_SCALARS[kind], name, value).root
-    return found
+    scalar: Scalar = check(_SCALARS[kind], name, value).root
+    return scalar

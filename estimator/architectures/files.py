@@ -54,11 +54,11 @@ def load(
         raise InvalidInput(str(path), f"cannot be read: {error}") from error
     try:
         values = read_values("", text)
-        found = parse(values, name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
+        architecture = parse(values, name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
     except InvalidInput as error:
         field = f"{path.name}: {error.field}" if error.field else path.name
         raise InvalidInput(field, error.problem) from error
-    return graph(found)
+    return graph(architecture)
 
 
 def _name(path: Path) -> str:

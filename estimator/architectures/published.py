@@ -69,8 +69,8 @@ def find(model: str, params: str) -> Published:
 @cache
 def published_models() -> Mapping[tuple[str, str], Published]:
     """Return the models by name and size, as in the data sets."""
-    found = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
-    return MappingProxyType({(p.model, p.params): p for p in found})
+    models = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
+    return MappingProxyType({(p.model, p.params): p for p in models})
 
 
 _WIDE_RESNETS = {  # channels, width
@@ -205,7 +205,7 @@ def _morphling() -> list[Published]:
 
     The paper does not specify either. Both are usual with DeepSpeed.
     """
-    found = {
+    graphs = {
         ("vit", "86M"): (64, _vit()),
         ("roberta", "355M"): (64, _roberta()),
         ("bert", "336M"): (32, _bert_large()),
@@ -233,7 +233,7 @@ def _morphling() -> list[Published]:
             batches=(batch,),
             training=Training(global_batch=batch, micro_batches=1, state_bytes=ADAM_MIXED),
         )
-        for (model, params), (batch, graph) in found.items()
+        for (model, params), (batch, graph) in graphs.items()
     ]
 
 
@@ -372,10 +372,10 @@ def jax_step(model: str, params: str) -> tuple[str, Mapping[str, int | str]] | N
     The heads of BERT and RoBERTa differ a little from those of the graph. If there is no step of
     that shape, return None.
     """
-    found = _jax_arguments(model, params)
-    if found is None:
+    step = _jax_arguments(model, params)
+    if step is None:
         return None
-    function, arguments = found
+    function, arguments = step
     return f"tessera.estimator.tracing.models.steps:{function}", arguments
 
 

@@ -129,9 +129,9 @@ def tune_weights(
         for name in Likeness.__dataclass_fields__:
             for factor in (0.3, 0.6, 1.6, 3.0):
                 other = replace(best, **{name: factor * getattr(best, name)})
-                found = left_out_error(d, values, other)
-                if found < error:
-                    best, error = other, found
+                new_error = left_out_error(d, values, other)
+                if new_error < error:
+                    best, error = other, new_error
     return best
 
 

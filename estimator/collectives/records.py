@@ -156,13 +156,13 @@ def _record(line: _Line) -> CommRecord:
 
 
 def _whole(where: str, column: str, text: str) -> int:
-    least = 0 if column == "degenerate" else 1
+    minimum = 0 if column == "degenerate" else 1
     try:
         value = int(text)
     except ValueError as error:
         raise InvalidInput(where, f"{column} must be a whole number, not {text!r}") from error
-    if value < least or (column == "degenerate" and value > 1):
-        raise InvalidInput(where, f"{column} must be at least {least}, not {text}")
+    if value < minimum or (column == "degenerate" and value > 1):
+        raise InvalidInput(where, f"{column} must be at least {minimum}, not {text}")
     return value
 
 

@@ -72,8 +72,8 @@ class Tables:
 
     def networks(self, gpu_type: str) -> tuple[str, ...]:
         """Return the networks on which a GPU type was measured."""
-        found = {x.network for x in self.curves if x.gpu_type == gpu_type}
-        return tuple(sorted(found))
+        names = {x.network for x in self.curves if x.gpu_type == gpu_type}
+        return tuple(sorted(names))
 
 
 def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
@@ -81,12 +81,12 @@ def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
 
     Beyond the sizes of a table, the distances at its ends apply.
     """
-    found = []
+    rows = []
     for curve in curves:
         rates = fits.of(Kind.of(curve.layout), sheet_rates(curve.layout.gpu_type))
         table = sample_table(curve)
-        found.append(table.log_seconds - table.log_modelled(rates))
-    return np.array(found)
+        rows.append(table.log_seconds - table.log_modelled(rates))
+    return np.array(rows)
 
 
 def _modelled_s(layout: Layout, payload_bytes: Floats, rates: LinkRates) -> Floats:

@@ -31,13 +31,13 @@ Outside: TypeAlias = "tuple[Computation, Instruction, Outside] | None"
 
 def collectives_of(module: Module, devices: int) -> tuple[Collective, ...]:
     """Return the collectives of a step, each with its number of runs, in the order of the text."""
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for name, computation in module.computations.items():
         for instruction in computation.instructions.values():
             opcode = instruction.opcode.removesuffix("-start")
             if opcode in _PRIMITIVES and (times := module.times.get(name, 0)):
-                found += _read(module, computation, instruction, devices, times)
-    return tuple(found)
+                collectives += _read(module, computation, instruction, devices, times)
+    return tuple(collectives)
 
 
 def _read(

@@ -32,8 +32,8 @@ def compiled_step(request: Request, folder: Path) -> Compiled:
     lowered = lowered_step(step, request.dp, request.tp, zero=request.zero)
     facts = (request.dp, request.tp, request.zero, tuple(versions.items()))
     key = cache.key_of(lowered.as_text(), facts)
-    if (found := cache.look_up(folder, key)) is not None:
-        return found
+    if (cached := cache.look_up(folder, key)) is not None:
+        return cached
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

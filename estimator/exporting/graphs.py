@@ -117,8 +117,8 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
         amounts[field] = np.where(
             np.abs(other - one) <= _ROUNDING * other, 0.0, (other - one) / step
         )
-    found = replace(named, **amounts)
-    return graph_of(name, found.dtype, [layer_of(found, n) for n in range(len(found))])
+    graph = replace(named, **amounts)
+    return graph_of(name, graph.dtype, [layer_of(graph, n) for n in range(len(graph))])
 
 
 def _named(made: Layered, exported: Exported) -> Graph:

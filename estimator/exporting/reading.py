@@ -47,8 +47,8 @@ def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, A
     Raises:
         Untraceable: the function fails, or returns something else.
     """
-    found = _called(target, make, arguments)
-    parts = tuple(found) if isinstance(found, tuple | list) else (found,)
+    result = _called(target, make, arguments)
+    parts = tuple(result) if isinstance(result, tuple | list) else (result,)
     if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module):
         raise Untraceable(
             f"{target} returned {_kinds(parts)}; it must return (module, args) or (module, args, kwargs),"
@@ -84,17 +84,17 @@ def leading(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
 
     The size is None for a tensor without axes.
     """
-    found: set[int | None] = set()
+    sizes: set[int | None] = set()
     todo = [*args, *kwargs.values()]
     while todo:
         what = todo.pop()
         if isinstance(what, torch.Tensor):
-            found.add(int(what.shape[0]) if what.ndim else None)
+            sizes.add(int(what.shape[0]) if what.ndim else None)
         elif isinstance(what, list | tuple):
             todo.extend(what)
         elif isinstance(what, dict):
             todo.extend(what.values())
-    return found
+    return sizes
 
 
 def export_module(target: str, given: Given) -> Exported:
@@ -118,8 +118,8 @@ def _table() -> Any:
     table: Any = torch.export.default_decompositions()
     for name in KEPT:
         packet, _, overload = name.partition(".")
-        if (found := getattr(torch.ops.aten, packet, None)) is not None:
-            table.pop(getattr(found, overload), None)
+        if (operator := getattr(torch.ops.aten, packet, None)) is not None:
+            table.pop(getattr(operator, overload), None)
     return table
 
 
@@ -263,7 +263,7 @@ class _Reader:
         bound |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | dict(kwargs)
         result = node.meta.get("val")
         many = isinstance(result, list | tuple)
-        found = [
+        written = [
             self._value(r, path) if isinstance(r, torch.Tensor) else -1
             for r in (result if many else [result])
         ]
@@ -272,12 +272,12 @@ class _Reader:
             Node(
                 target=plain if space == "aten" else schema.name,
                 arguments={a.name: bound[a.name] for a in schema.arguments if a.name in bound},
-                writes=tuple(found),
+                writes=tuple(written),
                 pointwise=torch.Tag.pointwise in node.target.tags,
                 path=path,
             )
         )
-        given = [Ref(v) if v >= 0 else None for v in found]
+        given = [Ref(v) if v >= 0 else None for v in written]
         return given if many else given[0]
 
     def _inlined(self, name: str, args: Sequence[Any], path: str) -> Any:

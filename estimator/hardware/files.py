@@ -45,8 +45,8 @@ def _from_text(value: object) -> object:
 
 
 def _whole_from_text(value: object) -> object:
-    found = _from_text(value)
-    return int(found) if isinstance(found, float) and found.is_integer() else found
+    number = _from_text(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 _Number = Annotated[float, BeforeValidator(_from_text)]

@@ -97,8 +97,8 @@ def two_ways(candidates: Candidates, stages: Stages, cost: Floats | None = None)
         start, end, gpus = place
         here = ~c.sp & (c.start == start) & (c.end == end) & np.isfinite(cost[s])
         for way, degree in ((DATA, c.dp), (TENSOR, c.tp)):
-            found = np.flatnonzero(here & (degree == gpus) & (c.gpus == gpus))
-            ways[s, way] = found[cost[s, found].argmin()] if len(found) else -1
+            matching = np.flatnonzero(here & (degree == gpus) & (c.gpus == gpus))
+            ways[s, way] = matching[cost[s, matching].argmin()] if len(matching) else -1
     return ways
 
 
@@ -130,7 +130,7 @@ def assembled_plan(
         [np.stack([gpus, np.ones_like(gpus)], 1), np.stack([np.ones_like(gpus), gpus], 1)], 1
     )
     sent = boundary_bytes[np.array(stages.ends[:-1], dtype=np.int64) - 1]
-    found = assemble_plan(
+    best = assemble_plan(
         Profiled(
             busy_s=np.where(runs, costs.busy_s[rows], np.inf),
             once_s=np.where(runs, (costs.sync_s + costs.update_s)[rows], 0.0),
@@ -138,8 +138,8 @@ def assembled_plan(
         ),
         micro_batches,
     )
-    chosen = rows[np.arange(len(rows)), np.array(found.ways)]
-    return Found(rows=tuple(chosen.tolist()), latency_s=found.latency_s)
+    chosen = rows[np.arange(len(rows)), np.array(best.ways)]
+    return Found(rows=tuple(chosen.tolist()), latency_s=best.latency_s)
 
 
 def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_node: int) -> Floats:

@@ -113,7 +113,7 @@ def least_times_s(
     worst_s = np.maximum.reduceat(latency.worst_s[:, rows], first, axis=1)
     time_s = np.add.reduceat(latency.added_s[rows], first) + latency.weight @ worst_s
     runs = np.logical_and.reduceat(fits[rows], first)
-    found: dict[Even, float] = {}
+    times_s: dict[Even, float] = {}
     for even, seconds in zip(plans.asked, np.where(runs, time_s, np.inf).tolist(), strict=True):
-        found[even] = min(seconds, found.get(even, np.inf))
-    return found
+        times_s[even] = min(seconds, times_s.get(even, np.inf))
+    return times_s

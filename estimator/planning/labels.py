@@ -104,11 +104,11 @@ def complete(
         labels = _extended(labels, options, criteria, rest, first, left + 1)
         added, worst = totals(labels, rest, left)
         score = judge(added, worst)
-        found = np.flatnonzero(np.isfinite(score))
-        likely = _least(found, score, _SPARE * most)
+        finite = np.flatnonzero(np.isfinite(score))
+        likely = _least(finite, score, _SPARE * most)
         apart = likely[_undominated(labels, likely)]
         kept = _least(apart, score, most)
-        all_kept &= len(likely) == len(found) and len(kept) == len(apart)
+        all_kept &= len(likely) == len(finite) and len(kept) == len(apart)
         labels = labels.only(kept)
     return labels, all_kept
 

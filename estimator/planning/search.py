@@ -97,11 +97,11 @@ def best_plans(
     weight, worst_s = latency.weight[counts], latency.worst_s[counts]
     criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
     rest = rest_of(usable, criteria, wanted[-1], gpus, cancelled)
-    found: dict[int, Found] = {}
+    plans: dict[int, Found] = {}
     for stages in wanted:
         if np.isfinite(rest.added[0, stages, 0, gpus]):
-            found[stages] = _best(usable, criteria, weight, rest, stages, gpus, cancelled)
-    return found
+            plans[stages] = _best(usable, criteria, weight, rest, stages, gpus, cancelled)
+    return plans
 
 
 def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Found:
@@ -110,24 +110,24 @@ def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Fou
     Raises:
         NoPlan: no chain of options covers the layers within memory.
     """
-    found = best_plans(options, latency, gpus, [stages])
-    if stages not in found:
+    plans = best_plans(options, latency, gpus, [stages])
+    if stages not in plans:
         raise NoPlan(
             f"no plan with {stages} stages fits on {gpus} GPUs; use more GPUs, more memory, or another"
             " pipeline degree"
         )
-    return found[stages]
+    return plans[stages]
 
 
-def plan_of(found: Found, costs: StageCosts, training: Training, room: Room | None = None) -> Plan:
+def plan_of(result: Found, costs: StageCosts, training: Training, room: Room | None = None) -> Plan:
     """Return a search result as a plan, with the memory of each stage."""
-    rows = np.array(found.rows, dtype=np.int64)
+    rows = np.array(result.rows, dtype=np.int64)
     flights = in_flight(training.schedule, len(rows), training.micro_batches)
     every = memory_bytes(costs, 0, room)[rows] + costs.flight_bytes[rows] * flights
     return Plan(
         stages=stages_at(costs.candidates, rows),
         micro_batches=training.micro_batches,
-        iter_time_s=found.latency_s,
+        iter_time_s=result.latency_s,
         memory_bytes=tuple(every.tolist()),
     )
 

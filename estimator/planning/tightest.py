@@ -60,8 +60,8 @@ class _Rows:
         The columns are the numbers of GPUs left before the row.
         """
         left = np.arange(self.gpus + 1)[None, :] - self.size[:, None]
-        found: Floats = np.where(left >= 0, rest[self.end[:, None], np.maximum(left, 0)], np.inf)
-        return found
+        needed: Floats = np.where(left >= 0, rest[self.end[:, None], np.maximum(left, 0)], np.inf)
+        return needed
 
     def walk(self, best: Floats, needed: list[Floats], stages: int) -> Ints:
         """Return the rows of the best plan."""

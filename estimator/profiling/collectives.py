@@ -175,12 +175,12 @@ def _times_s(primitive: Primitive, elements: int, over: Mesh, bench: Bench) -> l
     x = make()
     run = jax.jit(program(primitive, over, loops))
     jax.block_until_ready(run(x))
-    found = []
+    times = []
     for _ in range(bench.repeats):
         start = bench.clock()
         jax.block_until_ready(run(x))
-        found.append((bench.clock() - start) / loops)
-    return found
+        times.append((bench.clock() - start) / loops)
+    return times
 
 
 def _elements(size_bytes: int, group: int) -> int:

@@ -156,7 +156,7 @@ def compare(
         Untraceable: a model cannot be traced.
     """
     effort = effort or Effort(warmups=2, repeats=10)
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     records: list[ProfileRecord] = []
     for name, source, counts in models:
         graph = kinds_of(source)
@@ -167,7 +167,7 @@ def compare(
             records += new
             step = source.step(samples)
             whole = measure_step(step, effort=effort)
-            found.append(
+            comparisons.append(
                 Comparison(
                     model=name,
                     samples=samples,
@@ -182,7 +182,7 @@ def compare(
                     method=whole.method,
                 )
             )
-    return found, records
+    return comparisons, records
 
 
 def main() -> None:
@@ -194,7 +194,7 @@ def main() -> None:
     given = [(name, Source(**source), counts) for name, source, counts in request.get("models", [])]
     models = given or (SMALL if jax.default_backend() == "cpu" else REAL)
     try:
-        found, records = compare(models, date=request.get("date", ""))
+        comparisons, records = compare(models, date=request.get("date", ""))
     except TesseraError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return
@@ -203,7 +203,7 @@ def main() -> None:
     report = {
         "device": device_name(),
         "versions": versions(),
-        "comparisons": [asdict(c) for c in found],
+        "comparisons": [asdict(c) for c in comparisons],
     }
     sys.stdout.write(json.dumps(report) + "\n")
 

@@ -68,7 +68,7 @@ class ProfiledCompute:
                 r.forward_s,
                 r.backward_s,
             )
-        points = {key: tuple(sorted(found.values())) for key, found in grouped.items()}
+        points = {key: tuple(sorted(series.values())) for key, series in grouped.items()}
         object.__setattr__(self, "_points", points)
 
     def coverage(self, graph: Graph, tp: int) -> Coverage:
@@ -128,17 +128,17 @@ class ProfiledCompute:
 
     def _anchors(self, graph: Graph, training: Training) -> dict[tuple[str, int], Floats]:
         """Return the fallback's seconds at each kind's measured samples, shape (2, points)."""
-        found: dict[tuple[str, int], Floats] = {}
+        anchors: dict[tuple[str, int], Floats] = {}
         for degree in self._degrees():
             for column, kind in enumerate(graph.kind):
-                series = self._series(kind, degree) if (kind, degree) not in found else ()
+                series = self._series(kind, degree) if (kind, degree) not in anchors else ()
                 if series:
                     at = np.array([p[0] for p in series])
                     both = self.fallback.layer_s(
                         graph, training, at, np.full(len(at), degree, dtype=np.int64)
                     )
-                    found[kind, degree] = np.stack(both)[:, :, column]
-        return found
+                    anchors[kind, degree] = np.stack(both)[:, :, column]
+        return anchors
 
     def _ratio(self, kind: str, anchors: Mapping[tuple[str, int], Floats]) -> Floats:
         """Return the ratio of measured to fallback seconds of similar kinds, forward and backward.

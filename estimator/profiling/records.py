@@ -92,12 +92,12 @@ def load(
         InvalidInput: a line is not a record, or has NaN.
         ProfileMismatch: the records have other versions or another device.
     """
-    found = []
+    records = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if line.strip():
-            found.append(_record(line, f"{path.name}, line {number}"))
-    check(found, versions=versions, device=device)
-    return found
+            records.append(_record(line, f"{path.name}, line {number}"))
+    check(records, versions=versions, device=device)
+    return records
 
 
 def check(

@@ -43,11 +43,11 @@ def load_records(path: Path) -> list[ProfileRecord]:
     if whole != text:
         path.write_bytes(whole)
     try:
-        found = load(path, versions=versions(), device=device_name())
+        records = load(path, versions=versions(), device=device_name())
     except ProfileMismatch:
         path.replace(path.with_suffix(".elsewhere"))
         return []
-    return list({record.key: record for record in found}.values())
+    return list({record.key: record for record in records}.values())
 
 
 def measure_layers(
@@ -70,7 +70,7 @@ def measure_layers(
     """
     known, names = list(known), kinds_of(source)
     layers = Counter(names.kind)
-    found: list[ProfileRecord] = []
+    records: list[ProfileRecord] = []
     too_large: list[Size] = []
     for samples, tp in sorted(sizes, key=lambda size: size[::-1]):
         if any(degree == tp for _, degree in too_large):
@@ -93,10 +93,10 @@ def measure_layers(
             too_large.append((samples, tp))
             continue
         known += new
-        found += [r for r in known if (r.samples, r.tp) == (samples, tp) and r.kind in layers]
-    if not found:
+        records += [r for r in known if (r.samples, r.tp) == (samples, tp) and r.kind in layers]
+    if not records:
         raise NotAllowed(
             f"{source.target} does not fit on {device_name()} even with {min(sizes)[0]} samples, the"
             " fewest requested; profile it with fewer samples or on a larger device"
         )
-    return Measured(records=tuple(found), layers=layers, too_large=tuple(too_large))
+    return Measured(records=tuple(records), layers=layers, too_large=tuple(too_large))

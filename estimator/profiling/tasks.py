@@ -116,13 +116,13 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
     Raises:
         InvalidInput: a text does not have that form, or repeats a name.
     """
-    found: dict[str, Value] = {}
+    arguments: dict[str, Value] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not (equals and key.isidentifier()) or key in found:
+        if not (equals and key.isidentifier()) or key in arguments:
             raise InvalidInput(field, f"{text[:80]!r}: write NAME=VALUE, with each name once")
-        found[key] = value_of(value)
-    return tuple(sorted(found.items()))
+        arguments[key] = value_of(value)
+    return tuple(sorted(arguments.items()))
 
 
 def value_of(text: str) -> Value:
@@ -164,8 +164,8 @@ def profiles_of(
         if _is_of(row, workload, step) and row.dtype == dtype:
             by_type[row.gpu_type].append(row)
     return {
-        gpu_type: _profile([row for row in found if row.task == found[-1].task])
-        for gpu_type, found in sorted(by_type.items())
+        gpu_type: _profile([row for row in measured if row.task == measured[-1].task])
+        for gpu_type, measured in sorted(by_type.items())
     }
 
 
@@ -184,7 +184,7 @@ def _profile(rows: Sequence[ProfileRow]) -> Profile:
     for (tp, samples), (forward_s, backward_s) in sorted(sums.items()):
         points[tp].append((samples, forward_s, backward_s))
     return Profile(
-        points={tp: tuple(found) for tp, found in points.items()},
+        points={tp: tuple(series) for tp, series in points.items()},
         device=rows[-1].device,
         date=rows[-1].date,
         records=len(rows),
@@ -249,7 +249,7 @@ def missing_tasks(
     """
     there = {task.name for task in known.profiling}
     types = _types(known, catalogue)
-    found: dict[str, JobSpec] = {}
+    tasks: dict[str, JobSpec] = {}
     for wanted in known.wanted:
         step = step_of(wanted.workload, known.models)
         if step is None or not (wanted.profile or options.always):
@@ -258,8 +258,8 @@ def missing_tasks(
         for gpu_type in types:
             spec = task_of(wanted.workload, step, gpu_type, options)
             if gpu_type not in measured and spec.name not in there:
-                found.setdefault(spec.name, spec)
-    return found
+                tasks.setdefault(spec.name, spec)
+    return tasks
 
 
 def status(

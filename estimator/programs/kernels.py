@@ -84,14 +84,14 @@ def _touched(flow: Flow, kernel: Kernel) -> float:
 def _unstacked(flow: Flow) -> list[int]:
     """Return the residuals. Residuals that a scan stacked are returned one by one."""
     stacks = {op.writes[0]: op.reads for op in flow.program.operators if op.name == "stack_of"}
-    found, todo = [], list(flow.program.residuals)
+    residuals, todo = [], list(flow.program.residuals)
     while todo:
         value = todo.pop()
         if value in stacks:
             todo.extend(stacks[value])
         else:
-            found.append(value)
-    return found
+            residuals.append(value)
+    return residuals
 
 
 def fuse_operators(flow: Flow, start: int, end: int) -> list[Kernel]:
@@ -186,7 +186,7 @@ def _derived(flow: Flow, residuals: set[int]) -> dict[int, set[int]]:
     active = {v for i in flow.active for v in flow.program.operators[i].writes}
     active = {flow.root[v] for v in active} | set(flow.program.batch)
     writer = {v: op for op in flow.program.operators for v in op.writes}
-    found: dict[int, set[int]] = {}
+    derived: dict[int, set[int]] = {}
     for residual in residuals - active:
         origins: set[int] = set()
         stack, seen = [residual], {residual}
@@ -201,8 +201,8 @@ def _derived(flow: Flow, residuals: set[int]) -> dict[int, set[int]]:
                 else:
                     stack.append(value)
         if origins := origins.difference(flow.program.batch):
-            found[residual] = origins
-    return found
+            derived[residual] = origins
+    return derived
 
 
 def _working(flow: Flow, kernels: list[Kernel], held: set[int]) -> float:

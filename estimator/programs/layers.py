@@ -96,7 +96,7 @@ def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, 
     divided = set[int]().union(*(flow.sources[v] for v in division.weight_axis))
     expert = set[int]().union(*(flow.sources[v] for v in division.expert_axis))
     seen: set[int] = set()
-    found, start = [], 0
+    layers, start = [], 0
     for end in ends:
         reads = {v for i in flow.active[start:end] for v in flow.program.operators[i].reads}
         used = set[int]().union(*(flow.sources.get(v, frozenset()) for v in reads)) - seen
@@ -114,9 +114,9 @@ def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, 
                 )
                 counts[field] += float(math.prod(shape))
         seen |= used
-        found.append(counts)
+        layers.append(counts)
         start = end
-    return found
+    return layers
 
 
 def _dtype(flow: Flow) -> str:

@@ -30,8 +30,8 @@ def function_of(target: str) -> Callable[..., Any]:
         raise Untraceable(
             f"{target}: {module_name} has no function {function_name}; check its name"
         )
-    found: Callable[..., Any] = make
-    return found
+    function: Callable[..., Any] = make
+    return function
 
 
 def check_call(target: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:

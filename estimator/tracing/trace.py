@@ -69,7 +69,7 @@ def parameter_axes(result: Traced) -> dict[int, tuple[str, int]]:
         for op in program.operators
         if op.name == "slice_of" and flow.sources.get(op.writes[0]) == frozenset(op.writes)
     }
-    found: dict[int, tuple[str, int]] = {}
+    by_leaf: dict[int, tuple[str, int]] = {}
     for how, axes in (
         ("tensor", result.division.weight_axis),
         ("expert", result.division.expert_axis),
@@ -81,5 +81,5 @@ def parameter_axes(result: Traced) -> dict[int, tuple[str, int]]:
                 parameter, place = (
                     (origin[source], axis + 1) if source in origin else (source, axis)
                 )
-                found.setdefault(leaf[parameter], (how, place))
-    return found
+                by_leaf.setdefault(leaf[parameter], (how, place))
+    return by_leaf

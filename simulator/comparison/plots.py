@@ -62,7 +62,7 @@ def _pictures(
     if own:
         yield gap_over_rounds(
             "Gap to the proven bound",
-            {name: (np.arange(len(found)), found[:, 1]) for name, found in gaps.items()},
+            {name: (np.arange(len(gap)), gap[:, 1]) for name, gap in gaps.items()},
             styles=styles(own, bold=[best]),
         )
     for name in dict.fromkeys(mapped):
@@ -79,7 +79,7 @@ def _pictures(
 
 def policies_to_draw(by_policy: ByPolicy, best: str) -> list[str]:
     """Return the policies to draw: our best, Arena's, then the others not ours by mean JCT."""
-    others = [str(found["policy"]) for found in rows(by_policy) if not found["ours"]]
+    others = [str(result["policy"]) for result in rows(by_policy) if not result["ours"]]
     arena = [name for name in others if name == ARENA]
     return list(dict.fromkeys([best, *arena, *others]))[:DRAWN]
 
@@ -90,14 +90,14 @@ def _ratios(by_policy: ByPolicy) -> Plot:
     If Arena's policy did not run, plot the mean JCT in hours.
     """
     if ARENA not in by_policy:
-        mean_s = {str(found["policy"]): float(found["jct_mean_s"]) for found in rows(by_policy)}
+        mean_s = {str(result["policy"]): float(result["jct_mean_s"]) for result in rows(by_policy)}
         hours = {
             name: Interval(value=seconds / 3600, low=np.nan, high=np.nan)
             for name, seconds in mean_s.items()
         }
         return bars("Mean JCT", {"mean JCT": hours}, label="hours")
     arena = by_policy[ARENA]
-    order = [str(found["policy"]) for found in rows(by_policy)]
+    order = [str(result["policy"]) for result in rows(by_policy)]
     return bars(
         "JCT and throughput relative to Arena",
         {

@@ -126,37 +126,37 @@ def run_in(
     conditions = Conditions(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )
-    found = simulate(scenario, decide, conditions, watch)
-    return told_of(found, world, decide.shares, asked.mapped)
+    result = simulate(scenario, decide, conditions, watch)
+    return told_of(result, world, decide.shares, asked.mapped)
 
 
 def told_of(
-    found: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
+    result: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
 ) -> dict[str, Any]:
     """Return the data that ``Ran`` reads of a run in ``world``.
 
     ``shares`` are those of ``Judged``, if rounds were judged.
     """
-    scenario, reference = found.scenario, reference_of(found.scenario)
+    scenario, reference = result.scenario, reference_of(result.scenario)
     return {
         "figures": {
-            **figures(found, reference, world.horizon_s),
+            **figures(result, reference, world.horizon_s),
             "optimum_share": float(np.mean(shares)) if shares else math.nan,
             "optimum_worst_share": min(shares, default=math.nan),
             "load": world.load,
             "dropped": world.dropped,
-            "stuck": found.stuck,
+            "stuck": result.stuck,
             "horizon_s": world.horizon_s,
         },
         "said": world.said,
-        "arrival_s": found.arrival_s.tolist(),
-        "end_s": _ended(found).tolist(),
-        "alone_s": alone_seconds(scenario, found.conditions.overheads).tolist(),
-        "course": _course(found, reference, world.horizon_s),
-        "gaps": [[row.at_s, row.gap] for row in found.rounds if not row.bound_is_trivial],
+        "arrival_s": result.arrival_s.tolist(),
+        "end_s": _ended(result).tolist(),
+        "alone_s": alone_seconds(scenario, result.conditions.overheads).tolist(),
+        "course": _course(result, reference, world.horizon_s),
+        "gaps": [[row.at_s, row.gap] for row in result.rounds if not row.bound_is_trivial],
         "node_gpus": [n.gpus for n in scenario.nodes],
         "node_types": [n.gpu_type for n in scenario.nodes],
-        "segments": _held(found, world.horizon_s) if mapped else [],
+        "segments": _held(result, world.horizon_s) if mapped else [],
     }
 
 
@@ -248,5 +248,5 @@ def check(asked: Iterable[Asked], seeds: int) -> None:
 
 def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, Ran]:
     """Run the tasks and return each run under the key of its task."""
-    found = sweep.run(list(tasks.values()))
-    return {key: Ran.read(found[task.name]) for key, task in tasks.items()}
+    results = sweep.run(list(tasks.values()))
+    return {key: Ran.read(results[task.name]) for key, task in tasks.items()}

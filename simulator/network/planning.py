@@ -25,9 +25,9 @@ class Plans:
     ) -> NetworkPlan:
         """Return the network plan. ``clock`` is read before and after, and influences no decision."""
         before_s = clock()
-        found = plan(contention)
+        result = plan(contention)
         took_s = clock() - before_s
         self.plans += 1
         self.plan_s += took_s
         self.slowest_plan_s = max(self.slowest_plan_s, took_s)
-        return found
+        return result

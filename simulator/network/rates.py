@@ -59,7 +59,7 @@ class Rates:
         self, names: Sequence[str], demand: Demand, level: Ints, offset_s: Floats | None = None
     ) -> Floats:
         """Return each job's iterations/s, float64[jobs]."""
-        found: Floats = 1.0 / demand.alone_s
+        rates: Floats = 1.0 / demand.alone_s
         now: dict[bytes, Floats] = {}
         for jobs in meetings(demand):
             group = demand.among(jobs)
@@ -76,9 +76,9 @@ class Rates:
             else:
                 now[key] = self._played(group, rank, begin_s)
                 self.played += 1
-            found[jobs] = now[key]
+            rates[jobs] = now[key]
         self._last = now
-        return found
+        return rates
 
     def _phase(self, name: str) -> float:
         return crc32(f"{self.window.seed} {name}".encode()) / 2**32

@@ -233,21 +233,21 @@ class _Trace:
         """Start the waiting jobs that fit, in order, and return whether any job has started."""
         started, full = set[int](), set[int]()
         for job in self.waiting:
-            one = self.jobs[job]
+            trace_job = self.jobs[job]
             gang = None
-            if one.gpus <= self.free and one.gpus not in full:
-                gang = self.cluster.places.allocate(one.name, one.gpus)
+            if trace_job.gpus <= self.free and trace_job.gpus not in full:
+                gang = self.cluster.places.allocate(trace_job.name, trace_job.gpus)
             if gang is None:
-                full.add(one.gpus)
+                full.add(trace_job.gpus)
                 if self.cluster.in_turn:
                     break
                 continue
             started.add(job)
-            self.free -= one.gpus
+            self.free -= trace_job.gpus
             self.start_s[job] = self.now_s
             self.run.jobs.append(job)
-            self.run.parts.append(self.cluster.met(one, gang))
-            self.run.left = np.append(self.run.left, one.iterations)
+            self.run.parts.append(self.cluster.met(trace_job, gang))
+            self.run.left = np.append(self.run.left, trace_job.iterations)
         self.waiting = [job for job in self.waiting if job not in started]
         return bool(started)
 

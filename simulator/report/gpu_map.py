@@ -85,7 +85,7 @@ def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> lis
     first = np.cumsum([0, *node_gpus])
     until_s = np.full(int(first[-1]), -np.inf)
     holder = np.full(int(first[-1]), "", dtype=object)
-    found = []
+    held = []
     for job, start_s, end_s, shares in sorted(segments, key=lambda s: (s[1], s[0])):
         gpus = []
         for node, count in shares:
@@ -101,17 +101,17 @@ def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> lis
             until_s[chosen], holder[chosen] = end_s, job
             gpus.append(np.sort(chosen))
         members = np.concatenate(gpus) if gpus else np.zeros(0, np.int64)
-        found.append(Held(job=job, start_s=start_s, end_s=end_s, gpus=members))
-    return found
+        held.append(Held(job=job, start_s=start_s, end_s=end_s, gpus=members))
+    return held
 
 
 def colours(jobs: Sequence[str]) -> dict[str, np.ndarray]:
     """Return a colour for each job, as four bytes. Neighbours differ in hue and in lightness."""
-    found = {}
+    colour = {}
     for k, job in enumerate(dict.fromkeys(jobs)):
         hsv = (k * HUES % 1.0, 0.55 + 0.3 * (k % 2), (0.62, 0.86, 0.74)[k % 3])
-        found[job] = np.append(np.rint(255 * mpl.colors.hsv_to_rgb(hsv)), 255).astype(np.uint8)
-    return found
+        colour[job] = np.append(np.rint(255 * mpl.colors.hsv_to_rgb(hsv)), 255).astype(np.uint8)
+    return colour
 
 
 def _image(held: Sequence[Held], total: int, end_s: float) -> np.ndarray:

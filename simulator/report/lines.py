@@ -55,7 +55,7 @@ def over_time(
     scale, unit = time_unit(end_s)
     points = CROWD[1] if len(series) >= CROWD[0] else POINTS
     looks = styles_for(series, styles)
-    said, averaged = [], False
+    descriptions, averaged = [], False
     with drawing() as (figure, axes):
         for name, (at_s, values) in series.items():
             edges_s, shown, coarse = thin_steps(
@@ -64,7 +64,7 @@ def over_time(
             averaged |= coarse
             axes.stairs(shown, edges_s / scale, baseline=None, label=name, **looks[name].line)
             mean = float(np.average(shown, weights=np.diff(edges_s))) if len(shown) else 0.0
-            said.append(f"{name} {format_value(mean)}")
+            descriptions.append(f"{name} {format_value(mean)}")
         axes.set(xlabel=f"time ({unit})", ylabel=label, xlim=(0, end_s / scale))
         axes.set_ylim(bottom=0)
         legend(figure, axes)
@@ -74,7 +74,7 @@ def over_time(
         title=title,
         drawing=figure,
         caption=f"{means}{caption}".strip(),
-        alt=f"Lines of {label} over {format_value(end_s / scale)} {unit}. Means: {', '.join(said)}.",
+        alt=f"Lines of {label} over {format_value(end_s / scale)} {unit}. Means: {', '.join(descriptions)}.",
     )
 
 
@@ -112,18 +112,18 @@ def distribution(
     and days.
     """
     looks = styles_for(samples, styles)
-    said = []
+    medians = []
     with drawing() as (figure, axes):
-        for name, found in samples.items():
-            ordered = np.sort(np.asarray(found, float))
+        for name, values in samples.items():
+            ordered = np.sort(np.asarray(values, float))
             total = len(ordered) if totals is None else totals[name]
             shares = np.arange(1, len(ordered) + 1) / max(1, total)
             kept = np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).astype(int)
             axes.step(ordered[kept], shares[kept], where="post", label=name, **looks[name].line)
             half = format_value(float(np.median(ordered))) if len(ordered) else "none"
-            said.append(f"{name} {half} ({len(ordered):,} of {total:,} jobs)")
+            medians.append(f"{name} {half} ({len(ordered):,} of {total:,} jobs)")
         axes.set(xlabel=label, ylabel="share of jobs", ylim=(0, 1.02))
-        if any(np.any(np.asarray(found) > 0) for found in samples.values()):
+        if any(np.any(np.asarray(values) > 0) for values in samples.values()):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(lambda value, _: number(value))
             if seconds:
@@ -137,7 +137,7 @@ def distribution(
         drawing=figure,
         caption=caption,
         alt=f"Cumulative shares of jobs by {label}. Medians{' in seconds' if seconds else ''}: "
-        f"{', '.join(said)}.",
+        f"{', '.join(medians)}.",
     )
 
 
@@ -155,12 +155,12 @@ def gap_over_rounds(
     is the largest gap of a few. Below 0.01 %, the axis is linear.
     """
     looks = styles_for(series, styles)
-    said, unbounded, few = [], [], 1
+    largest_gaps, unbounded, few = [], [], 1
     with drawing() as (figure, axes):
         for name, (rounds, gaps) in series.items():
-            found = np.asarray(gaps, float)
-            known = np.isfinite(found)
-            at, largest, of = worst(np.asarray(rounds)[known], found[known])
+            gap = np.asarray(gaps, float)
+            known = np.isfinite(gap)
+            at, largest, of = worst(np.asarray(rounds)[known], gap[known])
             few = max(few, of)
             axes.plot(
                 at,
@@ -173,9 +173,9 @@ def gap_over_rounds(
                 markeredgewidth=0,
             )
             most = f"{format_value(100 * float(largest.max()))} %" if known.any() else "none"
-            said.append(f"{name} {most}")
+            largest_gaps.append(f"{name} {most}")
             if not known.all():
-                unbounded.append(f"{name} {int((~known).sum()):,} of {len(found):,}")
+                unbounded.append(f"{name} {int((~known).sum()):,} of {len(gap):,}")
         axes.set(xlabel="round", ylabel="gap (%)")
         axes.set_yscale("symlog", linthresh=0.01)
         axes.set_ylim(bottom=0)
@@ -187,7 +187,7 @@ def gap_over_rounds(
         title=title,
         drawing=figure,
         caption=f"{grouped}{without}{caption}".strip(),
-        alt=f"Gap to the bound by round. Largest: {', '.join(said)}.",
+        alt=f"Gap to the bound by round. Largest: {', '.join(largest_gaps)}.",
     )
 
 

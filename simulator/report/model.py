@@ -83,7 +83,7 @@ class RunReport:
 
 
 def report_of(
-    found: Report,
+    outcome: Report,
     *,
     title: str,
     options: Mapping[str, Any],
@@ -94,16 +94,16 @@ def report_of(
     notes: Sequence[str] = (),
 ) -> RunReport:
     """Return the report of results that the command line of this process produced."""
-    results = [Table.from_rows("Results", found.table)] if found.table else []
+    results = [Table.from_rows("Results", outcome.table)] if outcome.table else []
     return RunReport(
         title=title,
         summary=summary,
         command=shlex.join(["tessera", *sys.argv[1:]]),
         commit=commit(),
-        seeds=tuple(seeds) or (found.seed,),
+        seeds=tuple(seeds) or (outcome.seed,),
         versions=versions(),
         options=dict(options),
-        figures=dict(found.figures),
+        figures=dict(outcome.figures),
         plots=tuple(plots),
         tables=(*results, *tables),
         notes=tuple(notes),
@@ -113,13 +113,13 @@ def report_of(
 def versions() -> dict[str, str]:
     """Return the machine, and the versions of everything on which results or times depend."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    found = {"machine": machine, "python": platform.python_version(), "tessera": release()}
+    facts = {"machine": machine, "python": platform.python_version(), "tessera": release()}
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            facts[library] = version(library)
         except PackageNotFoundError:
-            found[library] = "not installed"
-    return found
+            facts[library] = "not installed"
+    return facts
 
 
 def format_value(value: object) -> str:

@@ -30,11 +30,11 @@ def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, No
         idle.put(process)
 
     def run(task: Task) -> Outcome:
-        mine = idle.get()
+        worker = idle.get()
         try:
-            return mine.run(task)
+            return worker.run(task)
         finally:
-            idle.put(mine)
+            idle.put(worker)
 
     pool = ThreadPoolExecutor(max_workers=len(processes))
     left = len(tasks)

@@ -99,7 +99,7 @@ def run_tasks(
     code = code_digest()
     keys = {task.name: task.key(code) for task in tasks}
     kept = Results(folder=folder, commit=commit())
-    results = {key: found for key in keys.values() if (found := kept.load(key)) is not None}
+    results = {key: result for key in keys.values() if (result := kept.load(key)) is not None}
     todo: dict[str, Task] = {}
     for task in tasks:
         if keys[task.name] not in results:

@@ -110,7 +110,7 @@ def code_digest() -> str:
 
 def packages() -> list[Path]:
     """Return the folders of our own packages."""
-    generated = next(found for place in GENERATED if (found := ROOT / place).is_dir())
+    generated = next(folder for place in GENERATED if (folder := ROOT / place).is_dir())
     return [*(ROOT / name for name in PACKAGES), generated]
 
 

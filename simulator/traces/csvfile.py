@@ -26,20 +26,20 @@ class Mistakes:
     """The mistakes in a file, each with its line and column."""
 
     file: str
-    found: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def add(self, line: int, column: str, allowed: str) -> None:
         """Record a mistake. After ``MAX_ERRORS`` mistakes, raise InvalidInput with all of them."""
         place = f"{self.file} line {line}" + (f", column {column}" if column else "")
-        self.found.append(f"{place}: {allowed}")
-        if len(self.found) >= MAX_ERRORS:
-            self.found.append(f"{self.file}: reading stopped after {MAX_ERRORS} mistakes")
+        self.messages.append(f"{place}: {allowed}")
+        if len(self.messages) >= MAX_ERRORS:
+            self.messages.append(f"{self.file}: reading stopped after {MAX_ERRORS} mistakes")
             self.check()
 
     def check(self) -> None:
         """Raise InvalidInput with every mistake, one on each line, if there are any."""
-        if self.found:
-            raise InvalidInput("", "\n".join(self.found))
+        if self.messages:
+            raise InvalidInput("", "\n".join(self.messages))
 
 
 @dataclass(slots=True)
@@ -188,8 +188,8 @@ def _header(
             mistakes.add(line, column[:100], "must occur only once in the header")
         elif column not in required and column not in optional:
             mistakes.add(line, repr(column[:100]), "is not a known column")
-    if mistakes.found:
-        mistakes.found.append(
+    if mistakes.messages:
+        mistakes.messages.append(
             f"{mistakes.file}: the header must name {','.join(required)}"
             + (f" and may name {','.join(optional)}" if optional else "")
         )

@@ -121,12 +121,12 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
         record = _estimate(row, file)
         if not row.ok:
             continue
-        found = _Measured(max(map(int, placement)), record.iter_time_s, record)
+        measured = _Measured(max(map(int, placement)), record.iter_time_s, record)
         key = record.workload, record.cell
-        if key not in best or found[:2] < best[key][:2]:
-            best[key] = found
+        if key not in best or measured[:2] < best[key][:2]:
+            best[key] = measured
     mistakes.check()
-    return [found.record for found in best.values()]
+    return [measured.record for measured in best.values()]
 
 
 def parse_workload(data: bytes, file: str) -> list[Arrival]:
@@ -138,7 +138,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
         InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     lines: dict[str, int] = {}
     for row in rows(decode_file(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
         model = row.choice("model", tuple(MODELS))
@@ -157,10 +157,10 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
             row.wrong("job_id", f"must be unique; line {lines[spec.name]} has the same")
         if row.ok:
             lines[spec.name] = row.line
-            found.append(Arrival(submit_s, spec))
+            arrivals.append(Arrival(submit_s, spec))
     mistakes.check()
-    first_s = min((a.arrival_s for a in found), default=0.0)
-    moved = [Arrival(a.arrival_s - first_s, a.spec) for a in found]
+    first_s = min((a.arrival_s for a in arrivals), default=0.0)
+    moved = [Arrival(a.arrival_s - first_s, a.spec) for a in arrivals]
     return sorted(moved, key=lambda a: a.arrival_s)
 
 

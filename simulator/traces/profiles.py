@@ -44,7 +44,7 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
         InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
-    found: list[EstimateRecord] = []
+    records: list[EstimateRecord] = []
     lines: dict[tuple[Workload, Cell], int] = {}
     for row in rows(decode_file(data, file), mistakes, REQUIRED, OPTIONAL):
         record = _record(row, file)
@@ -54,9 +54,9 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
         if key in lines:
             row.wrong("", f"must not repeat the configuration of line {lines[key]}")
         lines.setdefault(key, row.line)
-        found.append(record)
+        records.append(record)
     mistakes.check()
-    return found
+    return records
 
 
 def _record(row: Row, file: str) -> EstimateRecord:

@@ -79,21 +79,23 @@ def follow(
             "profiles", "give profiles and a cluster, from which the durations of jobs follow"
         )
     seeds = [int(s) for s in np.random.SeedSequence(recipe.seed).generate_state(6)]
-    found = _drawn(recipe, jobs, speeds, seeds[0])
+    arrivals = _drawn(recipe, jobs, speeds, seeds[0])
     if recipe.busiest_hours is not None:
-        found = shaping.busiest(found, recipe.busiest_hours)
+        arrivals = shaping.busiest(arrivals, recipe.busiest_hours)
     if recipe.share is not None:
-        found = shaping.sample_jobs(found, recipe.share, seeds[1])
+        arrivals = shaping.sample_jobs(arrivals, recipe.share, seeds[1])
     if recipe.large_share is not None and speeds is not None:
-        found = with_large_share(found, speeds, recipe.large_share, seeds[2], recipe.large_from)
+        arrivals = with_large_share(
+            arrivals, speeds, recipe.large_share, seeds[2], recipe.large_from
+        )
     if recipe.arrival_factor is not None:
-        found = shaping.faster_arrivals(found, recipe.arrival_factor)
+        arrivals = shaping.faster_arrivals(arrivals, recipe.arrival_factor)
     if recipe.life_factor is not None:
-        found = shaping.longer_lives(found, recipe.life_factor)
+        arrivals = shaping.longer_lives(arrivals, recipe.life_factor)
     if recipe.load is not None and speeds is not None:
-        found = shaping.sampled_to_load(found, speeds, gpus_of(speeds), recipe.load, seeds[3])
-    found, tenants = _tenants(recipe, found, speeds, seeds[4])
-    return _deadlines(recipe, found, speeds, seeds[5]), tenants
+        arrivals = shaping.sampled_to_load(arrivals, speeds, gpus_of(speeds), recipe.load, seeds[3])
+    arrivals, tenants = _tenants(recipe, arrivals, speeds, seeds[4])
+    return _deadlines(recipe, arrivals, speeds, seeds[5]), tenants
 
 
 def gpus_of(speeds: Speeds) -> int:
@@ -111,12 +113,12 @@ def _drawn(
     recipe: Recipe, jobs: Sequence[Arrival] | Sequence[Asked], speeds: Speeds | None, seed: int
 ) -> list[Arrival]:
     wanted = [one for one in jobs if isinstance(one, Asked)]
-    found = [one for one in jobs if isinstance(one, Arrival)]
+    arrivals = [one for one in jobs if isinstance(one, Arrival)]
     if wanted and not recipe.redraw:
         raise InvalidInput("redraw", "is required, because the trace has durations but no models")
     if recipe.redraw and speeds is not None:
-        found = redraw(wanted or job_requests(found, speeds.anywhere()), speeds, seed)
-    return found
+        arrivals = redraw(wanted or job_requests(arrivals, speeds.anywhere()), speeds, seed)
+    return arrivals
 
 
 def _tenants(

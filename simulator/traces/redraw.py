@@ -58,14 +58,14 @@ def job_requests(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
         InvalidInput: a job does not run as requested, so that its GPU-hours are unknown.
     """
     duration_s = speeds.requested_s(arrivals).tolist()
-    found = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
-    if missing := [one.spec.name for one in found if one.duration_s == math.inf]:
+    requests = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
+    if missing := [one.spec.name for one in requests if one.duration_s == math.inf]:
         raise InvalidInput(
             "arrivals",
             f"have {len(missing):,} jobs that do not run as requested"
             f" ({', '.join(missing[:5])}); drop them",
         )
-    return found
+    return requests
 
 
 def redraw(

@@ -125,7 +125,7 @@ def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
     for one in dropped:
         by_reason[one.reason].append(one)
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    return [_line(f"{_jobs(len(found))} with {reason}", found) for reason, found in ranked]
+    return [_line(f"{_jobs(len(jobs))} with {reason}", jobs) for reason, jobs in ranked]
 
 
 def order_lines(reordered: Sequence[str]) -> list[str]:
@@ -186,14 +186,14 @@ def _screened(
 ) -> Screened[_T]:
     kept, dropped = _sift(items, bad)
     ordered, reordered = in_order(kept)
-    found = Screened(ordered, dropped, reordered)
-    if on_bad == "refuse" and (message := found.message()):
+    screened = Screened(ordered, dropped, reordered)
+    if on_bad == "refuse" and (message := screened.message()):
         raise InvalidInput(
             "arrivals",
             f"({len(items):,} jobs) cannot be run as they are; correct the jobs below, or have bad jobs"
             f" dropped and the others sorted:\n{message}",
         )
-    return found
+    return screened
 
 
 def _sift(
@@ -225,11 +225,11 @@ def in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
     return sorted(items, key=lambda one: one.arrival_s), late
 
 
-def _line(text: str, found: Sequence[Dropped]) -> str:
+def _line(text: str, jobs: Sequence[Dropped]) -> str:
     shown = ", ".join(
-        f"{one.job} ({one.detail})" if one.detail else one.job for one in found[:NAMES_SHOWN]
+        f"{one.job} ({one.detail})" if one.detail else one.job for one in jobs[:NAMES_SHOWN]
     )
-    return f"{text}: {shown}{', ...' if len(found) > NAMES_SHOWN else ''}"
+    return f"{text}: {shown}{', ...' if len(jobs) > NAMES_SHOWN else ''}"
 
 
 def _jobs(count: int) -> str:

@@ -153,8 +153,8 @@ def with_deadlines(
     duration_s = speeds.requested_s(arrivals)
     _all_run(arrivals, duration_s)
     drawn = np.random.default_rng(seed).uniform(low, high, len(arrivals))
-    found = zip(arrivals, (drawn * duration_s).tolist(), strict=True)
-    return [a._replace(spec=replace(a.spec, deadline_s=max(s, 1e-6))) for a, s in found]
+    deadlines = zip(arrivals, (drawn * duration_s).tolist(), strict=True)
+    return [a._replace(spec=replace(a.spec, deadline_s=max(s, 1e-6))) for a, s in deadlines]
 
 
 def split_tenants(
@@ -174,7 +174,7 @@ def split_tenants(
         raise InvalidInput("quota_gpus", "must be 1 or more")
     drawn = np.random.default_rng(seed).permutation(len(arrivals))
     chosen = set(drawn[:guaranteed_jobs].tolist())
-    found = [
+    split = [
         a._replace(
             spec=replace(
                 a.spec, tenant=GUARANTEED if i in chosen else BEST_EFFORT, guaranteed=i in chosen
@@ -182,7 +182,7 @@ def split_tenants(
         )
         for i, a in enumerate(arrivals)
     ]
-    return found, [
+    return split, [
         TenantSpec(name=GUARANTEED, quotas={"": quota_gpus}),
         TenantSpec(name=BEST_EFFORT),
     ]

@@ -112,14 +112,14 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
     if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
         raise InvalidInput("", f"{file}: has durations but no models; draw models with --redraw")
     required = tuple(EXACT if c == "num_iterations" and EXACT in header else c for c in REQUIRED)
-    found, mistakes = [], Mistakes(file)
+    arrivals, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, required):
         spec = _spec(timed, options)
         if timed.row.ok:
-            found.append((timed.time_s, spec))
+            arrivals.append((timed.time_s, spec))
     mistakes.check()
-    first_s = _first_s([time_s for time_s, _ in found], header, options)
-    moved = [Arrival(time_s - first_s, spec) for time_s, spec in found]
+    first_s = _first_s([time_s for time_s, _ in arrivals], header, options)
+    moved = [Arrival(time_s - first_s, spec) for time_s, spec in arrivals]
     return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
 
 
@@ -131,15 +131,15 @@ def parse_durations(data: bytes, file: str, options: TraceOptions | None = None)
     """
     options = options or TraceOptions()
     text = decode_file(data, file)
-    found, mistakes = [], Mistakes(file)
+    jobs, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, DURATIONS):
         duration_s = timed.row.decimal("duration_s", 0.0, MAX_TIME_S, above=not options.screened)
         spec = _request(timed, Workload(model="", params="", global_batch=1), 1)
         if timed.row.ok:
-            found.append(Asked(timed.time_s, duration_s, spec))
+            jobs.append(Asked(timed.time_s, duration_s, spec))
     mistakes.check()
-    first_s = _first_s([a.arrival_s for a in found], header_of(text), options)
-    moved = [a._replace(arrival_s=a.arrival_s - first_s) for a in found]
+    first_s = _first_s([a.arrival_s for a in jobs], header_of(text), options)
+    moved = [a._replace(arrival_s=a.arrival_s - first_s) for a in jobs]
     return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
 
 
@@ -179,8 +179,8 @@ def _first_s(times_s: list[float], header: tuple[str, ...], options: TraceOption
 def _spec(timed: _Timed, options: TraceOptions) -> JobSpec:
     row = timed.row
     exact = EXACT in row.fields
-    least = 0 if options.screened else 1
-    iterations = row.whole(EXACT if exact else "num_iterations", least, MAX_ITERATIONS)
+    minimum = 0 if options.screened else 1
+    iterations = row.whole(EXACT if exact else "num_iterations", minimum, MAX_ITERATIONS)
     if not exact:
         iterations = max(min(1, iterations), iterations // options.iteration_divisor)
     workload = Workload(

@@ -63,7 +63,7 @@ def philly_like(
     offered = [(n, p) for n, p in zip(habits.gpus, habits.gpu_shares, strict=True) if n in known]
     shares = np.array([p for _, p in offered])
     counts = rng.choice([n for n, _ in offered], size=jobs, p=shares / shares.sum())
-    found = []
+    drawn = []
     for i, (gpus, duration_s) in enumerate(zip(counts.tolist(), seconds.tolist(), strict=True)):
         gpu_type, work, iter_time_s = configuration(rng, known[gpus])
         spec = JobSpec(
@@ -73,8 +73,8 @@ def philly_like(
             requested_type=gpu_type,
             iterations=max(1, round(duration_s / iter_time_s)),
         )
-        found.append(Arrival(float(arrivals[i]), spec))
-    return found
+        drawn.append(Arrival(float(arrivals[i]), spec))
+    return drawn
 
 
 def arrival_times_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
@@ -118,11 +118,11 @@ def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[in
         key = (e.cell.gpus, e.cell.gpu_type, e.workload)
         if e.cell.gpus in gpus and math.isfinite(e.iter_time_s):
             fastest[key] = min(fastest[key], e.iter_time_s)
-    found: dict[int, Choices] = {}
+    choices: dict[int, Choices] = {}
     for (count, kind, work), iter_time_s in fastest.items():
-        by_model = found.setdefault(count, {}).setdefault(kind, {})
+        by_model = choices.setdefault(count, {}).setdefault(kind, {})
         by_model.setdefault(work.model, []).append((work, iter_time_s))
-    return found
+    return choices
 
 
 def configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:

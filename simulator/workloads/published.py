@@ -53,15 +53,15 @@ def load_published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 
         raise InvalidInput("workload", f"unknown {name!r}; use one of {', '.join(NAMES)}")
     cluster, profiles, arrivals, tenants = _MAKERS[name](folder, seed)
     gpu_types, nodes = preset(cluster)
-    found = screen(arrivals, profiles, gpu_types, nodes, on_bad)
+    screened = screen(arrivals, profiles, gpu_types, nodes, on_bad)
     scenario = Scenario(
         gpu_types=gpu_types,
         nodes=nodes,
         profiles=profiles,
-        arrivals=found.arrivals,
+        arrivals=screened.arrivals,
         tenants=tenants,
     )
-    return Published(scenario, found)
+    return Published(scenario, screened)
 
 
 def _philly(folder: Path, _: int) -> _Made:

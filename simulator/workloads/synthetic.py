@@ -105,16 +105,16 @@ class Synthetic:
         fitting = [record for record in profiles if room.holds(record)]
         seeds = np.random.SeedSequence(seed).generate_state(4)
         speeds = Speeds(fitting, room)
-        found = self._requests(np.random.default_rng(seeds[0]), fitting)
+        arrivals = self._requests(np.random.default_rng(seeds[0]), fitting)
         if self.large_share is not None:
-            found = with_large_share(
-                found, speeds, self.large_share, int(seeds[1]), self.large_from
+            arrivals = with_large_share(
+                arrivals, speeds, self.large_share, int(seeds[1]), self.large_from
             )
         if self.tightness is not None:
-            found = with_deadlines(found, speeds, self.tightness, int(seeds[2]))
-        span_s = float(gpu_seconds(found, speeds).sum()) / (self.load * max(room.total_gpus, 1))
+            arrivals = with_deadlines(arrivals, speeds, self.tightness, int(seeds[2]))
+        span_s = float(gpu_seconds(arrivals, speeds).sum()) / (self.load * max(room.total_gpus, 1))
         times = self._times_s(np.random.default_rng(seeds[3]), span_s).tolist()
-        return [a._replace(arrival_s=t) for a, t in zip(found, times, strict=True)]
+        return [a._replace(arrival_s=t) for a, t in zip(arrivals, times, strict=True)]
 
     def _requests(self, rng: Generator, profiles: Sequence[EstimateRecord]) -> list[Arrival]:
         """Return the jobs, all with arrival time 0."""
@@ -130,7 +130,7 @@ class Synthetic:
         shares = np.array([share for _, share in offered])
         seconds = self._durations_s(rng).tolist()
         counts = rng.choice([n for n, _ in offered], size=self.jobs, p=shares / shares.sum())
-        found = []
+        arrivals = []
         for i, (duration_s, gpus) in enumerate(zip(seconds, counts.tolist(), strict=True)):
             gpu_type, work, iter_time_s = configuration(rng, known[gpus])
             spec = JobSpec(
@@ -140,8 +140,8 @@ class Synthetic:
                 requested_type=gpu_type,
                 iterations=max(1, round(duration_s / iter_time_s)),
             )
-            found.append(Arrival(0.0, spec))
-        return found
+            arrivals.append(Arrival(0.0, spec))
+        return arrivals
 
     def _durations_s(self, rng: Generator) -> Floats:
         if self.durations == "gavel":

@@ -166,4 +166,4 @@ def test_what_cannot_be_measured_is_refused_by_name() -> None:
     assert "2 nodes x 1 GPUs do not divide" in across
     assert "a group of one GPU sends nothing" in alone
     assert "sizes_bytes: must be positive, not 0" in size
-    assert "took 0.0 s" in stopped
+    assert "measured 0.0 s for" in stopped
