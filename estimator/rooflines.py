@@ -79,7 +79,7 @@ class RooflineCompute:
         return forward_s, self.rates[graph.dtype].backward * forward_s
 
     def parts_s(self, graph: Graph, samples: Floats, tp: Ints) -> Floats:
-        """Return the forward seconds of each of :data:`PARTS`, shape (4, D, L)."""
+        """Return the forward seconds of each of :data:`ROOFLINE_PARTS`, shape (4, D, L)."""
         rates = self.rates[graph.dtype]
         rate = self.hardware.flops(graph.dtype) * rates.utilisation
         share = (np.asarray(samples, dtype=np.float64) / tp)[:, None]
@@ -97,7 +97,7 @@ class RooflineCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePart:
-    """Kernel times of one of :data:`PARTS`, as a :class:`tessera.estimator.plans.Compute`."""
+    """Kernel times of one of :data:`ROOFLINE_PARTS`, as a :class:`tessera.estimator.plans.Compute`."""
 
     whole: RooflineCompute
     part: int

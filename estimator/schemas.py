@@ -98,7 +98,7 @@ def check_fields(kind: type[DataclassInstance], where: str, value: object) -> di
     """Return the given fields of a dataclass from a mapping, checked against the annotations.
 
     Raises:
-        InvalidInput: as in :func:`check`.
+        InvalidInput: as in :func:`check_value`.
     """
     return check(entry_of(kind), where, value).model_dump(exclude_unset=True)
 

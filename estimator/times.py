@@ -38,7 +38,7 @@ class Parts:
 
     setting: Setting
     costs: StageCosts  # at factors of one
-    forward_s: Floats  # of each of rooflines.PARTS, shape (4, K)
+    forward_s: Floats  # of each of ROOFLINE_PARTS, shape (4, K)
     backward_s: Floats  # with the repeated forward pass, if any; shape (4, K)
     depth: Ints  # of tessera.estimator.planning.options, shape (K,)
 

@@ -26,7 +26,7 @@ Sent = tuple[float, int]
 def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     """Return the traffic of one iteration of ``plan``.
 
-    ``plan`` is a plan of ``tessera.estimator.cells.cells`` for this setting. Compute is its
+    ``plan`` is a plan that :mod:`tessera.estimator.cells` returned for this setting. Compute is its
     pipeline without any communication. Gradients can be sent after the last backward pass has
     begun, and everything else as soon as there are activations. Communication as a whole therefore
     begins at the mean of the two moments, weighted by bytes.

@@ -68,7 +68,7 @@ def failures(
 def stragglers(
     nodes: Sequence[NodeSpec], until_s: float, seed: int, hazards: Hazards = Hazards()
 ) -> list[Straggler]:
-    """Return the lags that begin before ``until_s``, drawn and ordered like ``failures``."""
+    """Return the lags that begin before ``until_s``, drawn and ordered like failures."""
     drawn = []
     for node, rng in _streams(nodes, seed, 1):
         for start_s, end_s in _spells(rng, hazards.between_lags_s, hazards.lag_s, until_s):

@@ -253,7 +253,7 @@ def _read_job(row: dict[str, Any]) -> LoggedJob:
 
 
 def _read_segment(row: dict[str, Any]) -> LoggedSegment:
-    told = ("type", "gpus", "degree", "plan", "on")
-    rest = {name: value for name, value in row.items() if name not in told}
+    read = ("type", "gpus", "degree", "plan", "on")
+    rest = {name: value for name, value in row.items() if name not in read}
     members = tuple((node, tuple(gpus)) for node, gpus in row["on"])
     return LoggedSegment(**rest, cell=_read_cell(row), members=members)

@@ -96,7 +96,7 @@ def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> R
 
     Raises:
         InvalidInput: holds of a job overlap or begin before it arrives, or the nodes are too few
-            (see ``room_for``).
+            (see ``nodes_for_holds``).
     """
     _sound(scenario, holds)
     world = World(scenario, overheads=overheads)

@@ -160,11 +160,11 @@ class _Fronts:
 def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages:
     """Return Crius' stages (section 4.2): cut for least communication, GPU sums near powers of two.
 
-    ``flops`` has shape (L,), as has ``boundary``, the amount that each layer hands to the next. The
-    value of the last layer is not used. A stage may have ``p`` GPUs if its sum of the layers' GPUs
-    is within ``NEAR`` of p in log2. If no partition has only such stages, the least distance that
-    some partition reaches in all stages is allowed. Ties are broken by the least computation bias,
-    then by the earliest cut. The paper does not specify this.
+    ``flops`` and ``boundary`` have shape (L,). The boundary is the amount that a layer hands to the
+    next. That of the last layer is not used. A stage may have ``p`` GPUs if the sum of its layers'
+    GPUs is within ``NEAR_POWER_DISTANCE`` of p in log2. If no partition consists of such stages, the
+    least distance that a partition reaches in all stages is allowed. Ties are broken by the least
+    computation bias, then by the earliest cut. The paper does not specify this.
 
     Raises:
         NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of

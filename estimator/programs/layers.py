@@ -32,7 +32,7 @@ def divide_into_layers(
     """Return the layers of a program whose batch has ``samples`` samples.
 
     The operators in ``ending`` stay in the layer that they end
-    (:func:`tessera.estimator.programs.cutting.ends_of`).
+    (:func:`tessera.estimator.programs.cuts.ends_of`).
 
     Reductions, exchanges and divisions follow the rules of Megatron and GShard
     (:mod:`tessera.estimator.programs.parallel`).

@@ -1,4 +1,4 @@
-"""A step as a graph of layers: ``trace`` for the graph, ``trace_program`` for the program as well."""
+"""The graph of layers of a step. ``trace_program`` also returns the program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trace_program(step: Step | str) -> Traced:
     """Return the graph with the program from which it is made.
 
     Raises:
-        Untraceable: as in :func:`trace`.
+        Untraceable: as in :func:`graph_of_step`.
     """
     step = load_step(step) if isinstance(step, str) else step
     samples = step.samples

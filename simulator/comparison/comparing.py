@@ -44,7 +44,7 @@ MEANS = (
     "decide_p50_s",
     "decide_max_s",
 )
-"""The figures of a run (``simulator.metrics.figures``) that appear in a row as the mean over seeds,
+"""The figures of a run (``simulator.metrics.run_figures``) that appear in a row as the mean over seeds,
 if all runs have them."""
 
 

@@ -77,7 +77,7 @@ class Asked:
 
 
 def simulate_request(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
-    """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``PolicyRun`` reads."""
     return run(Asked(work=Work(**work), **asked))
 
 
@@ -93,20 +93,20 @@ def bound_throughput(work: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(asked: Asked) -> dict[str, Any]:
-    """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``PolicyRun`` reads."""
     return run_in(make_scenario(asked.work), asked)
 
 
 def run_in(
     world: Made,
     asked: Asked,
-    told: Sequence[EstimateRecord] | None = None,
+    estimates: Sequence[EstimateRecord] | None = None,
     policy: Published | None = None,
 ) -> dict[str, Any]:
-    """Run the request in a world that was made before.
+    """Run the request in a given scenario.
 
-    ``told`` are the estimates that rounds see, before any error is added; if it is None, they see
-    the true ones. If ``policy`` is given, it decides in place of the requested one.
+    ``estimates`` are those that rounds see, before any error is added. If it is None, rounds see the
+    true ones. If ``policy`` is given, it decides in place of the requested one.
     """
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     watch = Watch()
@@ -120,9 +120,9 @@ def run_in(
         asked.judge_every,
         watch,
     )
-    visible = told
+    visible = estimates
     if asked.error:
-        visible = perturb_estimates(told or scenario.profiles, asked.error, asked.error_seed)
+        visible = perturb_estimates(estimates or scenario.profiles, asked.error, asked.error_seed)
     conditions = Conditions(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )
@@ -133,9 +133,9 @@ def run_in(
 def told_of(
     result: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
 ) -> dict[str, Any]:
-    """Return the data that ``Ran`` reads of a run in ``world``.
+    """Return the data that ``PolicyRun`` reads of a run in ``world``.
 
-    ``shares`` are those of ``Judged``, if rounds were judged.
+    ``shares`` are those of ``JudgedDecider``, if rounds were judged.
     """
     scenario, reference = result.scenario, reference_of(result.scenario)
     return {
@@ -209,7 +209,7 @@ class Ran:
 
     @classmethod
     def read(cls, result: dict[str, Any]) -> Ran:
-        """Return the run from the JSON form of what ``run`` returned."""
+        """Return the run from the JSON form of a task's result."""
         segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
             figures={k: float(v) for k, v in result["figures"].items()},

@@ -44,7 +44,7 @@ class _Known:
 
 
 class Sending:
-    """A source of each job's part of the network's contention (``slowdowns.Contended``).
+    """A source of each job's part of the network's contention (``slowdowns.ContentionSlowdowns``).
 
     A Cell sends the ``traffic`` of its profile. If the profile has none, the traffic is derived
     from the model, if it is a published model on a GPU type of the catalogue. Compute is scaled so

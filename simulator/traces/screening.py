@@ -89,7 +89,7 @@ def screen_profiled(
 ) -> Screened[Arrival]:
     """Return the jobs whose durations are known, on any cluster.
 
-    Otherwise this works like ``screen``.
+    Otherwise this works like ``screen_jobs``.
     """
     speeds = Speeds(profiles)
     return _screened(arrivals, lambda one: _misshapen(one) or _unpriced(one.spec, speeds), on_bad)
@@ -98,7 +98,7 @@ def screen_profiled(
 def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> Screened[Arrival]:
     """Return the jobs with a unique name and some iterations, on any cluster.
 
-    Otherwise this works like ``screen``.
+    Otherwise this works like ``screen_jobs``.
     """
     return _screened(arrivals, _misshapen, on_bad)
 
@@ -106,7 +106,7 @@ def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> Screen
 def screen_durations(jobs: Sequence[Asked], on_bad: OnBad = "refuse") -> Screened[Asked]:
     """Return the jobs with a unique name and a duration, which can be redrawn.
 
-    Otherwise this works like ``screen``.
+    Otherwise this works like ``screen_jobs``.
     """
 
     def bad(one: Asked) -> Dropped | None:

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_told_with_how_much_it_needs() -> None:
     assert found.exit_code == 0
     assert found.stdout == ""
     assert "4 a10, 1 stage: does not fit: stage 0 needs" in found.stderr
-    assert "of 21.6 GiB" in found.stderr
+    assert "has 21.6 GiB" in found.stderr
     dropped = answered("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
     assert [d["pipeline_degree"] for d in dropped["dropped"]] == [1, 2, 4]
     assert all(d["needed_bytes"] > d["limit_bytes"] for d in dropped["dropped"])
