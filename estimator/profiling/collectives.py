@@ -1,6 +1,6 @@
 """Timing of collectives on the available JAX devices, as rows in the format of the tables.
 
-All processes of a ``jax.distributed`` job call :func:`measure_collectives` with the same arguments. Each
+All processes of a ``jax.distributed`` job call :func:`time_collectives` with the same arguments. Each
 process is a node.
 """
 

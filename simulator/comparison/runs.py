@@ -77,7 +77,7 @@ class Asked:
 
 
 def simulate_request(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
-    """Run the request to the end of all jobs, and return the result that ``PolicyRun`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``FinishedRun`` reads."""
     return run(Asked(work=Work(**work), **asked))
 
 
@@ -93,7 +93,7 @@ def bound_throughput(work: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(asked: Asked) -> dict[str, Any]:
-    """Run the request to the end of all jobs, and return the result that ``PolicyRun`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``FinishedRun`` reads."""
     return run_in(make_scenario(asked.work), asked)
 
 
@@ -133,7 +133,7 @@ def run_in(
 def told_of(
     result: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
 ) -> dict[str, Any]:
-    """Return the data that ``PolicyRun`` reads of a run in ``world``.
+    """Return the data that ``FinishedRun`` reads of a run in ``world``.
 
     ``shares`` are those of ``JudgedDecider``, if rounds were judged.
     """

@@ -246,7 +246,7 @@ def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
         (("--cluster", "tiny", "--nodes", "a100=1x4"), "--cluster: cannot be with --nodes"),
         (("--nodes", "a100=4"), "--nodes: 'a100=4': write each type once, as in a100=80x4"),
         (("--nodes", "tpu=1x4"), "--profiles: is needed: there are samples of a10"),
-        (("--overheads", "cheap"), "overheads: unknown 'cheap'; choose one of default"),
+        (("--overheads", "cheap"), "overheads: unknown 'cheap'; use one of default"),
         (("--horizon", "soon"), "--horizon: 'soon' is not a duration"),
         (("--round", "0"), "--round: must be longer than 0"),
         (("--failures", "0s"), "--failures: must be longer than 0"),
