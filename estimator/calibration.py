@@ -25,9 +25,10 @@ from tessera.formulation.tables import Bools, Floats, Ints
 Names = NDArray[np.str_]
 
 FREEDOM = 4.0
-"""Degrees of freedom of the noise, between normal and Cauchy as usual (Lange et al. 1989)."""
+"""Degrees of freedom of the noise. The value is a usual one, between Cauchy and normal noise (Lange
+et al. 1989)."""
 PASSES = 4
-"""Number of times that the model is linearised again, and of reweightings in each of them."""
+"""Number of linearisations of the model, and of reweightings after each linearisation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +68,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """The deviations of log time that the model misses, and how fast similarity fades.
-
-    They are standard deviations and length scales.
+    """Standard deviations of the log time that the model misses, and length scales of similarity.
 
     The length scales are in doublings of GPUs and of the batch, and in e-folds of the parameters.
     """
@@ -78,8 +77,8 @@ class Residual:
     family_sd: float = 0.1  # of a family at similar counts, batches and sizes
     pair_sd: float = 0.08  # of a family on a GPU type
     shape_sd: float = 0.18
-    """Standard deviation of a GPU type's nodes x GPUs, i.e. of its machines and network. It applies
-    in full from 4 GPUs on, by half to two GPUs, and not to a single GPU."""
+    """Standard deviation of a shape (nodes x GPUs) of a GPU type, i.e. of its machines and network.
+    It applies in full from 4 GPUs on, by half to two GPUs, and not to a single GPU."""
     noise_sd: float = 0.1
     gpus_length: float = 1.5
     batch_length: float = 3.0
@@ -215,7 +214,7 @@ class Calibration:
         for m in measurements:
             if not (math.isfinite(m.iter_time_s) and m.iter_time_s > 0):
                 raise InvalidInput(
-                    "iter_time_s", f"is {m.iter_time_s} for {m.subject}; give seconds above 0"
+                    "iter_time_s", f"must be above 0 s, not {m.iter_time_s}, for {m.subject}"
                 )
         self._known = _features([])
         self._gradients = np.zeros((0, len(model.parameters)))
@@ -264,17 +263,15 @@ class Calibration:
             return []
         at = self.log_values(subjects)
         values, gradients = self.model.log_times(subjects, at)
-        asked = _features(subjects)
+        features = _features(subjects)
         own = np.array(
             [
-                _covariance(self._prior, one, g, one, g)[0, 0]
-                for one, g in (
-                    (_features([s]), gradients[i : i + 1]) for i, s in enumerate(subjects)
-                )
+                _covariance(self._prior, f, g, f, g)[0, 0]
+                for f, g in ((_features([s]), gradients[i : i + 1]) for i, s in enumerate(subjects))
             ]
         )
         if len(self._weights):
-            cross = _covariance(self._prior, asked, gradients, self._known, self._gradients)
+            cross = _covariance(self._prior, features, gradients, self._known, self._gradients)
             linear = (gradients * (at - self._prior.log_values)).sum(axis=1)
             values = values - linear + cross @ self._weights
             own = own - np.einsum("ij,jk,ik->i", cross, self._solve, cross)
@@ -286,11 +283,10 @@ class Calibration:
 
 
 def _robust(covariance: Floats, offsets: Floats, noise_sd: float) -> tuple[Floats, Floats]:
-    """Return the inverse of covariance plus noise, and its product with ``offsets``.
+    """Return the inverse of covariance plus noise, shape (K, K), and its product with ``offsets``.
 
-    Their shapes are (K, K) and (K,).
-
-    The noise of a measurement grows with its distance from the fit, by the weights of Student's t.
+    The product has shape (K,). The noise of a measurement grows with its distance from the fit, by
+    the weights of Student's t.
     """
     trust = np.ones(len(offsets))
     for _ in range(PASSES):

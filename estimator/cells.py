@@ -1,4 +1,4 @@
-"""The Cells of a job: the best plan for each GPU count, GPU type and pipeline degree."""
+"""The best execution plan of a job for each GPU count, GPU type and pipeline degree."""
 
 from __future__ import annotations
 
@@ -46,18 +46,20 @@ COARSE_LAYERS = 16
 class MicroBatches(StrEnum):
     """Rules for the number of micro-batches of a plan, if it is not a given number."""
 
-    STAGES = "stages"  # as many as stages (Arena)
-    FOUR_STAGES = "4-stages"  # four times as many (Crius, section 5.1, after GPipe)
-    SEARCHED = "searched"  # the best power of two, without those that would leave stages empty
+    STAGES = "stages"  # the number of stages (Arena)
+    FOUR_STAGES = "4-stages"  # four times the number of stages (Crius, section 5.1, after GPipe)
+    SEARCHED = "searched"  # the best power of two, except those that would leave stages empty
 
 
 class Planner(StrEnum):
     """Planners that choose the plan of a pipeline degree. All respect the memory limit."""
 
-    EXACT = "exact"  # the least latency under the cost model (planning/search.py)
-    # The proxy plan: least computation bias, then least communication (Arena, section 3.3).
+    # The plan of least latency under the cost model (planning/search.py).
+    EXACT = "exact"
+    # The proxy plan: the least computation bias, then the least communication (Arena, section 3.3).
     ARENA = "arena"
-    # Least communication across cuts, with stages data or tensor parallel (Crius, 4.2, 5.1).
+    # The least communication across cuts. Each stage is data or tensor parallel (Crius, sections
+    # 4.2 and 5.1).
     CRIUS = "crius"
 
 
@@ -67,8 +69,8 @@ class Runtime:
 
     overlap: Overlap = DEFAULT
     planned_as: Overlap | None = None
-    """The overlap that its search assumes when it chooses a plan. If it is None, the search assumes
-    the real overlap."""
+    """The overlap that the runtime's search assumes when it chooses a plan. If it is None, the search
+    assumes the real overlap."""
     states: States = field(default_factory=States)
     room: Room = field(default_factory=Room)
     copies: Copies = field(default_factory=Copies)
@@ -78,8 +80,8 @@ class Runtime:
 class Setting:
     """A job on GPUs of one type, with all that its Cells there depend on.
 
-    ``graph`` may already be coarse. ``timed`` means that ``compute`` was measured on such a GPU.
-    The correction of kernels that was learned from other jobs then does not apply to it.
+    ``graph`` may already be coarse. ``timed`` means that ``compute`` was measured on such a GPU. A
+    correction of kernels that was learned from other jobs then does not apply.
     """
 
     graph: Graph
@@ -106,10 +108,7 @@ class Setting:
         )
 
     def depths(self, costs: StageCosts) -> Ints:
-        """Return the places where candidate stages fit.
-
-        See :func:`tessera.estimator.planning.options.depths`.
-        """
+        """Return the places where candidate stages fit, as in :mod:`tessera.estimator.planning.options`."""
         training = self.training
         return depths(
             costs,
@@ -123,7 +122,7 @@ class Setting:
 def on_sheets(
     graph: Graph, training: Training, hardware: Hardware, shape: Shape, states: States
 ) -> Setting:
-    """Return the setting of a job on GPUs that are known from their data sheets only."""
+    """Return the setting of a job on GPUs that are known only from their data sheets."""
     return Setting(
         graph=graph,
         training=training,
@@ -137,7 +136,7 @@ def on_sheets(
 
 @lru_cache(maxsize=64)
 def _remembered(graph: Graph, most: int) -> list[Graph]:
-    """Return the cache entry for the graph in ``most`` layers: a list that is empty at first.
+    """Return the cache entry for the graph in ``most`` layers, a list that is empty at first.
 
     The coarse graph of a job is the same on all GPU types.
     """
@@ -146,10 +145,10 @@ def _remembered(graph: Graph, most: int) -> list[Graph]:
 
 def coarsen_graph(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
     """Return :func:`tessera.estimator.graph.merge_layers` of the graph, computed once for each graph."""
-    known = _remembered(graph, most)
-    if not known:
-        known.append(merge_layers(graph, most, cancelled))
-    return known[0]
+    entry = _remembered(graph, most)
+    if not entry:
+        entry.append(merge_layers(graph, most, cancelled))
+    return entry[0]
 
 
 def coarse_for(graph: Graph, stages: int, cancelled: Callable[[], bool] = never) -> Graph:
@@ -179,15 +178,15 @@ def cells(
     None, their number is that of the training.
 
     Raises:
-        InvalidInput: a degree below 1.
+        InvalidInput: a degree is below 1.
         DeadlineTooShort: it was cancelled.
     """
-    asked = sorted(set(degrees_of(setting.shape.gpus) if degrees is None else degrees))
-    if asked and asked[0] < 1:
-        raise InvalidInput("degrees", f"must be at least 1, not {asked[0]}")
-    coarse = replace(setting, graph=coarse_for(setting.graph, asked[-1], cancelled))
+    wanted = sorted(set(degrees_of(setting.shape.gpus) if degrees is None else degrees))
+    if wanted and wanted[0] < 1:
+        raise InvalidInput("degrees", f"must be at least 1, not {wanted[0]}")
+    coarse = replace(setting, graph=coarse_for(setting.graph, wanted[-1], cancelled))
     best: dict[int, Plan] = {}
-    for count, some in counts_of(asked, setting.training, micro_batches).items():
+    for count, some in counts_of(wanted, setting.training, micro_batches).items():
         training = setting.training.within(count)
         within = replace(coarse, training=training)
         for stages, plan in _planned(within, some, planner, cancelled).items():
@@ -199,18 +198,18 @@ def cells(
 def counts_of(
     degrees: Sequence[int], training: Training, rule: MicroBatches | None
 ) -> Mapping[int, list[int]]:
-    """Return the degrees by their number of micro-batches, which is at most that of samples."""
+    """Return the degrees by their number of micro-batches, which is at most the number of samples."""
     if rule is MicroBatches.SEARCHED:
         counts = powers_of_two(training.global_batch)
         return {n: [d for d in degrees if n >= d or n == counts[-1]] for n in counts}
-    found: dict[int, list[int]] = {}
+    by_count: dict[int, list[int]] = {}
     for degree in degrees:
-        found.setdefault(micro_batches_of(rule, degree, training), []).append(degree)
-    return found
+        by_count.setdefault(micro_batches_of(rule, degree, training), []).append(degree)
+    return by_count
 
 
 def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training) -> int:
-    """Return the number of micro-batches of a plan, or the largest possible if it is searched."""
+    """Return the number of micro-batches of a plan, or the largest possible one if it is searched."""
     if rule is None:
         return training.micro_batches
     if rule is MicroBatches.SEARCHED:
@@ -226,9 +225,9 @@ def _planned(
     costs, options = cost_candidates(setting)
     if not len(options):
         return {}
-    found = PLANNERS[planner](setting, costs, options, degrees, cancelled)
+    plans = PLANNERS[planner](setting, costs, options, degrees, cancelled)
     training, room = setting.training, setting.runtime.room
-    return {stages: plan_of(f, costs, training, room) for stages, f in found.items()}
+    return {stages: plan_of(plan, costs, training, room) for stages, plan in plans.items()}
 
 
 def cost_candidates(setting: Setting) -> tuple[StageCosts, Options]:
@@ -248,13 +247,13 @@ def search_plans(
     """Return the plan that the runtime's search chooses for each degree, with its real latency."""
     runtime, count = setting.runtime, setting.training.micro_batches
     searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-    found = best_plans(options, searched, setting.shape.gpus, degrees, cancelled)
+    plans = best_plans(options, searched, setting.shape.gpus, degrees, cancelled)
     if runtime.planned_as is None:
-        return found
+        return plans
     real = latency_of(costs, count, runtime.overlap)
     return {
         stages: Found(rows=f.rows, latency_s=real.of(np.array(f.rows, dtype=np.int64)))
-        for stages, f in found.items()
+        for stages, f in plans.items()
     }
 
 
@@ -267,23 +266,23 @@ def proxy_plans(
 ) -> dict[int, Found]:
     """Return Arena's proxy plan of each degree (section 3.3), with its latency.
 
-    GPUs are shared out by the load of a layer, which is its computation on one GPU. The planner
-    never looks at the latency of a plan.
+    GPUs are assigned in proportion to the load of layers, i.e. their computation on one GPU. The
+    planner does not consider the latency of a plan.
     """
     training, gpus = setting.training, setting.shape.gpus
-    one = np.ones(1, dtype=np.int64)
+    single = np.ones(1, dtype=np.int64)
     forward_s, backward_s = setting.compute.layer_s(
-        setting.graph, training, np.full(1, float(training.micro_batch)), one
+        setting.graph, training, np.full(1, float(training.micro_batch)), single
     )
     load_s = (training.forwards * forward_s + backward_s)[0]
     comm_s = comm_each(costs, training.micro_batches)
-    found: dict[int, Found] = {}
+    plans: dict[int, Found] = {}
     for stages in degrees:
         require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
             whole = frontier(options, load_s, comm_s, gpus, stages, training.micro_batches)
-            found[stages] = _as_run(setting, costs, whole.proxy.rows)
-    return found
+            plans[stages] = _as_run(setting, costs, whole.proxy.rows)
+    return plans
 
 
 def assembled_plans(
@@ -296,13 +295,13 @@ def assembled_plans(
     """Return Crius' plan of each degree, with its latency.
 
     The model is cut before memory is considered (section 4.2). Then each stage becomes data or
-    tensor parallel, whichever is fastest and fits (section 5.1).
+    tensor parallel, so that the plan fits and is fastest (section 5.1).
     """
     graph, training, gpus = setting.graph, setting.training, setting.shape.gpus
     depth = np.zeros(len(costs.candidates), dtype=np.int64)
     depth[options.source] = options.depth
     handed_bytes = graph.element_bytes * training.micro_batch * graph.boundary
-    found: dict[int, Found] = {}
+    plans: dict[int, Found] = {}
     for stages in degrees:
         require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
@@ -317,8 +316,8 @@ def assembled_plans(
                 setting.shape.gpus_per_node,
                 training.micro_batches,
             )
-            found[stages] = _as_run(setting, costs, best.rows)
-    return found
+            plans[stages] = _as_run(setting, costs, best.rows)
+    return plans
 
 
 def _as_run(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> Found:

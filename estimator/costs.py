@@ -1,8 +1,8 @@
 """Costs of candidate stages as arrays: kernels, collectives, gradients, updates, transfers, memory.
 
 A candidate is a contiguous segment of layers on ``dp * tp`` GPUs. Everything that depends on a
-layer and a setting (dp, tp, ep, sp) is computed once for each of the D distinct settings. It is
-then summed cumulatively over the layers, and read at the ends of each segment.
+layer and a setting (dp, tp, ep, sp) is computed once for each of the D distinct settings. Running
+sums over the layers then give each segment's cost as the difference of two values.
 ``docs/estimator/iteration-time.md`` describes the groups and the collectives that run on them.
 """
 
@@ -45,10 +45,11 @@ def candidates_of(
 ) -> Candidates:
     """Return every segment of layers on every number of GPUs under every allowed setting.
 
-    The GPUs of a stage are powers of two. A single stage (a job without a pipeline) may also have
-    all GPUs. Tensor and expert degrees are powers of two that divide the GPUs, within the limits of
-    the segment's layers and with equally many experts on each GPU. Settings that change nothing are
-    left out: expert degrees without experts, and sequence parallelism without a tensor group.
+    The number of GPUs of a stage is a power of two. A single stage (a job without a pipeline) may
+    also have all GPUs. Tensor and expert degrees are powers of two that divide the GPUs. They are
+    within the limits of the segment's layers, and each GPU has the same number of experts. Settings
+    that change nothing are left out: expert degrees without experts, and sequence parallelism
+    without a tensor group.
     """
     total = shape.gpus
     counts = sorted({*powers_of_two(total), total}) if stage_gpus is None else sorted(stage_gpus)
@@ -87,10 +88,10 @@ def _over_segments(column: Floats, by: np.ufunc) -> Floats:
     Entries with b <= a are 0.
     """
     count = len(column)
-    found = np.zeros((count, count + 1))
+    table = np.zeros((count, count + 1))
     for a in range(count):
-        found[a, a + 1 :] = by.accumulate(column[a:])
-    return found
+        table[a, a + 1 :] = by.accumulate(column[a:])
+    return table
 
 
 def stage_costs(
@@ -220,19 +221,19 @@ def _divided_s(
 def messages(graph: Graph) -> Floats:
     """Return the number of all-reduces that carry a layer's ``reduced``, shape (L,).
 
-    Each of them is as large as the layer's boundary. The last layer hands on nothing, so the
-    boundary before it counts.
+    Each of them is as large as the layer's boundary. The last layer hands nothing on, so the
+    boundary before it is used.
     """
     before = np.concatenate([graph.boundary[:1], graph.boundary[:-1]])
     message = np.where(graph.boundary > 0, graph.boundary, before)
-    found = np.ones(len(graph))
-    np.divide(graph.reduced, message, out=found, where=message > 0)
-    return np.maximum(np.round(found), 1.0)
+    count = np.ones(len(graph))
+    np.divide(graph.reduced, message, out=count, where=message > 0)
+    return np.maximum(np.round(count), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """A network for (D, L) payloads of D groups."""
+    """A network that takes payloads of shape (D, L) for D groups."""
 
     network: Network
     layers: int
@@ -242,7 +243,7 @@ class _Spread:
         rows = Groups(
             size=np.repeat(groups.size, self.layers),
             nodes=np.repeat(groups.nodes, self.layers),
-            beside=np.repeat(groups.beside, self.layers),
+            node_groups=np.repeat(groups.node_groups, self.layers),
         )
         return _positive_s(self.network, primitive, payload.ravel(), rows).reshape(shape)
 
@@ -257,7 +258,9 @@ def _positive_s(network: Network, primitive: Primitive, payload: Floats, groups:
 
 
 def _picked(groups: Groups, which: Ints) -> Groups:
-    return Groups(size=groups.size[which], nodes=groups.nodes[which], beside=groups.beside[which])
+    return Groups(
+        size=groups.size[which], nodes=groups.nodes[which], node_groups=groups.node_groups[which]
+    )
 
 
 class _Rows:
@@ -301,10 +304,10 @@ class _Rows:
 
 
 def _handed_s(graph: Graph, network: Network, settings: Settings) -> Floats:
-    """Return the seconds for handing a micro-batch's activations over a cut, and gradients back.
+    """Return the seconds to send a micro-batch's activations across a cut, and gradients back.
 
-    The shape is (D, L + 1), for the cut before each layer. Nothing is handed over before the first
-    layer or after the last.
+    The shape is (D, L + 1), for the cut before each layer. Nothing is sent before the first layer
+    or after the last.
 
     Each GPU sends its part of the tensor group's activations to a partner in the next stage
     (Narayanan et al., SC 2021, section 4.1), where they are gathered. The next stage is assumed to
@@ -318,7 +321,7 @@ def _handed_s(graph: Graph, network: Network, settings: Settings) -> Floats:
     pairs = Groups(
         size=np.full_like(settings.gpus, 2),
         nodes=np.full_like(settings.gpus, min(settings.shape.nodes, 2)),
-        beside=np.minimum(settings.gpus, settings.shape.gpus_per_node),
+        node_groups=np.minimum(settings.gpus, settings.shape.gpus_per_node),
     )
     spread = _Spread(network, len(inner))
     payload = graph.element_bytes * settings.samples[:, None] * inner
@@ -365,7 +368,10 @@ def _syncs_s(
 def _updates_s(
     graph: Graph, training: Training, hardware: Hardware, rows: _Rows, states: States
 ) -> Floats:
-    """Return the seconds of the optimizer, which accesses all states once, under ZeRO in parts."""
+    """Return the seconds of the optimizer, which reads and writes all states once.
+
+    Under ZeRO, each replica updates its part of the states.
+    """
     shared_out = states.zero >= 1
     updated = (rows.own + rows.shared) / (rows.dp if shared_out else 1)
     updated = updated + rows.experts / (rows.expert_replicas if shared_out else 1)
@@ -374,16 +380,17 @@ def _updates_s(
         return np.asarray(2 * training.state_bytes * updated / rate, dtype=np.float64)
     weight, gradient, _ = parameter_bytes(graph, training)
     moved_s = (weight + gradient) * updated / states.host_bytes_per_s
-    beside = np.minimum(rows.dp * rows.tp, hardware.gpus_per_node)
-    host_s = 2 * training.state_bytes * updated * beside / states.host_update_bytes_per_s
+    # One host updates the states of all GPUs of the stage on its node.
+    host_gpus = np.minimum(rows.dp * rows.tp, hardware.gpus_per_node)
+    host_s = 2 * training.state_bytes * updated * host_gpus / states.host_update_bytes_per_s
     return np.asarray(moved_s + host_s, dtype=np.float64)
 
 
 def _flight_bytes(graph: Graph, training: Training, rows: _Rows) -> Floats:
     """Return the bytes of a micro-batch that a GPU keeps between the two passes.
 
-    They are the inputs of layers, which are whole on each tensor part unless the sequence is
-    divided, and whatever else a backward pass needs. The latter is not kept if the forward pass is
+    They are the inputs of layers and whatever else a backward pass needs. Inputs are whole on each
+    tensor part unless the sequence is divided. The rest is not kept if the forward pass is
     repeated.
     """
     inputs = _inputs(graph)
@@ -402,8 +409,8 @@ def _working_bytes(
 ) -> Floats:
     """Return the bytes in use while a micro-batch is computed, but not between its passes.
 
-    They are the largest layer's activations with their gradients (and what it keeps, if the forward
-    pass is repeated), the input and output of a stage, and the buffers of collectives.
+    They are the largest layer's activations with their gradients, the input and output of a stage,
+    and the buffers of collectives. If the forward pass is repeated, what the layer keeps is added.
     """
     repeated = 1.0 if training.checkpointing else 0.0
     divided, whole = repeated * (graph.kept - graph.unsplit), repeated * graph.unsplit

@@ -52,13 +52,13 @@ def read_document(
         except NotJson:
             pass
     try:
-        found = read_yaml(field, text, limits, cancelled)
+        documents = read_yaml(field, text, limits, cancelled)
     except NotYaml as wrong:
-        said = wrong.problem.removeprefix("is not valid YAML: ")
-        raise InvalidInput(field, f"is neither JSON nor YAML: {said}") from wrong
-    if len(found) > 1:
-        raise InvalidInput(field, f"holds {len(found)} documents; give one")
-    return found[0] if found else None
+        reason = wrong.problem.removeprefix("is not valid YAML: ")
+        raise InvalidInput(field, f"is neither JSON nor YAML: {reason}") from wrong
+    if len(documents) > 1:
+        raise InvalidInput(field, f"holds {len(documents)} documents; give one")
+    return documents[0] if documents else None
 
 
 def read_yaml(
@@ -75,13 +75,13 @@ def read_yaml(
     raw = to_utf8(field, text, limits)
     if len(raw) > limits.yaml_bytes:
         raise InvalidInput(
-            field, f"as YAML may have at most {limits.yaml_bytes:,} bytes; write it as JSON"
+            field, f"exceeds the limit of {limits.yaml_bytes:,} bytes for YAML; write it as JSON"
         )
     try:
         return [value for value in _values(field, raw, limits, cancelled) if value is not None]
     except (yaml.YAMLError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise NotYaml(field, f"is not valid YAML: {said}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise NotYaml(field, f"is not valid YAML: {reason}") from error
 
 
 def _values(field: str, raw: bytes, limits: Limits, cancelled: Callable[[], bool]) -> Iterator[Any]:
@@ -146,7 +146,7 @@ class _Builder:
             inside[key] = value
             self._keys[-1] = _NO_KEY
         elif isinstance(value, list | dict):
-            raise InvalidInput(self._field, f"{place}: a key must be a text or a number")
+            raise InvalidInput(self._field, f"{place}: a key must be a string or a number")
         elif value in inside:
             raise InvalidInput(
                 self._field, f"{place}: the key {str(value)[:80]!r} occurs twice; name it once"

@@ -14,28 +14,28 @@ from tessera.estimator.times import Parts
 from tessera.formulation.tables import Floats, Ints
 
 LIKELY = 0.02
-"""Share below which a plan is left out as unlikely."""
+"""Share below which a plan is considered unlikely and left out."""
 _TIE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualStages:
-    """A runtime that tends to choose the pipeline degree that looks fastest to its search.
+    """A runtime that tends to choose the pipeline degree that its search considers fastest.
 
-    To Alpa's search, a stage costs its kernels and collectives and, for each micro-batch, a part of
+    In Alpa's search, a stage costs its kernels and collectives and, for each micro-batch, a part of
     its gradient exchange. Transfers are free (OSDI 2022, section 5.2, and the cost model of its
     artifact).
     """
 
     sync_weight: float = 8.0
-    """Weight of the gradient exchange in the search. By judgement, it is above 1: the searches that
-    the Arena artifact recorded on nodes of two GPUs always preferred pipelines to replicas on
-    several nodes."""
+    """Weight of the gradient exchange in the search, chosen by judgement. It is above 1, because the
+    searches that the Arena artifact recorded on nodes of two GPUs always preferred pipelines to
+    replicas on several nodes."""
     softness: float = 0.1
-    """The log ratio of latencies at which a plan is 1 / e as likely as the best."""
+    """The log ratio of latencies at which a plan is 1 / e times as likely as the best plan."""
 
     def candidates(self, setting: Setting) -> Candidates:
-        """Return the stages whose number of GPUs is the whole divided by a power of two."""
+        """Return the stages whose number of GPUs is that of the job divided by a power of two."""
         gpus = setting.shape.gpus
         sizes = [gpus // stages for stages in powers_dividing(gpus)]
         return candidates_of(
@@ -49,26 +49,26 @@ class EqualStages:
         count, gpus = parts.setting.training.micro_batches, parts.setting.shape.gpus
         costs = parts.at(factors)
         slot_s = costs.busy_s + self.sync_weight * costs.sync_s / count
-        found = []
+        plans = []
         for degree in degrees:
             if gpus % degree == 0:
                 rows = _equal_plan(parts, slot_s, degree)
                 if len(rows):
-                    found.append((slot_s[rows].sum() + (count - 1) * slot_s[rows].max(), rows))
-        if not found:
+                    plans.append((slot_s[rows].sum() + (count - 1) * slot_s[rows].max(), rows))
+        if not plans:
             return []
-        looks = np.log([seconds for seconds, _ in found])
-        share = np.exp((looks.min() - looks) / self.softness)
+        log_s = np.log([seconds for seconds, _ in plans])
+        share = np.exp((log_s.min() - log_s) / self.softness)
         share = np.where(share >= LIKELY * share.sum(), share, 0.0)
         share /= share.sum()
-        return [(float(s), rows) for s, (_, rows) in zip(share, found, strict=True) if s > 0]
+        return [(float(s), rows) for s, (_, rows) in zip(share, plans, strict=True) if s > 0]
 
 
 def _equal_plan(parts: Parts, slot_s: Floats, degree: int) -> Ints:
     """Return the rows of the best plan of ``degree`` equal stages.
 
-    The best plan has the fastest slowest stage and, among those, the smallest sum. If no plan fits,
-    the result is empty.
+    The best plan is the one whose slowest stage is fastest and, among those, the one of the
+    smallest sum. If no plan fits, the result is empty.
     """
     candidates, layers = parts.candidates, len(parts.setting.graph)
     own = np.flatnonzero(candidates.gpus == parts.setting.shape.gpus // degree)

@@ -1,10 +1,10 @@
 """Work and traffic of an iteration of well-known model families, on any number of GPUs of a type.
 
 Crux (SIGCOMM 2024, section 6) names BERT, GPT, ResNet, NMT, Multi-Interests, variants of them and
-two models of its own. Their sizes, batches and plans are not in the parts of it that we have. The
-numbers here are published elsewhere, with their source next to them, or marked as ours. Nothing is
-fitted to the measurements of Crux. Batches are those of one GPU, so a larger job trains a larger
-batch.
+two models of its own. The parts of the paper that we have do not state their sizes, batches and
+plans. The numbers here are published elsewhere, with their source next to them, or marked as ours.
+Nothing is fitted to the measurements of Crux. Batches are those of one GPU, so a larger job trains
+a larger batch.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 
 HOST_GPUS: Final = 8
+"""GPUs of a host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +49,24 @@ def family_traffic(name: str, gpu_type: str, gpus: int) -> CellTraffic:
     """Return one iteration of a family's model on ``gpus`` GPUs of a type (hosts of eight).
 
     Raises:
-        InvalidInput: no such family or GPU type, or not on this number of GPUs.
+        InvalidInput: there is no such family or GPU type, or the family does not run on this number
+            of GPUs.
     """
     known = families()
     if name not in known:
-        raise InvalidInput("family", f"unknown {name!r}; choose one of {', '.join(known)}")
-    hardware = {h.name: h for h in CATALOGUE}.get(gpu_type)
+        raise InvalidInput("family", f"unknown family {name!r}; use one of {', '.join(known)}")
+    catalogue = {h.name: h for h in CATALOGUE}
+    hardware = catalogue.get(gpu_type)
     if hardware is None:
-        raise InvalidInput("gpu_type", f"unknown {gpu_type!r}; the catalogue has no such type")
+        raise InvalidInput(
+            "gpu_type", f"unknown GPU type {gpu_type!r}; use one of {', '.join(catalogue)}"
+        )
     family = known[name]
     if not family.least_gpus <= gpus <= family.most_gpus or (gpus > HOST_GPUS and gpus % HOST_GPUS):
         raise InvalidInput(
             "gpus",
-            f"is {gpus}; {name} runs on {family.least_gpus} to {family.most_gpus}, beyond"
-            f" {HOST_GPUS} on whole hosts",
+            f"{name} runs on {family.least_gpus} to {family.most_gpus} GPUs, and above {HOST_GPUS}"
+            f" only on multiples of {HOST_GPUS}, not on {gpus}",
         )
     return family.traffic(hardware, gpus)
 
@@ -73,7 +78,7 @@ def families() -> Mapping[str, Family]:
     return MappingProxyType({family.name: family for family in listed})
 
 
-GRADIENTS: Final = "gradients leave once the backward pass has begun"
+GRADIENTS: Final = "gradients are sent once the backward pass has begun"
 
 
 def _dense() -> list[Family]:
@@ -85,28 +90,29 @@ def _dense() -> list[Family]:
             batch=12,
             state_bytes=ADAM_MIXED,
             source="BERT-large (Devlin et al. 2019) with its vocabulary padded, 512 tokens; 12 sequences"
-            " a GPU (Wang et al., IISWC 2019, Table V)",
+            " per GPU (Wang et al., IISWC 2019, Table V)",
         ),
         _replicated(
             "bert-base",
             _bert_base,
             batch=32,
             state_bytes=ADAM_MIXED,
-            source="BERT-base (Devlin et al. 2019, section 3), 512 tokens; 32 sequences a GPU: ours",
+            source="BERT-base (Devlin et al. 2019, section 3), 512 tokens; 32 sequences per GPU: ours",
         ),
         _replicated(
             "resnet",
             lambda: _resnet(50),
             batch=64,
             state_bytes=MOMENTUM_F32,
-            source="ResNet-50 (He et al. 2016), 16 bits; 64 images a GPU (Wang et al., IISWC 2019, Table V)",
+            source="ResNet-50 (He et al. 2016), 16 bits; 64 images per GPU (Wang et al., IISWC 2019,"
+            " Table V)",
         ),
         _replicated(
             "resnet-152",
             lambda: _resnet(152),
             batch=64,
             state_bytes=MOMENTUM_F32,
-            source="ResNet-152 (He et al. 2016), 16 bits; 64 images a GPU as ResNet-50: ours",
+            source="ResNet-152 (He et al. 2016), 16 bits; 64 images per GPU, as for ResNet-50: ours",
         ),
         _replicated(
             "nmt",
@@ -114,14 +120,14 @@ def _dense() -> list[Family]:
             batch=98,
             state_bytes=ADAM_MIXED,
             source="Transformer, big (Vaswani et al. 2017, Table 3: 213 M parameters); 25,000 tokens on 8"
-            " GPUs (section 5.1) as 98 sentences of 32 a GPU",
+            " GPUs (section 5.1) as 98 sentences of 32 tokens per GPU",
         ),
         _replicated(
             "nmt-base",
             lambda: _nmt("nmt-base", 512, 8),
             batch=98,
             state_bytes=ADAM_MIXED,
-            source="Transformer, base (Vaswani et al. 2017, Table 3: 65 M parameters); batch as nmt",
+            source="Transformer, base (Vaswani et al. 2017, Table 3: 65 M parameters); batch as for nmt",
         ),
         _replicated(
             "transformer-nlp",
@@ -169,11 +175,11 @@ GPT_SIZES: Final = (
 def _gpt_family() -> Family:
     return Family(
         name="gpt",
-        source="Narayanan et al., SC 2021, Table 1: the size that it trains on no more GPUs than the job"
-        " has (1.7 to 39 B parameters), its tensor and pipeline degrees and its batch a GPU; 2,048 tokens,"
-        " vocabulary 51,200, checkpointing, one sequence a micro-batch (ours)",
-        overlap="none: Megatron-LM as there described sums gradients after the last backward pass, and"
-        " tensor groups' sums stop compute",
+        source="Narayanan et al., SC 2021, Table 1: the largest size that is trained on no more GPUs than"
+        " the job has (1.7 to 39 B parameters), with its tensor and pipeline degrees and its batch per GPU;"
+        " 2,048 tokens, vocabulary 51,200, checkpointing, one sequence per micro-batch (ours)",
+        overlap="none: Megatron-LM, as described there, sums gradients after the last backward pass, and"
+        " compute stops for the sums of tensor groups",
         traffic=gpt_traffic,
         least_gpus=8,
     )
@@ -200,10 +206,10 @@ def gpt_traffic(hardware: Hardware, gpus: int, gpu_batch: float | None = None) -
 def _planned(
     graph: Graph, training: Training, hardware: Hardware, gpus: int, *, tp: int, stages: int
 ) -> CellTraffic:
-    """Return an iteration of equal stages whose replicas have ``tp`` GPUs of one host each.
+    """Return an iteration of equal stages whose tensor groups have ``tp`` GPUs of one host each.
 
-    Sums over tensor groups stay on NVLink, which no other job uses, and compute waits for them.
-    Their seconds therefore count as compute here, and only the bytes that cross hosts are left as
+    The all-reduces of tensor groups stay on NVLink, which no other job uses, and compute waits for
+    them. Their seconds therefore count as compute, and only the bytes that cross hosts count as
     traffic.
     """
     setting = on_sheets(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
@@ -218,20 +224,20 @@ def _planned(
         iter_time_s=0.0,
         memory_bytes=(0.0,) * stages,
     )
-    found = traffic_of(setting, plan)
-    return found if tp == 1 else _inside_hosts(found, hardware)
+    cell_traffic = traffic_of(setting, plan)
+    return cell_traffic if tp == 1 else _inside_hosts(cell_traffic, hardware)
 
 
-def _inside_hosts(found: CellTraffic, hardware: Hardware) -> CellTraffic:
-    """Return the iteration with tensor groups' sums as compute, at the bandwidth of NVLink."""
-    tensor_s = max(s.tensor[0] for s in found.stages) / hardware.link_bytes_per_s
-    quiet = tuple(replace(s, tensor=(0.0, 0)) for s in found.stages)
-    return replace(found, stages=quiet, compute_s=found.compute_s + tensor_s)
+def _inside_hosts(traffic: CellTraffic, hardware: Hardware) -> CellTraffic:
+    """Return the iteration with the all-reduces of tensor groups as compute, at NVLink bandwidth."""
+    tensor_s = max(s.tensor[0] for s in traffic.stages) / hardware.link_bytes_per_s
+    quiet = tuple(replace(s, tensor=(0.0, 0)) for s in traffic.stages)
+    return replace(traffic, stages=quiet, compute_s=traffic.compute_s + tensor_s)
 
 
-def _after_compute(found: CellTraffic) -> CellTraffic:
+def _after_compute(traffic: CellTraffic) -> CellTraffic:
     """Return the iteration with its gradients sent after compute has ended."""
-    return replace(found, start_s=gradient_share(found.stages) * found.compute_s)
+    return replace(traffic, start_s=gradient_share(traffic.stages) * traffic.compute_s)
 
 
 def _bert_base() -> Graph:
@@ -259,10 +265,7 @@ def _resnet(depth: int) -> Graph:
 
 
 def _nmt(name: str, hidden: int, heads: int) -> Graph:
-    """Return a Transformer of six plus six layers.
-
-    One vocabulary of 37,000 is for both languages.
-    """
+    """Return a Transformer of six plus six layers with one vocabulary of 37,000 for both languages."""
     return transformer(
         Transformer(
             name=name,
@@ -300,9 +303,9 @@ def _gpt(size: GptSize) -> Graph:
 class Recommender:
     """A recommendation model: embeddings spread over all GPUs, and small nets that each GPU holds.
 
-    Its published features are amounts of one GPU and iteration. Rows of embeddings arrive before
-    compute and their gradients leave after it, so none of this is hidden: communication begins when
-    compute ends.
+    Its published features are amounts per GPU and iteration. Rows of embeddings arrive before
+    compute and their gradients leave after it. None of this is hidden, so communication is modelled
+    to begin when compute ends.
     """
 
     flops: float
@@ -311,7 +314,7 @@ class Recommender:
     dense_bytes: float  # gradients of the nets
 
     def traffic(self, hardware: Hardware, gpus: int) -> CellTraffic:
-        """Return an iteration: products and memory traffic in turn, each at 70 % of its peak."""
+        """Return an iteration of products and then memory traffic, each at 70 % of its peak."""
         compute_s = (
             self.flops / hardware.flops("tf32") + self.touched_bytes / hardware.memory_bytes_per_s
         ) / REACHED
@@ -354,7 +357,7 @@ CTR: Final = Recommender(
 
 
 def _recommenders() -> list[Family]:
-    hidden = "none: rows come before compute, their gradients go after it"
+    hidden = "none: rows arrive before compute, and their gradients leave after it"
     double = replace(
         MULTI_INTERESTS,
         flops=2 * MULTI_INTERESTS.flops,

@@ -33,7 +33,7 @@ class Layer:
     kind: str
     flops: float  # of the forward pass, two per multiply-add; a tensor group divides them
     touched: float  # activations read and written by its kernels in a forward pass
-    kernels: float  # launched in a forward pass
+    kernels: float  # number of kernels launched in a forward pass
     weights: float  # divided within a tensor group
     expert_weights: float = 0.0  # divided within an expert group
     shared_weights: float = 0.0  # kept whole by every GPU
@@ -42,9 +42,10 @@ class Layer:
     kept: float = 0.0
     # The part of ``kept`` that is divided only if activations are divided by sequence.
     unsplit: float = 0.0
-    working: float = 0.0  # activations alive only while this layer is computed, divided likewise
+    # Activations alive only while this layer is computed, divided within a tensor group.
+    working: float = 0.0
     reduced: float = 0.0  # activations all-reduced over a tensor group in a forward pass
-    # Activations that move between GPUs (all-to-all) in an expert group, forward.
+    # Activations that move between the GPUs of an expert group (all-to-all) in a forward pass.
     exchanged: float = 0.0
     tensor_limit: float = 2.0**30  # largest tensor degree (attention heads, channels)
     experts: float = 1.0  # must be a multiple of the expert degree
@@ -93,12 +94,15 @@ def graph_of(name: str, dtype: str, layers: Sequence[Layer]) -> Graph:
     """Return the graph of the given layers.
 
     Raises:
-        Untraceable: no layer, an unknown type, or an amount that is negative or not finite.
+        Untraceable: there is no layer, the data type is unknown, or an amount is negative or not
+            finite.
     """
     if not layers:
         raise Untraceable(f"{name} has no layers; give at least one")
     if dtype not in DTYPE_BYTES:
-        raise Untraceable(f"{name}: unknown type {dtype!r}; use one of {', '.join(DTYPE_BYTES)}")
+        raise Untraceable(
+            f"{name}: unknown data type {dtype!r}; use one of {', '.join(DTYPE_BYTES)}"
+        )
     columns = {f: np.array([getattr(x, f) for x in layers], dtype=np.float64) for f in _AMOUNTS}
     for field, column in columns.items():
         if bad := np.flatnonzero(~np.isfinite(column) | (column < 0)).tolist():
@@ -133,8 +137,7 @@ def merge_layers(graph: Graph, most: int, cancelled: Callable[[], bool] = never)
 def _joined(graph: Graph, start: int, end: int) -> Layer:
     """Return the layers ``start`` to ``end`` (exclusive) as one.
 
-    Inner boundaries are kept and unsplit. A planner with checkpointing keeps only the last
-    boundary.
+    Inner boundaries count as kept and unsplit. With checkpointing, only the last boundary is kept.
     """
     part = {f: getattr(graph, f)[start:end] for f in _AMOUNTS}
     amounts = {f: float(column.sum()) for f, column in part.items()}
@@ -151,12 +154,14 @@ def balanced_ends(load: Floats, parts: int, cancelled: Callable[[], bool] = neve
     """Return the ends, shape (parts,), of contiguous non-empty parts whose heaviest is lightest.
 
     Raises:
-        Untraceable: fewer layers than parts.
+        Untraceable: there are fewer layers than parts.
         DeadlineTooShort: it was cancelled.
     """
     count = len(load)
     if parts > count:
-        raise Untraceable(f"{count} layers cannot make {parts} parts; ask for at most {count}")
+        raise Untraceable(
+            f"{count} layers cannot be divided into {parts} parts; ask for at most {count}"
+        )
     total = np.concatenate([[0.0], np.cumsum(load)])
     best = np.full((parts + 1, count + 1), np.inf)
     cut = np.zeros((parts + 1, count + 1), dtype=np.int64)

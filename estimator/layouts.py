@@ -1,4 +1,4 @@
-"""The groups of a stage's GPUs and their places: tensor parts are inside, replicas outside."""
+"""The groups of a stage's GPUs and their nodes. Tensor parts are neighbours, replicas are apart."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ class Settings:
         return self.dp * self.tp
 
     def groups(self, size: Ints, stride: Ints) -> Groups:
-        """Return the groups of every ``stride``-th GPU of the stage. Stages start at a node or
-        share one.
+        """Return the groups of every ``stride``-th GPU of the stage.
 
-        A stride below the GPUs of a node puts as many groups side by side on the same nodes. Where
-        groups do not fill nodes evenly, those of a stage on several nodes are as slow as one that
-        is on two.
+        A stage starts at the first GPU of a node or shares a node. A stride below the number of
+        GPUs of a node puts ``stride`` groups on the same nodes. If groups do not fill nodes evenly,
+        all groups of a stage on several nodes are assumed to be as slow as one on two nodes.
         """
         node = self.shape.gpus_per_node
         apart = np.minimum(stride, node)
@@ -41,7 +40,7 @@ class Settings:
         nodes = np.minimum(size, np.where(astride, 2, -(-span // node)))
         inside = nodes == 1
         fitting = np.maximum(np.minimum(node, self.gpus) // np.maximum(size, 1), 1)
-        return Groups(size=size, nodes=nodes, beside=np.where(inside, fitting, apart))
+        return Groups(size=size, nodes=nodes, node_groups=np.where(inside, fitting, apart))
 
     @property
     def tensor(self) -> Groups:

@@ -16,16 +16,14 @@ from tessera.formulation.tables import Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """The place of parameters, gradients and optimizer states.
+    """The placement of parameters, gradients and optimizer states.
 
     See ZeRO (SC 2020) and ZeRO-Offload (ATC 2021).
     """
 
     zero: int = 0
-    """The ZeRO stage.
-
-    Replicas divide optimizer states from 1, gradients from 2, parameters from 3.
-    """
+    """The ZeRO stage. Replicas divide optimizer states from stage 1 on, gradients from stage 2 on,
+    and parameters from stage 3 on."""
     offload: bool = False
     """Whether optimizer states are in the host's memory and updated there."""
     host_bytes_per_s: float = 16e9  # between host and one GPU: half of PCI Express 4.0 x16
@@ -35,14 +33,14 @@ class States:
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
-            raise TesseraError(f"ZeRO has stages 0 to 3, not {self.zero}")
+            raise TesseraError(f"the ZeRO stage must be from 0 to 3, not {self.zero}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """The number of copies that a runtime holds of the memory in use during a micro-batch.
+    """The numbers of copies that a runtime holds of the memory in use during a micro-batch.
 
-    A calibration replaces them. The defaults are what the operators need. Compilers hold more:
+    A calibration replaces them. The defaults are what the operators need. Compilers hold more, e.g.
     operands in two types or layouts, or a repeated forward pass that runs ahead of its backward
     pass.
     """
@@ -57,14 +55,14 @@ class Copies:
 
     def __post_init__(self) -> None:
         if min(self.layer, self.stage, self.gradients) < 0:
-            raise TesseraError(f"copies are counted from 0, not {self}")
+            raise TesseraError(f"numbers of copies must not be negative: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """The part of a GPU's memory that a stage can use."""
 
-    usable: float = 0.9  # share; the rest is fragmentation and memory of other processes
+    usable: float = 0.9  # share; the rest is lost to fragmentation and other processes
     context_bytes: float = 0.6 * GIB
     """Driver context, kernels and libraries' handles: 0.4 to 0.8 GiB per process on recent GPUs."""
 
@@ -81,8 +79,8 @@ def parameter_bytes(graph: Graph, training: Training) -> tuple[float, float, flo
     rest = training.state_bytes - 2 * width
     if rest < 0:
         raise TesseraError(
-            f"state_bytes is {training.state_bytes:g}, less than a {graph.dtype} weight and its gradient "
-            f"need ({2 * width:g}); give the sum of weight, gradient and optimizer states"
+            f"state_bytes is {training.state_bytes:g}, but weight and gradient alone need "
+            f"{2 * width:g} in {graph.dtype}; give the sum of weight, gradient and optimizer states"
         )
     return width, width, rest
 
@@ -90,7 +88,7 @@ def parameter_bytes(graph: Graph, training: Training) -> tuple[float, float, flo
 def state_bytes(
     graph: Graph, training: Training, states: States, parameters: Floats, replicas: Ints
 ) -> Floats:
-    """Return the bytes of states on a GPU with ``parameters`` that have ``replicas`` replicas."""
+    """Return the bytes of states on a GPU that holds ``parameters`` with ``replicas`` replicas."""
     weight, gradient, optimizer = parameter_bytes(graph, training)
     divided = [replicas if states.zero >= stage else 1 for stage in (3, 2, 1)]
     on_gpu = weight / divided[0] + gradient / divided[1]
@@ -100,8 +98,7 @@ def state_bytes(
 
 
 def in_flight(schedule: Schedule, stages: int, micro_batches: int) -> Ints:
-    """Return the number of micro-batches whose activations each stage keeps at a time, shape
-    (stages,).
+    """Return the number of micro-batches of which each stage keeps activations, shape (stages,).
 
     GPipe runs all forward passes first. Under 1F1B, stage i starts with the backward pass after
     ``stages - i`` forward passes (Narayanan et al., SC 2021, section 2.2).
@@ -132,13 +129,14 @@ class Overflow:
     stage: int
     needed_bytes: float
     limit_bytes: float
-    largest: str  # name of the largest part of it
+    largest: str  # name of the largest part of the needed bytes
     largest_bytes: float
 
     def __str__(self) -> str:
         return (
-            f"stage {self.stage} needs {self.needed_bytes / GIB:.1f} GiB of {self.limit_bytes / GIB:.1f} "
-            f"GiB; {self.largest} alone are {self.largest_bytes / GIB:.1f} GiB"
+            f"stage {self.stage} needs {self.needed_bytes / GIB:.1f} GiB but has"
+            f" {self.limit_bytes / GIB:.1f} GiB; {self.largest} alone need"
+            f" {self.largest_bytes / GIB:.1f} GiB"
         )
 
 
@@ -147,14 +145,14 @@ def overflow(
 ) -> Overflow | None:
     """Return the stage of a plan that exceeds the limit most. If the plan fits, return None.
 
-    ``rows`` are the candidates of the stages in order. ``flights`` are the micro-batches that each
-    keeps.
+    ``rows`` are the candidates of the stages in order. ``flights`` are the numbers of micro-batches
+    in flight of each stage.
     """
     at = np.asarray(rows, dtype=np.int64)
     parts = {
         "states": costs.state_bytes[at],
         "activations in flight": costs.flight_bytes[at] * flights,
-        "activations at work": costs.working_bytes[at],
+        "working activations": costs.working_bytes[at],
     }
     needed = sum(parts.values(), np.full(len(at), (room or Room()).context_bytes))
     stage = int(needed.argmax())

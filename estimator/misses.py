@@ -17,27 +17,26 @@ def misses(
     known: Container[int],
     rule: MicroBatches | None = None,
 ) -> dict[int, Overflow | None]:
-    """Return, for each degree that is not ``known``, the overflow of the plan that needs least
-    memory.
+    """Return the overflow of the plan that needs least memory, for each degree that is not ``known``.
 
-    An entry is None if there is no plan, whatever the memory. There may be more stages than layers,
-    a micro-batch that cannot be shared among the GPUs, or a number of GPUs that is not a sum of
-    powers of two, one for each stage. ``degrees`` is the argument of ``cells`` and ``known`` its
-    result.
+    An entry is None if no amount of memory would allow a plan. In that case there are more stages
+    than layers, the GPUs cannot share a micro-batch, or the number of GPUs is not a sum of powers of
+    two, one for each stage. ``degrees`` are those for which plans were searched, and ``known`` those
+    that have one.
     """
-    asked = sorted(set(degrees))
-    coarse = coarse_for(setting.graph, asked[-1])
-    found: dict[int, Overflow | None] = {s: None for s in asked if s not in known}
-    for count, some in counts_of(list(found), setting.training, rule).items():
+    wanted = sorted(set(degrees))
+    coarse = coarse_for(setting.graph, wanted[-1])
+    overflows: dict[int, Overflow | None] = {s: None for s in wanted if s not in known}
+    for count, some in counts_of(list(overflows), setting.training, rule).items():
         if not some:
             continue
         here = replace(setting, graph=coarse, training=setting.training.within(count))
         costs, _ = cost_candidates(here)
         for stages in some:
-            least, miss = found[stages], _miss(here, costs, stages)
+            least, miss = overflows[stages], _miss(here, costs, stages)
             if least is None or (miss is not None and miss.needed_bytes < least.needed_bytes):
-                found[stages] = miss
-    return found
+                overflows[stages] = miss
+    return overflows
 
 
 def _miss(setting: Setting, costs: StageCosts, stages: int) -> Overflow | None:

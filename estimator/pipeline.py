@@ -6,9 +6,9 @@ the slowest:
     sum of busy + (B - 1) * max of busy + transfers + gradients + max of update
 
 (Alpa, section 5.2; Crius, section 5.1; Arena, section 3.4). Every term is a sum or a maximum over
-stages, so a search may fix the maxima and add up the rest. GPipe and 1F1B take equally long in it.
-That is exact for GPipe if all stages have the same ratio of backward to forward, and then never too
-short for 1F1B. :func:`simulated_s` runs both schedules event by event.
+stages, so a search may fix the maxima and add up the rest. The formula gives the same time for GPipe
+and 1F1B. If all stages have the same ratio of backward to forward time, it is exact for GPipe and
+never too short for 1F1B. :func:`simulated_s` runs both schedules event by event.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ class Transfers(StrEnum):
     HIDDEN = "hidden"
     """Compute hides transfers, but the first micro-batch waits for them (Crius, section 5.1)."""
     OVERLAPPED = "overlapped"
-    """Compute hides transfers for as long as it lasts.
-
-    The slowest stage or transfer sets the pace.
-    """
+    """Compute hides transfers while it lasts. The slowest stage or transfer sets the pace."""
     IN_LINE = "in-line"
     """A stage computes, sends and receives in turn. The stage with the largest sum sets the pace
     (the instruction lists of Alpa's runtime)."""
@@ -45,15 +42,17 @@ class Transfers(StrEnum):
 class Sync(StrEnum):
     """The time at which replicas exchange gradients."""
 
-    IN_TURN = "in-turn"  # one stage after another: a sum (the Arena artifact)
-    TOGETHER = "together"  # all stages at the same time, when the pipeline is empty: a maximum
-    # The stage's own last backward pass hides it, for as long as that lasts.
+    # One stage after another, so that the times add up (the Arena artifact).
+    IN_TURN = "in-turn"
+    # All stages at the same time, when the pipeline is empty, so that the longest time counts.
+    TOGETHER = "together"
+    # During the stage's own last backward pass, which hides the exchange while it lasts.
     BEHIND = "behind-backward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """The activities that run at the same time."""
+    """The overlap of communication with compute."""
 
     transfers: Transfers = Transfers.OVERLAPPED
     sync: Sync = Sync.TOGETHER
@@ -71,15 +70,15 @@ class Pipelines:
     """
 
     busy_s: Floats  # both passes with their collectives
-    send_s: Floats  # to the next stage and back; 0 for a last stage
-    receive_s: Floats  # from the stage before and back; 0 for a first stage
-    backward_s: Floats  # the part of busy_s that may hide gradients
+    send_s: Floats  # to the next stage and back; 0 for the last stage
+    receive_s: Floats  # from the previous stage and back; 0 for the first stage
+    backward_s: Floats  # the part of busy_s that may hide the gradient exchange
     sync_s: Floats
     update_s: Floats
 
 
 def pipelined_s(slot_s: Floats, micro_batches: int | Ints) -> Floats:
-    """Return the seconds, shape (P,), for all micro-batches to pass slots of shape (P, S)."""
+    """Return the seconds, shape (P,), in which all micro-batches pass slots of shape (P, S)."""
     total_s: Floats = slot_s.sum(axis=1) + (micro_batches - 1) * slot_s.max(axis=1)
     return total_s
 
@@ -96,7 +95,7 @@ def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = 
 
 
 def paces_s(costs: Pipelines | StageCosts, overlap: Overlap = DEFAULT) -> list[Floats]:
-    """Return the slots whose maxima over stages add up to the time between micro-batches.
+    """Return the terms whose maxima over stages add up to the time between micro-batches.
 
     Each array has the shape of the columns of ``costs``.
     """
@@ -152,8 +151,8 @@ def simulated_s(
 ) -> float:
     """Return the seconds until the last backward pass ends, event by event.
 
-    This is for checks, not for planning. ``send_s[i]`` is the time from stage i to i + 1, and as
-    long back. Transfers never wait for one another.
+    This is for checks, not for planning. ``send_s[i]`` is the time from stage i to stage i + 1, and
+    the time back. Transfers never wait for one another.
     """
     stages = len(forward_s)
     wires = [0.0] * stages if send_s is None else list(send_s)

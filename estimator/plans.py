@@ -64,7 +64,7 @@ class Training:
     The default is Adam's (ZeRO, SC 2020, section 3.1).
     """
     checkpointing: bool = False
-    """Whether only boundaries are kept and the forward pass is repeated in the backward pass."""
+    """Whether only boundaries are kept, and the backward pass repeats the forward pass."""
     schedule: Schedule = Schedule.ONE_F_ONE_B
 
     @property
@@ -79,7 +79,7 @@ class Training:
     def within(self, micro_batches: int) -> Training:
         """Return the training in at most ``micro_batches`` micro-batches.
 
-        There are fewer if the global batch does not fill that many of their size.
+        There are fewer if the global batch does not fill that many micro-batches.
         """
         size = math.ceil(self.global_batch / micro_batches)
         return replace(self, micro_batches=math.ceil(self.global_batch / size))
@@ -102,7 +102,7 @@ class Candidates:
     dp: Ints
     tp: Ints
     ep: Ints  # GPUs over which experts are divided; with 1, each keeps all. Divides dp * tp
-    # Activations between tensor-parallel parts are divided by sequence (Korthikanti et al. 2022).
+    # Whether tensor-parallel parts divide activations by sequence (Korthikanti et al. 2022).
     sp: Bools
 
     def __len__(self) -> int:
@@ -212,13 +212,13 @@ class Primitive(StrEnum):
 class Groups:
     """The groups of GPUs on which collectives run, one per row, shape (K,).
 
-    A group has ``size`` GPUs, evenly on ``nodes`` nodes. ``beside`` is the number of such groups
-    that use the same nodes, including itself.
+    The ``size`` GPUs of a group are spread evenly over ``nodes`` nodes. ``node_groups`` is the
+    number of such groups on the same nodes, including the group itself.
     """
 
     size: Ints
     nodes: Ints
-    beside: Ints
+    node_groups: Ints
 
 
 class Network(Protocol):

@@ -1,4 +1,4 @@
-"""Kernel times from data sheets: products, memory traffic, small products and launches."""
+"""Kernel times from data sheets, as sums of products, memory traffic, small products and launches."""
 
 from __future__ import annotations
 
@@ -36,35 +36,36 @@ class Rates:
     def __post_init__(self) -> None:
         shares = (self.utilisation, self.memory_utilisation)
         if not all(0 < share <= 1 for share in shares):
-            raise TesseraError(f"rates are shares of a data sheet, in (0, 1], not {self}")
+            raise TesseraError(
+                f"utilisation and memory_utilisation must be above 0 and at most 1: {self}"
+            )
         if self.half_rows < 0 or self.launch_s < 0 or self.backward <= 0:
             raise TesseraError(
-                f"half_rows and launch_s must not be negative, backward not 0: {self}"
+                f"half_rows and launch_s must not be negative, and backward must be above 0: {self}"
             )
 
 
 DEFAULT_RATES: Mapping[str, Rates] = {
-    # Products alone reach four fifths of the peak. Memory traffic and launches add to their time.
-    # The result is half of the peak in training (Narayanan et al., SC 2021, Table 1: 44-52 % of an
-    # A100's).
+    # Products alone reach four fifths of the peak. With memory traffic and launches, training
+    # reaches half of it (Narayanan et al., SC 2021, Table 1: 44-52 % of an A100's).
     "f16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
     "bf16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
-    # This type has no tensor cores and is used for convolutions. They read each activation more
-    # than once, and lose speed below a thousand rows (late layers of a Wide-ResNet have 49
-    # positions a sample).
+    # This type does not use tensor cores, and models use it for convolutions. They read each
+    # activation more than once, and lose speed below a thousand rows (late layers of a Wide-ResNet
+    # have 49 positions per sample).
     "f32": Rates(utilisation=0.8, half_rows=1000.0, memory_utilisation=0.8, launch_s=1e-5),
 }
-"""Rates by data type of compute. They are rounded so that kernel times which the Arena artifact
-recorded on A40s are about right on the mean (``cell_modules.csv``). The iteration times on which
-estimates are judged are other records. ``docs/estimator/iteration-time.md`` has the ratios."""
+"""Rates by data type of compute. They are round numbers at which the mean of the kernel times that
+the Arena artifact recorded on A40s is about right (``cell_modules.csv``). Estimates are judged on
+other records, of iteration times. ``docs/estimator/iteration-time.md`` has the ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineCompute:
     """Kernel times of one GPU type, as a :class:`tessera.estimator.plans.Compute`.
 
-    They are not the roofline's maximum (Williams et al., CACM 2009) but a sum. In a layer, products
-    and the element-wise kernels between them run one after another.
+    They are a sum, not the roofline's maximum (Williams et al., CACM 2009), because the products of
+    a layer and the element-wise kernels between them run one after another.
     """
 
     hardware: Hardware
@@ -78,7 +79,7 @@ class RooflineCompute:
         return forward_s, self.rates[graph.dtype].backward * forward_s
 
     def parts_s(self, graph: Graph, samples: Floats, tp: Ints) -> Floats:
-        """Return the forward seconds of each of :data:`PARTS`, shape (4, D, L)."""
+        """Return the forward seconds of each of :data:`ROOFLINE_PARTS`, shape (4, D, L)."""
         rates = self.rates[graph.dtype]
         rate = self.hardware.flops(graph.dtype) * rates.utilisation
         share = (np.asarray(samples, dtype=np.float64) / tp)[:, None]
@@ -96,7 +97,7 @@ class RooflineCompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePart:
-    """Kernel times of one of :data:`PARTS`, as a :class:`tessera.estimator.plans.Compute`."""
+    """Kernel times of one of :data:`ROOFLINE_PARTS`, as a :class:`tessera.estimator.plans.Compute`."""
 
     whole: RooflineCompute
     part: int
@@ -112,7 +113,7 @@ class RooflinePart:
 def _weights(graph: Graph, tp: Ints) -> Floats:
     """Return the parameters in a GPU's products, shape (D, L).
 
-    Only one of the experts is counted, because the number on a GPU depends on the expert degree.
+    Only one expert is counted, because the number of experts on a GPU depends on the expert degree.
     """
     experts = np.maximum(graph.experts, tp[:, None])
     return np.asarray(graph.weights / tp[:, None] + graph.expert_weights / experts)

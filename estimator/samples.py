@@ -1,8 +1,8 @@
 """Sample profiles of the papers' models on GPU types of the catalogue, from data sheets alone.
 
-With them, a cluster can be tried, benchmarked and demonstrated before anything is measured on it.
-To estimate thousands of Cells in seconds, only even plans are considered.
-``docs/estimator/planning.md`` says what a search would find in addition.
+They let users try, benchmark and demonstrate a cluster before anything is measured on it. Only even
+plans are considered, so that thousands of Cells are estimated in seconds.
+``docs/estimator/planning.md`` says how much better the plans of a search are.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ def sample_profiles(
 @cache
 def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecord, ...]:
     asked = [(shape, d) for n in counts for shape in shapes(hardware, n) for d in degrees(n)]
-    found: list[EstimateRecord] = []
+    records: list[EstimateRecord] = []
     for model in sampled_models():
         coarse = replace(model, graph=coarsen_graph(model.graph, COARSE_LAYERS))
         for batch in coarse.batches:
-            found += _records(coarse, batch, hardware, asked)
-    return tuple(found)
+            records += _records(coarse, batch, hardware, asked)
+    return tuple(records)
 
 
 def sampled_models() -> list[Published]:
-    """Return the models of the samples, published with several batches (Arena, section 5.1)."""
+    """Return the models of the samples, which were published with several batches (Arena, section
+    5.1)."""
     return [model for model in published_models().values() if len(model.batches) > 1]
 
 
@@ -122,8 +123,8 @@ def _largest_alike(every: Iterable[Shape]) -> list[Shape]:
 def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> Setting:
     """Return the setting in which a workload runs.
 
-    Other jobs use the other GPUs of its nodes and their part of the ports. A job therefore gains no
-    network bandwidth when it is spread over more nodes.
+    Other jobs are assumed to use the other GPUs of its nodes with their part of the ports. A job
+    therefore gains no network bandwidth when it is spread over more nodes.
     """
     rates = LinkRates.usual(hardware)
     part = min(shape.gpus_per_node / hardware.gpus_per_node, 1.0)
@@ -147,8 +148,8 @@ def _times_s(
 def _loads(setting: Setting) -> list[Floats]:
     """Return the loads, each of shape (L,), by which layers are cut.
 
-    Two are their time on one GPU, with a micro-batch and, as replicas have it, with an eighth of
-    one. The third is parameters, for models that do not fit if they are cut evenly by time.
+    Two loads are the times of layers on one GPU: with a micro-batch, and with an eighth of one, as
+    on replicas. The third is parameters, for models that do not fit if they are cut evenly by time.
     """
     graph, training = setting.graph, setting.training
     samples = np.array([training.micro_batch, max(1, training.micro_batch // 8)], dtype=np.float64)

@@ -49,7 +49,7 @@ _KINDS: Final = {
     "model_type": "a mapping of keys to values",
     "string_type": "a text",
 }
-"""The required values in words, by pydantic's type of error."""
+"""Descriptions of the required value, by pydantic's type of error."""
 
 _QUOTED: Final = re.compile(r"'([^']*)'")
 
@@ -62,7 +62,8 @@ class Entry(BaseModel):
     null_is_absent: ClassVar[bool] = False
     """Whether a key without a value counts as absent."""
     shown: ClassVar[Collection[str]] = ()
-    """Keys that are accepted but not advertised. Commands print them, so files may contain them."""
+    """Keys that are accepted but not listed as allowed. Files may contain them, because commands
+    print them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,7 +86,7 @@ def check(kind: type[Checked], where: str, value: object) -> Checked:
     """Return ``value`` as a ``kind``. ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
 
     Raises:
-        InvalidInput: names the place, and says what is allowed there.
+        InvalidInput: a value is wrong; the message names its place and what is allowed there.
     """
     try:
         return kind.model_validate(value)
@@ -97,7 +98,7 @@ def check_fields(kind: type[DataclassInstance], where: str, value: object) -> di
     """Return the given fields of a dataclass from a mapping, checked against the annotations.
 
     Raises:
-        InvalidInput: as in :func:`check`.
+        InvalidInput: as in :func:`check_value`.
     """
     return check(entry_of(kind), where, value).model_dump(exclude_unset=True)
 
@@ -106,10 +107,10 @@ def check_fields(kind: type[DataclassInstance], where: str, value: object) -> di
 def entry_of(kind: type[DataclassInstance]) -> type[Entry]:
     """Return the entry with the fields of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
-    found: dict[str, Any] = {
+    definitions: dict[str, Any] = {
         f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)
     }
-    return create_model(kind.__name__, __base__=Entry, **found)
+    return create_model(kind.__name__, __base__=Entry, **definitions)
 
 
 def whole(low: int, high: int) -> WrapValidator:
@@ -152,7 +153,7 @@ def converted_by(read: Callable[[str, Any], object]) -> BeforeValidator:
 
 
 def hint(name: object, known: Collection[str]) -> str:
-    """Return a suggestion of the known name that is similar. If there is none, return ""."""
+    """Return a suggestion of the most similar known name, or "" if no name is similar."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=NEAR)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -172,12 +173,12 @@ def describe_value(value: object) -> str:
 def _within(low: float, high: float, wanted: str) -> WrapValidator:
     def checked(value: object, inner: ValidatorFunctionWrapHandler) -> object:
         try:
-            found = inner(value)
+            number = inner(value)
         except ValidationError:
-            found = math.nan
-        if not low <= found <= high:
+            number = math.nan
+        if not low <= number <= high:
             raise _wrong(f"must be {wanted}, not {describe_value(value)}")
-        return found
+        return number
 
     return WrapValidator(checked)
 
@@ -191,8 +192,8 @@ def _told(where: str, error: ValidationError) -> InvalidInput:
 
     If a mapping has no place, the place is its unknown or missing key.
     """
-    found = error.errors(include_url=False)
-    first = found[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     if not where and first["loc"] == () and first["type"] == "unknown_key":
         return InvalidInput(first["ctx"]["key"], first["msg"])
     if not where and len(first["loc"]) == 1 and first["type"] == "missing":
@@ -201,7 +202,7 @@ def _told(where: str, error: ValidationError) -> InvalidInput:
         return InvalidInput(_place(where, first["loc"]), _problem(first))
     inside = first["loc"][:-1]
     missing = [
-        repr(e["loc"][-1]) for e in found if e["type"] == "missing" and e["loc"][:-1] == inside
+        repr(e["loc"][-1]) for e in errors if e["type"] == "missing" and e["loc"][:-1] == inside
     ]
     return InvalidInput(_place(where, inside), f"needs {', '.join(missing)}")
 

@@ -25,20 +25,20 @@ PARAMETERS: Final = (
     Parameter(name="collectives", value=1.0, shared_sd=0.3, family_sd=0.15, gpu_sd=0.3),
     Parameter(name="transfers", value=1.0, shared_sd=0.3, family_sd=0.15, gpu_sd=0.3),
 )
-"""Factors on seconds of the four parts of kernels, of collectives, and of transfers between stages.
-The standard deviations are by judgement. Compute is known to a tenth or so, communication to a
-third."""
+"""Factors on the seconds of the four parts of kernels, of collectives, and of transfers between
+stages. The standard deviations are by judgement: compute is known to about a tenth, and
+communication to a third."""
 STEP: Final = 0.02
 """Step of a log parameter for its numerical derivative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
-    """The candidate stages of a coarse setting that fit somewhere, with their times' parts."""
+    """The candidate stages of a coarse setting that fit somewhere, with the parts of their times."""
 
     setting: Setting
     costs: StageCosts  # at factors of one
-    forward_s: Floats  # of each of rooflines.PARTS, shape (4, K)
+    forward_s: Floats  # of each of ROOFLINE_PARTS, shape (4, K)
     backward_s: Floats  # with the repeated forward pass, if any; shape (4, K)
     depth: Ints  # of tessera.estimator.planning.options, shape (K,)
 
@@ -50,8 +50,8 @@ class Parts:
     def at(self, factors: Floats, rows: Ints | None = None) -> StageCosts:
         """Return the costs at factors in the order of :data:`PARAMETERS`.
 
-        If ``rows`` is None, all rows are returned. Measured kernels keep their times, whatever the
-        factors on kernels.
+        If ``rows`` is None, all rows are returned. Factors on kernels do not change the times of
+        measured kernels.
         """
         costs = self.costs if rows is None else _picked(self.costs, rows)
         kernels = slice(None) if rows is None else rows
@@ -100,16 +100,16 @@ class BestPlan:
         setting, costs = parts.setting, parts.at(factors)
         runtime, count = setting.runtime, setting.training.micro_batches
         searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-        found = search_plans(setting, costs, options_of(parts.candidates, parts.depth), degrees)
-        if not found:
+        best = search_plans(setting, costs, options_of(parts.candidates, parts.depth), degrees)
+        if not best:
             return []
-        rows = min((f.rows for f in found.values()), key=searched.of)
+        rows = min((f.rows for f in best.values()), key=searched.of)
         return [(1.0, np.array(rows, dtype=np.int64))]
 
 
 class CellTimes:
-    """Iteration times of the plans that runtimes choose, as an
-    :class:`estimator.calibration.TimeModel`."""
+    """Iteration times of the plans that runtimes choose, as a
+    :class:`tessera.estimator.calibration.TimeModel`."""
 
     def __init__(
         self,
@@ -149,10 +149,10 @@ class CellTimes:
             at = log_values[i]
             plans = self._chooser.plans(parts, np.exp(at), self._degrees_of(subject))
             if plans:
-                found = [_log_time(parts, rows, at) for _, rows in plans]
+                times = [_log_time(parts, rows, at) for _, rows in plans]
                 share = np.array([likely for likely, _ in plans])
-                values[i] = share @ np.array([value for value, _ in found])
-                gradients[i] = share @ np.stack([gradient for _, gradient in found])
+                values[i] = share @ np.array([value for value, _ in times])
+                gradients[i] = share @ np.stack([gradient for _, gradient in times])
         return values, gradients
 
     def parts(self, subject: Subject) -> Parts:
@@ -207,7 +207,7 @@ def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidate
 
 
 class _Silent:
-    """A network that takes no time, for kernels, which do not depend on collectives."""
+    """A network that takes no time. It serves to cost kernels, which do not depend on collectives."""
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         return np.zeros(len(payload_bytes))

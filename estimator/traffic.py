@@ -1,9 +1,9 @@
-"""The traffic of a plan between GPUs in one iteration, with its start, for the network.
+"""The traffic between the GPUs of a plan in one iteration, and the time at which it starts.
 
 The groups and collectives are those whose times :mod:`tessera.estimator.costs` computes. Here they
-are bytes. A collective of V bytes in a ring of n members sends 2 V (n-1) / n bytes from each member
-to the next for an all-reduce, and V (n-1) / n for a reduce-scatter or an all-gather. It sends as
-many messages as it has steps.
+are bytes. In a ring of n members, an all-reduce of V bytes sends 2 V (n-1) / n bytes from each
+member to the next, and a reduce-scatter or an all-gather sends V (n-1) / n. A collective sends one
+message for each of its steps.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Sent = tuple[float, int]
 def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     """Return the traffic of one iteration of ``plan``.
 
-    ``plan`` is a plan of ``tessera.estimator.cells.cells`` for this setting. Compute is its
+    ``plan`` is a plan that :mod:`tessera.estimator.cells` returned for this setting. Compute is its
     pipeline without any communication. Gradients can be sent after the last backward pass has
     begun, and everything else as soon as there are activations. Communication as a whole therefore
     begins at the mean of the two moments, weighted by bytes.
 
     Raises:
-        InvalidInput: the plan does not run here (more replicas than samples, a degree above a
-            limit).
+        InvalidInput: the plan cannot run in this setting (it has more replicas than samples, or a
+            degree above a limit).
     """
     coarse = replace(
         setting,
         graph=coarsen_graph(
             setting.graph, plan.stages[-1].end
-        ),  # the number of layers of its planning
+        ),  # the number of layers with which the plan was made
         training=setting.training.within(plan.micro_batches),
     )
     training = coarse.training
@@ -49,7 +49,7 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
     passes = training.forwards + 2  # a backward pass costs two forward ones
     compute_s, last_backward_s = _compute_s(coarse, plan.stages)
     if not np.isfinite(compute_s):
-        raise InvalidInput("plan", f"does not run here: {plan.stages}")
+        raise InvalidInput("plan", f"cannot run in this setting: {plan.stages}")
     start_s = gradient_share(stages) * (compute_s - last_backward_s)
     return CellTraffic(
         work_flop=float(coarse.graph.flops.sum()) * passes * training.global_batch,

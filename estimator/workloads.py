@@ -40,13 +40,12 @@ MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Multiples of a job's requested GPUs for which Cells are estimated (Crius, section 4.1)."""
 
 MAX_GPUS: Final = 512
-"""Largest number of GPUs of an estimate.
-
-The search takes a second or two for 128, and longer for more.
-"""
+"""Largest number of GPUs of an estimate. The search takes a second or two for 128 GPUs, and longer
+for more."""
 
 MAX_LEARNED: Final = 64
-"""Largest number of measured Cells for a calibration, the latest. Each takes tenths of a second."""
+"""Largest number of measured Cells in a calibration. The latest ones are used. Each takes some
+tenths of a second."""
 
 MAX_PROVENANCE: Final = 1000
 
@@ -65,7 +64,7 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
     """Return the model that a user's specification describes.
 
     Raises:
-        InvalidInput: the architecture is not one, or its training is impossible; names the field.
+        InvalidInput: the architecture is not valid, or its training is impossible; names the field.
         DeadlineTooShort: it was cancelled.
     """
     values = files.read_values(f"{field}.architecture", spec.architecture, cancelled)
@@ -99,13 +98,13 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
 def model_of(
     field: str, workload: Workload, own: Iterable[ModelSpec], measured: Sequence[ProfileRow] = ()
 ) -> Model:
-    """Return the model of a workload: a user's own or, failing that, a published one of that name.
+    """Return the model of a workload: a user's own, or else a published one of that name.
 
     ``measured`` are layers of any models. Those that belong to the model's step become its
     profiles.
 
     Raises:
-        InvalidInput: there is none; says what to do.
+        InvalidInput: there is no such model; the message says what to do.
     """
     specs = tuple(own)
     model = _model_named(field, workload, specs)
@@ -120,10 +119,10 @@ def _model_named(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Mo
     for spec in own:
         if (spec.model, spec.params) == key:
             return read_model(field, spec)
-    found = published_models().get(key)
-    if found is None:
+    published = published_models().get(key)
+    if published is None:
         raise InvalidInput(field, unknown_model(workload))
-    return Model(graph=found.graph, training=found.training, zero=found.zero)
+    return Model(graph=published.graph, training=published.training, zero=published.zero)
 
 
 def known_models(
@@ -133,21 +132,22 @@ def known_models(
 
     ``measured`` is as in ``model_of``.
     """
-    specs, found = tuple(own), {}
+    specs, models = tuple(own), {}
     names = {(spec.model, spec.params) for spec in specs} | published_models().keys()
     for workload in dict.fromkeys(workloads):
         if (workload.model, workload.params) in names:
-            found[workload] = model_of("", workload, specs, measured)
-    return found
+            models[workload] = model_of("", workload, specs, measured)
+    return models
 
 
 def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
-    """Return the message that no GPU type with nodes is in the catalogue, with a remedy."""
+    """Return the message that none of the cluster's GPU types is in the catalogue, with a remedy."""
     if not (there := ", ".join(names)):
-        return "the cluster has no nodes yet, so there is nothing to estimate for: add nodes"
+        return "the cluster has no nodes yet, so nothing can be estimated; add nodes"
     return (
-        f"none of the cluster's GPU types ({there}) is in the hardware catalogue ({', '.join(catalogue)}):"
-        " name them as there, describe them in the server's setting `hardware`, or import profiles"
+        f"none of the cluster's GPU types ({there}) is in the hardware catalogue ({', '.join(catalogue)});"
+        " use names from the catalogue, describe the types in the server's setting `hardware`, or import"
+        " profiles"
     )
 
 
@@ -157,7 +157,7 @@ def unknown_model(workload: Workload) -> str:
     near = f" (published sizes of {workload.model}: {sizes})" if sizes else ""
     return (
         f"the model {workload.model} {workload.params}".rstrip()
-        + f" is unknown{near}: describe it with"
+        + f" is unknown{near}; describe it with"
         " `tessera models add` (Estimates.UpsertModels), or import a profile of it"
     )
 
@@ -166,14 +166,15 @@ def hardware_of(field: str, kind: Kind, catalogue: Mapping[str, Hardware]) -> Ha
     """Return the hardware of a GPU type, with the memory and node size of the cluster.
 
     Raises:
-        InvalidInput: it is not in the catalogue.
+        InvalidInput: the type is not in the catalogue.
     """
     known = catalogue.get(kind.gpu_type.name)
     if known is None:
         raise InvalidInput(
             field,
             f"{kind.gpu_type.name} is not in the hardware catalogue, which has {', '.join(catalogue)};"
-            " name the type as there, describe it in the server's setting `hardware`, or import profiles",
+            " use a name from the catalogue, describe the type in the server's setting `hardware`, or"
+            " import profiles",
         )
     return replace(
         known,
@@ -188,9 +189,9 @@ def catalogue_of(hardware: Iterable[Hardware] = CATALOGUE) -> dict[str, Hardware
 
 
 def counts_of(requests: Iterable[int], multiples: Iterable[float]) -> list[int]:
-    """Return the counts of GPUs at these multiples of the requests, ascending.
+    """Return these multiples of the requested numbers of GPUs, ascending.
 
-    Only whole counts of at least 1 are returned.
+    Only whole numbers of at least 1 are returned.
     """
     products = {request * multiple for request in requests for multiple in multiples}
     return sorted({round(p) for p in products if p >= 1 and math.isclose(p, round(p))})
@@ -261,10 +262,10 @@ class Estimator:
         setting = self._setting(next(iter(subjects.values())))
         plans = cells(setting, wanted, cancelled=cancelled)
         times = self._calibration.estimates([subjects[degree] for degree in plans])
-        found = dict(zip(plans, times, strict=True))
+        by_degree = dict(zip(plans, times, strict=True))
         estimates, profile = [], self._models[workload].profiles.get(gpu_type)
         for degree in wanted:
-            plan, time = plans.get(degree), found.get(degree)
+            plan, time = plans.get(degree), by_degree.get(degree)
             fits = plan is not None and time is not None
             record = EstimateRecord(
                 workload=workload,
@@ -279,9 +280,9 @@ class Estimator:
         return estimates
 
     def know(self, workload: Workload, model: Model) -> None:
-        """Add a model whose Cells are to be estimated, too.
+        """Add a model whose Cells are also to be estimated.
 
-        Nothing must have been learned from it.
+        No measurements of the model must be among those that the estimator has learned from.
         """
         self._models[workload] = model
 
@@ -322,7 +323,7 @@ class Estimator:
 
     def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
         """Return one measurement for each Cell that the time model covers."""
-        found = [
+        measured = [
             Measurement(subject=self._subject(r.workload, r.cell), iter_time_s=r.iter_time_s)
             for r in measured_cells(measurements)
             if r.workload in self._models
@@ -330,7 +331,7 @@ class Estimator:
             and r.cell.gpus % r.cell.nodes == 0
             and r.cell.pipeline_degree >= 1
         ]
-        return found[-MAX_LEARNED:]
+        return measured[-MAX_LEARNED:]
 
 
 def _degrees(subject: Subject) -> Sequence[int]:
@@ -396,7 +397,8 @@ def _digest(plain: object) -> str:
 
 
 FORM: Final = 2
-"""Version of the derived estimates. Version 2 added the traffic of plans."""
+"""Version of derived estimates, which is part of fingerprints. Version 2 added the traffic of plans.
+"""
 
 
 def fingerprint(
@@ -409,8 +411,8 @@ def fingerprint(
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
-    ``spec`` is None for a published model. ``asked`` has the counts by GPU type, and ``profiles``
-    the measurements of the workload by GPU type.
+    ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
+    ``profiles`` the measurements of the workload by GPU type.
     """
     plain = [
         release(),

@@ -18,7 +18,7 @@ Philly trace, 40 intervals took 20 times as long and gave a bound that was 0.2 %
 
 
 class NoBound(TesseraError):
-    """An error of a bound whose linear program was not solved."""
+    """An error for a bound whose linear program was not solved."""
 
     reason = "NO_BOUND"
 
@@ -34,11 +34,11 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
                     sum_c y_jck <= d, less what lies before its arrival    for each j, k
                     sum_ck r_c y_jck <= W_j                     for each j
 
-    The run of any policy is such a y. The program relaxes three things: all arrivals are known,
-    nothing is restarted, and a job may be divided among Cells and GPUs into any fractions.
+    The run of any policy is a feasible y. The program relaxes three things: all arrivals are known
+    in advance, nothing is restarted, and any fractions of a job may run on different Cells and GPUs.
 
     Raises:
-        NoBound: HiGHS did not end with the optimum.
+        NoBound: HiGHS did not find the optimum.
     """
     draft, rate = at_best_shapes(scenario)
     snapshot = draft.snapshot
@@ -65,12 +65,12 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
     )
     amount = np.concatenate([draft.gpus[column], np.ones(len(column)), rate[column] / work[job]])
     matrix: Any = coo_matrix((amount, (row, np.tile(entry, 3))), shape=(len(limits), len(column)))
-    found = linprog(
+    solution = linprog(
         -rate[column] / draft.unit_rate[job] / horizon_s,
         A_ub=matrix.tocsr(),
         b_ub=limits,
         method="highs-ipm",
     )
-    if found.status != 0 or found.fun is None:
-        raise NoBound(f"HiGHS ended with: {found.message}; try fewer intervals")
-    return -float(found.fun)
+    if solution.status != 0 or solution.fun is None:
+        raise NoBound(f"HiGHS ended with: {solution.message}; try fewer intervals")
+    return -float(solution.fun)

@@ -18,15 +18,15 @@ Cluster = tuple[list[GpuType], list[NodeSpec]]
 PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
     # Crius, Table 1 and section 8.1; the artifact's simulated cluster: 320 GPUs of each type
     "arena-1280": ((A100, 80), (V100, 20), (A40, 160), (A10, 160)),
-    # Arena, section 5.1, Cluster-A: 32 A40 and 32 A10, two a node
+    # Arena, section 5.1, Cluster-A: 32 A40 and 32 A10, two per node
     "testbed-a": ((A40, 16), (A10, 16)),
-    # Arena, section 5.1, Cluster-B: 128 H100, eight a node, and 256 L20, sixteen a node
+    # Arena, section 5.1, Cluster-B: 128 H100, eight per node, and 256 L20, sixteen per node
     "testbed-b": ((H100, 16), (L20, 16)),
     # Arena, section 5.7, the homogeneous testbed: Cluster-B's H100 alone
     "h100-128": ((H100, 16),),
     # Morphling, section 7: 8 servers of 8 A800
     "a800-64": ((A800, 8),),
-    # from no paper: 16 GPUs of each of Arena's types, so that every Cell of up to 16 GPUs fits
+    # not from a paper: 16 GPUs of each of Arena's types, so that every Cell of up to 16 GPUs fits
     "tiny": ((A100, 4), (V100, 1), (A40, 8), (A10, 8)),
 }
 """The number of nodes of each GPU type, by the name of the cluster."""
@@ -35,14 +35,14 @@ PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
 def preset(name: str, share: float = 1.0) -> Cluster:
     """Return a cluster of ``PRESETS``.
 
-    ``share`` is the fraction of each GPU type's nodes that is kept; at least one node of each
-    stays.
+    ``share`` is the fraction of each GPU type's nodes that is kept. At least one node of each type
+    is kept.
 
     Raises:
         InvalidInput: there is no such cluster, or ``share`` is not above 0.
     """
     if name not in PRESETS:
-        raise InvalidInput("cluster", f"{name!r} is not known; there are {', '.join(PRESETS)}")
+        raise InvalidInput("cluster", f"unknown {name!r}; use one of {', '.join(PRESETS)}")
     if not 0 < share < float("inf"):
         raise InvalidInput("share", "must be a positive number")
     return cluster([(kind, max(1, round(share * nodes))) for kind, nodes in PRESETS[name]])
@@ -59,7 +59,11 @@ def tiny() -> Cluster:
 
 
 def hardware_of(name: str) -> tuple[Hardware, ...]:
-    """Return the hardware of a preset cluster. Raises KeyError."""
+    """Return the hardware of a preset cluster.
+
+    Raises:
+        KeyError: there is no such cluster.
+    """
     return tuple(kind for kind, _ in PRESETS[name])
 
 

@@ -7,10 +7,7 @@ from pathlib import Path
 
 
 class MissingData(Exception):
-    """An error of a run that needs data which is not on this machine.
-
-    The message says what is missing.
-    """
+    """An error of a run that needs data which is not on this machine. The message names it."""
 
 
 VARIABLE = "TESSERA_DATA"
@@ -23,16 +20,22 @@ def data_dir() -> Path | None:
 
     If there is no such folder, return None.
     """
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get(VARIABLE) or beside)
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get(VARIABLE) or default)
     return folder if folder.is_dir() else None
 
 
 def require_data_file(given: Path | None, *within: str) -> Path:
-    """Return ``given``, or a file of the data folder. Raise MissingData if that is not a file."""
+    """Return ``given``, or a file of the data folder.
+
+    Raises:
+        MissingData: there is no such file.
+    """
     place = _place(given, within)
     if place is None or not place.is_file():
-        raise MissingData(f"{place or within[-1]} is absent: pass it, or set TESSERA_DATA")
+        raise MissingData(
+            f"{place or within[-1]} does not exist; pass another file or set TESSERA_DATA"
+        )
     return place
 
 

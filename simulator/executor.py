@@ -1,8 +1,8 @@
 """A second executor, which replays an allocation log and returns the jobs' completion times.
 
-It shares no code with the simulator. It reads the file (``docs/internals/simulator.md``, The log),
-and it knows only from the descriptions what a start costs, how rates depend on shapes and
-what a failure loses. A defect in the simulator's accounting therefore shows as a difference.
+It shares no code with the simulator. It reads the file that ``docs/internals/simulator.md`` describes.
+The costs of starts, the rates of shapes and the losses of failures are implemented again from their
+descriptions. A defect in the simulator's accounting therefore shows as a difference.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class _Job:
     done: float = 0.0
     end_s: float = -math.inf  # of its last segment
     finish_s: float = math.inf
-    goes_on: Row | None = None  # the segment that the next one continues
+    continued: Row | None = None  # the segment that the next one continues
     base: float = 0.0  # progress when its present run began
     saved: bool = False
     last: tuple[Any, ...] | None = None  # the Cell that it ran on last
-    owed: tuple[bool, tuple[Any, ...] | None] = (False, None)  # both, before its present run
+    owed: tuple[bool, tuple[Any, ...] | None] = (False, None)  # ``saved`` and ``last`` before it
     trained: list[tuple[float, float, float]] = field(default_factory=list)
-    """The stretches of its present run, as (from, to, iterations/s)."""
+    """The parts of its present run, as (from, to, iterations/s)."""
 
 
 def replay(lines: Iterable[str]) -> dict[str, float]:
@@ -93,34 +93,34 @@ def _rate(shapes: dict[int, float], fewest: int, nodes: int) -> float:
 
 
 def _run(s: Row, job: _Job, fact: Row, rate: float, table: Row) -> None:
-    start_s, ready_s, end_s, last = s["start_s"], s["ready_s"], s["end_s"], job.goes_on
+    start_s, ready_s, end_s, last = s["start_s"], s["ready_s"], s["end_s"], job.continued
     after_s = max(fact["arrival_s"], job.end_s if job.finish_s == math.inf else math.inf)
-    _require(s, "lies in order", after_s <= start_s <= end_s)
+    _require(s, "follow the previous one", after_s <= start_s <= end_s)
     if last is not None:
         same = last["on"] == s["on"] and last["end_s"] == start_s and _cell(last) == _cell(s)
-        _require(s, "goes on as it was", same and ready_s == max(start_s, last["ready_s"]))
+        _require(s, "continue unchanged", same and ready_s == max(start_s, last["ready_s"]))
     else:
         cost_s = table["load_s"] + table["save_s"] * job.saved
         cost_s += _search_s(table["search_s"], s["gpus"]) * (job.last != _cell(s))
-        _require(s, "is ready when the table says", _near(ready_s - start_s, cost_s))
+        _require(s, "be ready when the overheads say", _near(ready_s - start_s, cost_s))
         job.owed, job.base, job.trained = (job.saved, job.last), job.done, []
         job.last = _cell(s)
     needs_s = (fact["iterations"] - job.done) / rate if rate else math.inf
     trains_s = max(0.0, end_s - ready_s)
     job.trained.append((min(ready_s, end_s), end_s, rate))
-    job.done, job.end_s, job.goes_on = job.done + rate * trains_s, end_s, None
+    job.done, job.end_s, job.continued = job.done + rate * trains_s, end_s, None
     if s["ended_by"] == "finish":
-        _require(s, "ends when its work does", _near(trains_s, needs_s) and not s["lost"])
+        _require(s, "end when its work ends", _near(trains_s, needs_s) and not s["lost"])
         job.finish_s = ready_s + needs_s
         return
-    _require(s, "does no more than its work", trains_s < needs_s or _near(trains_s, needs_s))
+    _require(s, "do no more than its work", trains_s < needs_s or _near(trains_s, needs_s))
     if s["ended_by"] == "speed":
-        job.goes_on = s
+        job.continued = s
     elif end_s < ready_s:
         job.saved, job.last = job.owed
     elif s["ended_by"] == "failure":
         lost = job.done - job.base - _written(job.trained, table["checkpoint_every_s"])
-        _require(s, "loses what came after its checkpoint", _near(lost, s["lost"]))
+        _require(s, "lose what came after its checkpoint", _near(lost, s["lost"]))
         job.done, job.saved = job.done - lost, False
     else:
         job.saved = job.done > job.base
@@ -138,10 +138,7 @@ def _written(trained: list[tuple[float, float, float]], every_s: float | None) -
 
 
 def _search_s(table: list[list[float]], gpus: int) -> float:
-    """Return the seconds of a plan search.
-
-    Between two GPU counts it is linear in their logarithm.
-    """
+    """Return the seconds of a plan search, linear in the logarithm of GPUs between two counts."""
     below, above = [r for r in table if r[0] <= gpus], [r for r in table if r[0] >= gpus]
     (n, s), (m, t) = below[-1] if below else table[0], above[0] if above else table[-1]
     return s if m <= n else s + (t - s) * math.log2(gpus / n) / math.log2(m / n)
@@ -153,17 +150,19 @@ def _held_once(segments: list[Row], size: dict[str, tuple[str, int]]) -> None:
     for s in sorted(segments, key=lambda s: (s["start_s"], s["end_s"])):
         held = [(node, gpu) for node, gpus in s["on"] for gpu in gpus]
         there = all(size[n][0] == s["type"] and 0 <= gpu < size[n][1] for n, gpu in held)
-        _require(s, "has GPUs of its node", there and len(set(held)) == len(held) == s["gpus"])
+        _require(
+            s, "hold GPUs that its nodes have", there and len(set(held)) == len(held) == s["gpus"]
+        )
         free = all(until_s.get(gpu, -math.inf) <= s["start_s"] for gpu in held)
-        _require(s, "has its GPUs alone", free)
+        _require(s, "hold its GPUs alone", free)
         until_s.update({gpu: s["end_s"] for gpu in held})
 
 
-def _near(one: float, other: float) -> bool:
-    # the tolerance is at least 10 us
-    return abs(one - other) <= CLOSE * max(10.0, abs(one), abs(other))
+def _near(a: float, b: float) -> bool:
+    # The tolerance is at least 10 us.
+    return abs(a - b) <= CLOSE * max(10.0, abs(a), abs(b))
 
 
 def _require(s: Row, rule: str, holds: bool) -> None:
     if not holds:
-        raise ReplayFailed(f"a segment of {s['job']} from {s['start_s']} s on breaks: it {rule}")
+        raise ReplayFailed(f"the segment of {s['job']} from {s['start_s']} s on must {rule}")

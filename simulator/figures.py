@@ -1,4 +1,4 @@
-"""The outcome of a benchmark run: named figures, and a table if the benchmark compares."""
+"""The outcome of a benchmark run: named figures, and a table for benchmarks that compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Figure = float | int | bool
 class Report:
     """The figures of a run. ``table`` has one dictionary for each row, if the benchmark compares.
 
-    ``waived`` names the figures whose bound was set for other options than these.
+    ``waived`` names the figures whose bounds do not apply, because they were set for other options.
     """
 
     seed: int

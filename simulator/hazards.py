@@ -22,23 +22,24 @@ class Hazards:
     Gaps and lengths are exponential and independent for each node. ``between_failures_s`` is
     counted for one node while it is up.
 
-    Default: the Llama 3 report (section 3.3.4) counts 419 unexpected interruptions in 54 days of
-    16,384 GPUs. About 78 % of them came from hardware that was confirmed or suspected to be at
-    fault. In nodes of eight GPUs this is 2,048 x 54 / 327, about 340 days for each node. Older and
-    shared clusters fail more often. The repair times and all figures of lags are judgement.
+    The Llama 3 report (section 3.3.4) counts 419 unexpected interruptions in 54 days of 16,384
+    GPUs. About 78 % of them came from hardware that was confirmed or suspected to be at fault. With
+    nodes of eight GPUs, this is a failure of each node in 2,048 x 54 / 327, about 340 days, which is
+    the default. Older and shared clusters fail more often. The repair times and all figures of lags
+    are judgement.
     """
 
     between_failures_s: float = 340 * DAY_S
-    """Mean time from a node's return to its next failure. If it is inf, nodes never fail."""
+    """Mean seconds from a node's return to its next failure. If it is inf, nodes never fail."""
     repair_s: float = 4 * 3600.0
-    """Mean time for which a failed node is away."""
+    """Mean seconds for which a failed node is away."""
     between_lags_s: float = 60 * DAY_S
-    """Mean time from the end of a node's lag to its next one. If it is inf, nodes never lag."""
+    """Mean seconds from the end of a node's lag to its next one. If it is inf, nodes never lag."""
     lag_s: float = 2 * 3600.0
-    """Mean time for which a node lags."""
+    """Mean seconds for which a node lags."""
     slowest: float = 2.0
     """The largest factor by which iterations on a lagging node take longer. Factors are drawn
-    uniformly from 1 to this."""
+    uniformly between 1 and this value."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -46,7 +47,7 @@ class Hazards:
         if not all(mean > 0 for mean in means):
             raise InvalidInput("hazards", "mean times must be positive")
         if not 1 <= self.slowest < math.inf:
-            raise InvalidInput("slowest", "must be a number from 1")
+            raise InvalidInput("slowest", "must be a finite number of at least 1")
 
 
 def failures(
@@ -56,24 +57,24 @@ def failures(
 
     The same arguments give the same failures. Those of a node do not depend on the other nodes.
     """
-    found = [
+    drawn = [
         Failure(node=node.name, down_s=down_s, up_s=up_s)
         for node, rng in _streams(nodes, seed, 0)
         for down_s, up_s in _spells(rng, hazards.between_failures_s, hazards.repair_s, until_s)
     ]
-    return sorted(found, key=lambda f: (f.down_s, f.node))
+    return sorted(drawn, key=lambda f: (f.down_s, f.node))
 
 
 def stragglers(
     nodes: Sequence[NodeSpec], until_s: float, seed: int, hazards: Hazards = Hazards()
 ) -> list[Straggler]:
-    """Return the lags that begin before ``until_s``, drawn and ordered like ``failures``."""
-    found = []
+    """Return the lags that begin before ``until_s``, drawn and ordered like failures."""
+    drawn = []
     for node, rng in _streams(nodes, seed, 1):
         for start_s, end_s in _spells(rng, hazards.between_lags_s, hazards.lag_s, until_s):
             factor = float(rng.uniform(1.0, hazards.slowest))
-            found.append(Straggler(node=node.name, start_s=start_s, end_s=end_s, factor=factor))
-    return sorted(found, key=lambda s: (s.start_s, s.node))
+            drawn.append(Straggler(node=node.name, start_s=start_s, end_s=end_s, factor=factor))
+    return sorted(drawn, key=lambda s: (s.start_s, s.node))
 
 
 def _streams(
@@ -86,10 +87,10 @@ def _streams(
 def _spells(
     rng: np.random.Generator, gap_s: float, length_s: float, until_s: float
 ) -> list[tuple[float, float]]:
-    """Return the begin and end of spells before ``until_s``, which do not overlap."""
+    """Return the beginning and end of each spell before ``until_s``. Spells do not overlap."""
     if not math.isfinite(until_s):
-        raise InvalidInput("until_s", "must be a number of seconds: spells are drawn up to it")
-    found: list[tuple[float, float]] = []
+        raise InvalidInput("until_s", "must be a finite number of seconds")
+    spells: list[tuple[float, float]] = []
     at_s = 0.0
     while math.isfinite(gap_s):
         at_s += float(rng.exponential(gap_s))
@@ -97,6 +98,6 @@ def _spells(
             break
         end_s = at_s + float(rng.exponential(length_s))
         if end_s > at_s:
-            found.append((at_s, end_s))
+            spells.append((at_s, end_s))
         at_s = end_s
-    return found
+    return spells

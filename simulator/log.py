@@ -1,4 +1,4 @@
-"""The log of a run: which job held which GPUs when, and how fast it trained."""
+"""The log of a run: the GPUs that each job held, the times, and the speed at which it trained."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Members = tuple[tuple[int, tuple[int, ...]], ...]
 class Segment:
     """A stretch in which a job held the same GPUs and trained at one speed.
 
-    The job holds the GPUs from ``start_s`` to ``end_s`` and trains from ``ready_s`` on, which may
-    lie after the end. It trained ``iterations`` in this stretch. At its end, ``lost`` iterations
-    are undone, of all that the job had trained. Times are in seconds since the world began. The job
-    is an index into the scenario's arrivals.
+    The job holds the GPUs from ``start_s`` to ``end_s`` and trains from ``ready_s`` on, which may be
+    after the end. It trained ``iterations`` in this stretch. At its end, ``lost`` of all iterations
+    that the job had trained are undone. Times are in seconds since the world began. The job is an
+    index into the scenario's arrivals.
     """
 
     job: int
@@ -32,7 +32,7 @@ class Segment:
     network: float = 1.0  # the network's part of ``slowdown``; the log's file has the product
     ended_by: str = ""
     """The event that ended the segment: finish, suspend, move, resize, retype, replan, failure,
-    crash, speed or horizon. After ``speed`` the job goes on with the same GPUs in its next segment.
+    crash, speed or horizon. After ``speed``, the job continues on the same GPUs in its next segment.
     """
 
     @property

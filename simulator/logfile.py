@@ -1,9 +1,8 @@
 """The allocation log of a run as a file.
 
-It has what each job held and when, but no computed progress.
-
-The format is JSON Lines in UTF-8, with one object on each line. Its ``kind`` says what it
-describes; ``docs/internals/simulator.md`` (The log) describes every field.
+The log has the GPUs that each job held and the times, but no computed progress. The format is JSON
+Lines in UTF-8. Each line is an object whose ``kind`` says what it describes. ``docs/internals/simulator.md``
+describes every field.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FORMAT: Final = "tessera-allocations/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedJob:
-    """A job as it is in the log."""
+    """A job of the log."""
 
     name: str
     arrival_s: float
@@ -39,9 +38,9 @@ class LoggedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSegment:
-    """A segment that refers to jobs and nodes by name.
+    """A segment of the log, which refers to jobs and nodes by name.
 
-    A failure undid ``lost`` iterations at its end.
+    At its end, a failure undid ``lost`` iterations.
     """
 
     job: str
@@ -57,7 +56,7 @@ class LoggedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationLog:
-    """A run as it is in its log."""
+    """The contents of a run's log."""
 
     ended_s: float
     overheads: Overheads
@@ -68,10 +67,7 @@ class AllocationLog:
 
 
 def log_of(result: Result) -> AllocationLog:
-    """Return the log of a run.
-
-    Its profiles are the true ones of the workloads that its jobs have.
-    """
+    """Return the log of a run. Its profiles are the true ones of its jobs' workloads."""
     scenario = result.scenario
     trained = {one.spec.workload for one in scenario.arrivals}
     return AllocationLog(
@@ -106,7 +102,12 @@ def write_log(log: AllocationLog, path: Path) -> None:
 
 
 def read_log(path: Path) -> AllocationLog:
-    """Read a file that ``write_log`` wrote. Raises InvalidInput (with the line) and OSError."""
+    """Read a file that ``write_log`` wrote.
+
+    Raises:
+        InvalidInput: the file is not an allocation log; the message names the line.
+        OSError: the file cannot be read.
+    """
     rows: dict[str, list[dict[str, Any]]] = {
         k: [] for k in ("run", "node", "profile", "job", "segment")
     }
@@ -115,10 +116,10 @@ def read_log(path: Path) -> AllocationLog:
             row = read_json("log", line, TABLE_ROW)
             rows[row.pop("kind")].append(row)
         except (InvalidInput, KeyError, TypeError, AttributeError):
-            problem = f"line {number} is no line of an allocation log"
+            problem = f"line {number} is not a line of an allocation log"
             raise InvalidInput("log", f"{path.name}: {problem}") from None
     if len(rows["run"]) != 1 or rows["run"][0].get("format") != FORMAT:
-        raise InvalidInput("log", f"{path.name}: has no header of format {FORMAT}")
+        raise InvalidInput("log", f"{path.name}: must have one header of format {FORMAT}")
     head = rows["run"][0]
     try:
         return AllocationLog(
@@ -130,7 +131,7 @@ def read_log(path: Path) -> AllocationLog:
             segments=tuple(map(_read_segment, rows["segment"])),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("log", f"{path.name}: a field is missing or strange: {error}") from None
+        raise InvalidInput("log", f"{path.name}: a field is missing or wrong: {error}") from None
 
 
 def lines_of(log: AllocationLog) -> Iterator[str]:
@@ -252,7 +253,7 @@ def _read_job(row: dict[str, Any]) -> LoggedJob:
 
 
 def _read_segment(row: dict[str, Any]) -> LoggedSegment:
-    told = ("type", "gpus", "degree", "plan", "on")
-    rest = {name: value for name, value in row.items() if name not in told}
+    read = ("type", "gpus", "degree", "plan", "on")
+    rest = {name: value for name, value in row.items() if name not in read}
     members = tuple((node, tuple(gpus)) for node, gpus in row["on"])
     return LoggedSegment(**rest, cell=_read_cell(row), members=members)

@@ -50,7 +50,7 @@ def reference_of(scenario: Scenario) -> Reference:
 
 
 def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
-    """Return each job's seconds alone on 1 / ``present`` of the cluster (Eq. 14), float64[jobs]."""
+    """Return the seconds of each job alone on 1 / ``present`` of the cluster (Eq. 14), float64[jobs]."""
     draft = _drafted(scenario)
     snapshot = draft.snapshot
     rate = fair_rate(draft, 1.0 / np.maximum(present, 1.0))
@@ -77,7 +77,7 @@ def at_best_shapes(scenario: Scenario) -> tuple[Draft, Floats]:
 def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
     """Return the fewest seconds from arrival to end of each job under any schedule, float64[jobs].
 
-    The job starts immediately, at the lowest cost of a start, and always trains on its fastest Cell
+    The job starts immediately at the lowest cost of a start, and always trains on its fastest Cell
     and shape. A job that cannot run has inf.
     """
     draft, fastest = at_best_shapes(scenario)
@@ -163,20 +163,20 @@ def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> 
     level = np.cumsum(step)
     area = np.append(0.0, np.cumsum(level[:-1] * np.diff(at))) if len(at) else np.zeros(0)
     last = np.searchsorted(at, edges, side="right") - 1
-    found = np.zeros(len(edges))
+    integral = np.zeros(len(edges))
     past = last >= 0
-    found[past] = area[last[past]] + level[last[past]] * (edges[past] - at[last[past]])
-    return found
+    integral[past] = area[last[past]] + level[last[past]] * (edges[past] - at[last[past]])
+    return integral
 
 
 def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str, float]:
     """Return the figures that papers report, in seconds and shares.
 
     Throughput, utilisation and ``finished`` are over the first ``horizon_s`` seconds, even if the
-    run ended sooner. The rest is over all jobs, to the end of the run. JCT is from a job's arrival
-    to its end, over the jobs that ended. ``queue`` counts all time without GPUs. ``restart_share``
-    and ``lost_share`` are shares of the GPU-hours held; ``profiling_share`` is a share of those
-    plus profiling.
+    run ended sooner. All other figures are over all jobs, to the end of the run. JCT is the time
+    from a job's arrival to its end, over the jobs that ended. ``queue`` counts all time without
+    GPUs. ``restart_share`` and ``lost_share`` are shares of the GPU-hours held. ``profiling_share``
+    is a share of those GPU-hours plus the GPU-hours of profiling.
 
     ``fairness`` is the JCT divided by the time that the job takes alone on one n-th of the cluster,
     where n is the mean number of jobs present during its life (Themis). ``fairness_worst`` is its
@@ -223,9 +223,9 @@ def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str,
 
 
 def worst_gap(rounds: Sequence[RoundRow]) -> float:
-    """Return the largest proven gap.
+    """Return the largest proven gap, or NaN if no round has one.
 
-    If no round has one, return NaN: published schedulers prove nothing.
+    Published schedulers do not prove gaps.
     """
     proven = [row.gap for row in rounds if not row.bound_is_trivial]
     return max(proven, default=float("nan") if rounds else 0.0)
@@ -258,7 +258,7 @@ def _present(result: Result) -> Floats:
 
 
 def _deadlines(result: Result, over: Bools) -> dict[str, float]:
-    """Return how the jobs with a deadline fared. Without such jobs, return nothing."""
+    """Return the figures of jobs with a deadline. Without such jobs, return no figures."""
     due_s = np.array([one.arrival_s + one.spec.deadline_s for one in result.scenario.arrivals])
     has = np.isfinite(due_s)
     if not has.any():
@@ -277,10 +277,7 @@ def _deadlines(result: Result, over: Bools) -> dict[str, float]:
 
 
 def _spread(name: str, seconds: Floats) -> dict[str, float]:
-    """Return the mean, the median, and the 95th and 99th percentiles.
-
-    Without values, all are NaN.
-    """
+    """Return the mean, the median, and the 95th and 99th percentiles, all NaN without values."""
     keys = (f"{name}_mean_s", f"{name}_p50_s", f"{name}_p95_s", f"{name}_p99_s")
     if not len(seconds):
         return dict.fromkeys(keys, float("nan"))

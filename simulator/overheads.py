@@ -16,30 +16,31 @@ _COUNTS: Final = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """The seconds in which a job holds its GPUs without training. Every policy pays the same.
+    """The seconds in which a job holds its GPUs without training. They are equal for all policies.
 
-    A start that is cut short has done nothing: its work is charged again at the next start.
+    A start that is cut short has no effect, so that its work is charged again at the next start.
 
-    Defaults: Morphling measures 78 s on average for a whole reconfiguration, checkpoint included
-    (section 5.1); here it is split evenly between saving and loading. Arena's papers give 1 to 2
-    minutes for a pruned plan search; the default is the middle. Writing and reading a checkpoint is
-    charged at the start that follows, because GPUs change hands immediately.
+    Morphling measures 78 s on average for a whole reconfiguration, including the checkpoint (section
+    5.1). By default, this time is split evenly between saving and loading. Arena's papers state 1 to
+    2 minutes for a pruned plan search. The default is the middle. Writing and reading a checkpoint
+    is charged at the start that follows, because GPUs change hands immediately.
     """
 
     save_s: float = 39.0
-    """Seconds to write the checkpoint of a job that is moved, changed or suspended. They are
-    charged when the job goes on."""
+    """Seconds to write the checkpoint of a job that is moved, changed or suspended. They are charged
+    when the job continues."""
     load_s: float = 39.0
     """Seconds to start the processes and read the checkpoint, for each start, move and change."""
     search_s: Mapping[int, float] = field(default_factory=lambda: {1: 90.0})
-    """Seconds to search the execution plan of a Cell, by GPU count. Each start on or change to a
-    Cell other than the last one is charged this. Between GPU counts it is interpolated linearly in
-    their logarithm. Outside, the value of the nearest count holds."""
+    """Seconds to search the execution plan of a Cell, by GPU count. They are charged for each start
+    on, or change to, a Cell other than the last one. Between GPU counts, they are interpolated
+    linearly in the logarithm of the count. Outside, the value of the nearest count applies."""
     profile_s: float = 0.0
     """Seconds from the arrival of a workload's first job until the workload is profiled. Rounds see
     none of its jobs before that."""
     profile_gpus: int = 1
-    """GPUs that profile during that time: not those of the cluster, but their hours are counted."""
+    """Number of GPUs that profile during that time. They are not GPUs of the cluster, but their
+    hours are counted."""
     checkpoint_every_s: float = 1800.0
     """Seconds between the checkpoints of a training job. They cost nothing. A failure loses all
     progress since the last one."""
@@ -47,14 +48,14 @@ class Overheads:
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
         if not all(0 <= v < math.inf for v in (self.save_s, self.load_s, self.profile_s)):
-            raise InvalidInput("overheads", "must be numbers of seconds of at least 0")
+            raise InvalidInput("overheads", "must be finite numbers of seconds of at least 0")
         if self.profile_gpus < 0:
             raise InvalidInput("profile_gpus", "must be 0 or more")
         known = self.search_s.items()
         if not known or not all(n >= 1 and 0 <= s < math.inf for n, s in known):
             raise InvalidInput("search_s", "must map GPU counts to seconds of at least 0")
         if not self.checkpoint_every_s > 0:
-            raise InvalidInput("checkpoint_every_s", "must be positive; inf: never")
+            raise InvalidInput("checkpoint_every_s", "must be above 0; use inf for no checkpoints")
 
     def searching_s(self, gpus: int) -> float:
         """Return the seconds of a plan search on ``gpus`` GPUs."""
@@ -78,21 +79,25 @@ def _by_count(*seconds: float) -> dict[int, float]:
 
 PRESETS: Final[Mapping[str, Overheads]] = {
     "default": Overheads(),
-    # the middle of 20 to 40 minutes, for systems that do not prune (Arena's papers)
+    # The middle of 20 to 40 minutes, for systems that do not prune (Arena's papers).
     "full-search": Overheads(search_s={1: 1800.0}),
-    # medians over the runs on 32 A40 and 32 A10 in Arena's artifact, by 1, 2, 4, 8 and 16 GPUs
+    # Medians over the runs on 32 A40 and 32 A10 in Arena's artifact, for 1, 2, 4, 8 and 16 GPUs.
     "testbed-pruned": Overheads(search_s=_by_count(39, 61, 68, 65, 42)),
     "testbed-full": Overheads(search_s=_by_count(27, 315, 540, 240, 31)),
-    # Morphling charges the reconfiguration alone (section 5.1)
+    # Morphling only charges the reconfiguration (section 5.1).
     "morphling": Overheads(search_s={1: 0.0}),
     "profiled": Overheads(profile_s=510.0),  # 8.5 minutes, the least of Arena's 8.5 to 30
     "none": Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}),
 }
-"""The tables by name."""
+"""The tables of overheads by name."""
 
 
 def overheads(name: str) -> Overheads:
-    """Return the table with the given name. Raises InvalidInput."""
+    """Return the table with the given name.
+
+    Raises:
+        InvalidInput: there is no such table.
+    """
     if name not in PRESETS:
-        raise InvalidInput("overheads", f"unknown {name!r}; choose one of {', '.join(PRESETS)}")
+        raise InvalidInput("overheads", f"unknown {name!r}; use one of {', '.join(PRESETS)}")
     return PRESETS[name]

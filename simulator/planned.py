@@ -1,4 +1,4 @@
-"""The time at which promised deadline schedules need the next round, if nothing happens before."""
+"""The time of the next round that promised deadline schedules need if nothing happens before."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _Leg = tuple[float, float, float, bool]
 def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
     """Return the time (s since 1970) of the last round that can still keep every promise.
 
-    If any time will do, return inf. Equation (29) keeps the promises until the first slot ends.
-    Beyond it, as long as all jobs stay as they were decided, a certificate holds at time t if
+    If no round is needed, return inf. Equation (29) keeps the promises until the first slot ends.
+    After that, while all jobs stay as they were decided, a certificate holds at time t if
 
         W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts and the reserve included
 
-    A job on its own leg therefore lasts until the leg ends. A job that runs otherwise, or waits,
-    lasts until its head start is used up. The time is rounded down to a whole round. This leaves a
-    first slot in which a restart fits, so that jobs can be moved to make room. Schedules without a
-    promise need no extra round: they start jobs when others end.
+    A job that runs on its own leg may therefore stay until the leg ends. A job that runs otherwise,
+    or waits, may stay until its head start is used up. The time is rounded down to a whole round.
+    This leaves a first slot in which a restart fits, so that jobs can be moved to make room.
+    Schedules without a promise need no additional round, because they start jobs when others end.
     """
     admission = outcome.admission
     if admission is None or not len(admission.legs):
@@ -42,10 +42,10 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
     by_job: dict[int, list[int]] = {}
     for leg in range(len(legs)):
         by_job.setdefault(int(legs.job[leg]), []).append(leg)
-    found = math.inf
+    earliest_s = math.inf
     for decision in outcome.decisions:
-        mine = by_job.get(decision.job)
-        if mine is None or not (admission.binding or snapshot.jobs.admitted[decision.job]):
+        rows = by_job.get(decision.job)
+        if rows is None or not (admission.binding or snapshot.jobs.admitted[decision.job]):
             continue
         job = decision.job
         has = decision.cell if decision.gang is not None else None
@@ -54,7 +54,7 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
             int(snapshot.jobs.workload[job]),
         )
         planned: list[_Leg] = []
-        for leg in sorted(mine, key=lambda k: float(legs.start_s[k])):
+        for leg in sorted(rows, key=lambda k: float(legs.start_s[k])):
             spec = legs.key_at(leg)
             end_s = min(float(legs.end_s[leg]), deadline_s)
             rate = rates.get((workload, spec), 0.0)
@@ -62,10 +62,10 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
         lasts_s = _lasts_s(
             snapshot, decision, float(left[job]), planned, admission.until_s, float(reserve_s[job])
         )
-        found = min(found, lasts_s)
-    if math.isinf(found):
-        return found
-    return max(admission.until_s, math.floor(found / round_s + 1e-9) * round_s)
+        earliest_s = min(earliest_s, lasts_s)
+    if math.isinf(earliest_s):
+        return earliest_s
+    return max(admission.until_s, math.floor(earliest_s / round_s + 1e-9) * round_s)
 
 
 def _rates(outcome: Outcome) -> dict[tuple[int, CellKey], float]:

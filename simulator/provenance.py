@@ -14,7 +14,7 @@ NOT_CODE: Final = tuple(f":(exclude){path}" for path in ("*.md", "docs", "benchm
 
 
 def json_number(value: float | str) -> float | str | None:
-    """Return ``value``. If JSON has no such number (an infinite gap), return None."""
+    """Return ``value``, or None for a number that JSON does not have, such as an infinite gap."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

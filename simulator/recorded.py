@@ -1,6 +1,6 @@
 """A replay of recorded allocations.
 
-The record gives which job held what and when; the world computes how fast it trained.
+The record states the GPUs that each job held and the times. The world computes the training speed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Hold:
     def __post_init__(self) -> None:
         """Refuse a stretch without length or GPUs, or with unequal GPUs on its nodes."""
         if not 0 <= self.start_s < self.end_s:
-            raise InvalidInput("holds", "must start at 0 or later, and end after that")
+            raise InvalidInput("holds", "must start at 0 or later and end after their start")
         if self.cell.nodes < 1 or self.gpus_per_node < 1:
-            raise InvalidInput("holds", "must have at least one node and one GPU on it")
+            raise InvalidInput("holds", "must have at least one node and one GPU on each node")
         if self.cell.gpus % self.cell.nodes:
-            raise InvalidInput("holds", "must have equally many GPUs on each node")
+            raise InvalidInput("holds", "must have the same number of GPUs on each node")
 
     @property
     def gpus_per_node(self) -> int:
@@ -67,11 +67,11 @@ class Replayed:
 
 
 def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSpec]:
-    """Return nodes of ``node_gpus`` GPUs by type, enough that every job has its own.
+    """Return nodes with ``node_gpus`` GPUs by type, enough for each job to have its own.
 
-    Records seldom say which GPUs were held, and a job may take longer in the replay than it did. It
-    would then collide with the job that followed it on the same GPUs. The record already contains
-    the waiting that there was.
+    Records seldom say which GPUs were held, and a job may take longer in the replay than in the
+    record. It would then collide with the next job on the same GPUs. The times in the record
+    already include the waiting.
     """
     most: dict[tuple[str, int], int] = {}
     for hold in holds:
@@ -90,13 +90,13 @@ def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSp
 def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> Replayed:
     """Let jobs hold what was recorded, and train at the scenario's speeds less the overheads.
 
-    A job that is done before its later holds begin does not hold them. A job whose hold ends early
-    keeps what it has trained. If the hold ended before the start was paid, the next start pays it
+    A job that is done before a later hold begins does not use that hold. A job whose hold ends early
+    keeps what it has trained. If a hold ends before its start is paid, the next start pays it
     (``tessera.simulator.overheads``).
 
     Raises:
         InvalidInput: holds of a job overlap or begin before it arrives, or the nodes are too few
-            (see ``room_for``).
+            (see ``nodes_for_holds``).
     """
     _sound(scenario, holds)
     world = World(scenario, overheads=overheads)
@@ -118,7 +118,7 @@ def _sound(scenario: Scenario, holds: Sequence[Hold]) -> None:
     free_s = {job: one.arrival_s for job, one in enumerate(scenario.arrivals)}
     for hold in sorted(holds, key=lambda h: (h.job, h.start_s)):
         if hold.job not in free_s:
-            raise InvalidInput("holds", f"name job {hold.job}, which the scenario has not")
+            raise InvalidInput("holds", f"name job {hold.job}, which the scenario does not have")
         if hold.start_s < free_s[hold.job]:
             name = scenario.arrivals[hold.job].spec.name
             raise InvalidInput("holds", f"of {name} overlap, or begin before it arrives")
@@ -159,15 +159,16 @@ def _decisions(
 def _free(snapshot: Snapshot, hold: Hold, taken: set[int]) -> Gang:
     """Return a gang on the first free nodes of the GPU type.
 
-    Raise InvalidInput if there are too few.
+    Raises:
+        InvalidInput: there are too few free nodes.
     """
     of_type = np.flatnonzero(
         (snapshot.nodes.gpu_type == snapshot.key(hold.cell).gpu_type)
         & (snapshot.nodes.gpus >= hold.gpus_per_node)
     )
-    found = [n for n in of_type.tolist() if n not in taken][: hold.cell.nodes]
-    if len(found) < hold.cell.nodes:
+    free = [n for n in of_type.tolist() if n not in taken][: hold.cell.nodes]
+    if len(free) < hold.cell.nodes:
         raise InvalidInput(
-            "nodes", f"are too few for what was held of {hold.cell.gpu_type} at {hold.start_s:g} s"
+            "nodes", f"are too few for the {hold.cell.gpu_type} GPUs held at {hold.start_s:g} s"
         )
-    return Gang(members=tuple((n, tuple(range(hold.gpus_per_node))) for n in found))
+    return Gang(members=tuple((n, tuple(range(hold.gpus_per_node))) for n in free))

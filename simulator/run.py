@@ -50,7 +50,7 @@ class Decider:
     """A decision maker for rounds, which calls ``plan_round`` with the visible information.
 
     No clock limits a round. CP-SAT works for at most ``work`` deterministic seconds in each call
-    (about one real second), and everything else ends on its own. A run therefore repeats bit
+    (about one real second), and all other steps end without a limit. A run therefore repeats bit
     for bit on any machine.
     """
 
@@ -88,8 +88,8 @@ class Decider:
     def __call__(self, snapshot: Snapshot) -> Outcome:
         """Decide a round.
 
-        A published scheduler reads estimates through its information. Ours gets a snapshot with
-        those estimates.
+        A published scheduler reads estimates through its information. Our own policies get a
+        snapshot with those estimates.
         """
         if self._scheduler is None:
             snapshot = self._sees(snapshot)
@@ -100,45 +100,41 @@ class Decider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The conditions of a run other than its scenario.
-
-    They are the same for every policy compared.
-    """
+    """The conditions of a run other than its scenario. They are the same for all compared policies."""
 
     overheads: Overheads = field(default_factory=Overheads)
     visible: Sequence[EstimateRecord] | None = None
-    """The estimates that rounds see (``truth.perturbed``). If None, they see the truth."""
+    """The estimates that rounds see (``truth.perturb_estimates``). If it is None, rounds see the
+    truth."""
     failures: Sequence[Failure] = ()
     stragglers: Sequence[Straggler] = ()
     round_s: float = 300.0
     on_events: bool = False
     """Whether rounds take place only when something has happened, at most one in each ``round_s``,
-    and when promised schedules need one (``tessera.simulator.planned``). Otherwise there is one
-    every ``round_s``."""
+    or when promised schedules need one. Otherwise there is one every ``round_s``."""
     horizon_s: float = math.inf
     """The time at which the run ends, even if jobs are left."""
     patience_s: float = 7 * 86_400.0
-    """A run ends when nothing has happened for this time and nothing is going to happen."""
+    """The seconds without a change after which a run ends, if no event is pending either."""
     slowdowns: Slowdowns | None = None
     """The slowdowns of jobs that share links of the network
-    (``tessera.simulator.network.slowdowns``). If None, no job is slowed by others."""
+    (``tessera.simulator.network.slowdowns``). If it is None, no job is slowed by others."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
         if not (math.isfinite(self.round_s) and self.round_s > 0):
             raise InvalidInput("round_s", "must be a positive number of seconds")
         if not (self.horizon_s > 0 and self.patience_s > 0):
-            raise InvalidInput("horizon_s", "horizon and patience must be positive")
+            raise InvalidInput("horizon_s", "the horizon and the patience must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
     """The record of a round.
 
-    ``decide_s`` is real time, the only number here that differs between runs.
-
-    A round that was known to change nothing is not ``decided``. Its objective and gap are those of
-    the last round that was decided.
+    ``decide_s`` is real time, and the only number here that differs between runs. A round that was
+    known to change nothing is not ``decided``. Its objective and gap are those of the last round
+    that was decided.
     """
 
     at_s: float
@@ -175,7 +171,7 @@ class Result:
     profiling_gpu_s: float
     refused: int  # rounds that broke a rule and were not carried out
     ended_s: float  # when the run ended
-    stuck: bool  # jobs were left that nothing was going to start
+    stuck: bool  # jobs were left that no event was going to start
 
 
 def simulate(
@@ -205,12 +201,12 @@ def simulate(
         happened = world.advance(now_s)
         if world.over() or now_s >= conditions.horizon_s:
             break
-        # with ``on_events``, a round needs an event or a promise; otherwise one is due at every
-        # step
+        # With ``on_events``, a round needs an event or a promise. Otherwise one is due at every
+        # step.
         needed = happened or (last is not None and now_s >= last.needed_s)
         if world.store.live and (needed or not conditions.on_events):
             last_round_s = now_s
-            # a round is repeated, not decided, where the last one has shown that nothing can change
+            # Repeat the last round without deciding if it has shown that nothing can change.
             if needed or last is None or world.store.rounds + 1 >= last.stands_until:
                 last = _round(world, decide, clock, conditions.round_s)
             else:
@@ -232,9 +228,9 @@ def simulate(
 
 
 def _next_round_s(world: World, conditions: Conditions, now_s: float, last_round_s: float) -> float:
-    """Return when to look again, after ``now_s``, whether there is something to decide.
+    """Return the time after ``now_s`` at which a round may next be needed.
 
-    If there are no jobs, rounds wait for the next event, but stay on whole multiples of
+    If there are no jobs, rounds wait for the next event. They stay on whole multiples of
     ``round_s``.
     """
     step, event_s = conditions.round_s, world.next_event_s()
@@ -253,7 +249,7 @@ class _Decided:
     """A round that was carried out, and when the next one is needed if nothing happens."""
 
     row: RoundRow
-    broken: bool  # it broke a rule, so that nothing was carried out
+    broken: bool  # whether it broke a rule, so that nothing was carried out
     changed: bool  # whether it changed any job
     needed_s: float  # the time at which promises need a round
     stands_until: int  # number of the next round that may change something (``Outcome``)
@@ -297,7 +293,7 @@ def _round(
 
 
 def _repeated(world: World, last: _Decided) -> _Decided:
-    """Let a round pass that would change nothing, and return a copy of ``last`` for it."""
+    """Skip a round that would change nothing, and return a copy of ``last`` for it."""
     world.store.pass_round()
     world.check()
     return replace(last, row=replace(last.row, at_s=world.now_s, decide_s=0.0, decided=False))

@@ -16,9 +16,9 @@ from tessera.simulator.traces.trace import Arrival
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A world before anything has happened. Times are in seconds since it began.
+    """A world before anything has happened. Times are in seconds since the world began.
 
-    ``profiles`` are true: jobs run at these rates, whatever estimates a round sees. A job's
+    ``profiles`` are the truth: jobs run at these rates, whatever estimates rounds see. A job's
     ``deadline_s`` counts from its arrival, as in traces.
     """
 
@@ -29,10 +29,12 @@ class Scenario:
     tenants: Sequence[TenantSpec] = ()
 
     def __post_init__(self) -> None:
-        """Refuse input that would make a run meaningless, and say what is wrong."""
+        """Refuse input that would make a run meaningless."""
         known = {kind.name for kind in self.gpu_types}
         if unknown := sorted({node.gpu_type for node in self.nodes} - known):
-            raise InvalidInput("nodes", f"have GPU types {unknown} that gpu_types lacks")
+            raise InvalidInput(
+                "nodes", f"have the GPU types {', '.join(unknown)}, which gpu_types lacks"
+            )
         if any(node.gpus < 1 for node in self.nodes):
             raise InvalidInput("nodes", "must have at least one GPU")
         _once("nodes", (node.name for node in self.nodes))
@@ -40,7 +42,7 @@ class Scenario:
         _once("tenants", (tenant.name for tenant in self.tenants))
         times_s = [one.arrival_s for one in self.arrivals]
         if not all(0 <= at_s < math.inf for at_s in times_s) or times_s != sorted(times_s):
-            raise InvalidInput("arrivals", "must be in order of time, from 0 on")
+            raise InvalidInput("arrivals", "must be ordered by time, from 0 s on")
         if bad := [one.spec.name for one in self.arrivals if one.spec.iterations < 1]:
             raise InvalidInput("arrivals", f"{', '.join(bad[:5])} have no iterations to train")
         _known("arrivals", "the type", known, (one.spec.requested_type for one in self.arrivals))
@@ -56,12 +58,13 @@ class Scenario:
 
 
 def _known(what: str, kind: str, known: Set[str], named: Iterable[str]) -> None:
-    if strange := sorted({name for name in named if name} - known):
+    if unknown := sorted({name for name in named if name} - known):
         raise InvalidInput(
-            what, f"name {kind} {', '.join(strange[:5])}, which the cluster has not; leave it out"
+            what,
+            f"name {kind} {', '.join(unknown[:5])}, which the cluster does not have; remove it",
         )
 
 
 def _once(what: str, names: Iterable[str]) -> None:
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-        raise InvalidInput(what, f"must have unique names; {', '.join(twice[:5])} repeat")
+        raise InvalidInput(what, f"must have unique names; {', '.join(twice[:5])} occur twice")

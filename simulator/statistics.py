@@ -1,8 +1,8 @@
 """Confidence intervals over seeds, for means, totals and ratios of paired runs.
 
-Means and ratios use Student's t, because there are often only three to ten seeds, for which the
-percentile bootstrap is too narrow. A total over many loads, each small and far from normal, is
-bootstrapped.
+Means and ratios use Student's t. There are often only three to ten seeds, for which the percentile
+bootstrap is too narrow. The bootstrap serves totals over many loads, each of which is small and far
+from normal.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def ratio_interval(
 
     The interval is that of the ratio estimator (Cochran, "Sampling Techniques", 3rd edition, 6.4):
     the t interval of the mean of ours - ratio * theirs, divided by the mean of theirs. A seed that
-    is hard for both does not widen it. It is an approximation that holds while the mean of
-    ``theirs`` is well away from 0.
+    is hard for both does not widen it. The approximation holds if the mean of ``theirs`` is well
+    away from 0.
     """
     a, b = np.asarray(ours, float), np.asarray(theirs, float)
     if a.shape != b.shape or a.ndim != 1 or not len(a):

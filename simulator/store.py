@@ -39,12 +39,12 @@ EPOCH_S = 1_500_000_000.0
 
 
 class InvariantBroken(AssertionError):
-    """An error of a world that contradicts itself, by a defect of the simulator or a round."""
+    """An error for a world that contradicts itself, because of a defect of the simulator or a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change that a round made to a job's GPUs. If ``gang`` is None, the job has no GPUs now."""
+    """A change that a round made to a job's GPUs. If ``gang`` is None, the job no longer has GPUs."""
 
     job: int  # index into the scenario's arrivals
     kind: DecisionKind
@@ -55,10 +55,10 @@ class Change:
 class MemoryStore:
     """The jobs, nodes and allocations of one cluster.
 
-    It stores what ``db`` would store, and makes the same snapshots of it: nodes are sorted by name,
+    It stores what ``db`` would store, and makes the same snapshots of it. Nodes are sorted by name,
     workloads by model, size and batch, and jobs by arrival. The agents of this world answer
-    immediately. Between rounds a job is therefore queued, running or over, and no GPU is ever
-    releasing.
+    immediately. Between rounds, a job is therefore queued, running or over, and no GPU is being
+    released.
 
     Jobs are indices into the scenario's arrivals, in order of time. The world reports progress,
     ends and lost nodes by calling methods.
@@ -74,15 +74,15 @@ class MemoryStore:
         """Set up the cluster of ``scenario`` before any job has arrived.
 
         ``restart_s`` has the seconds that a restart of each job takes, float64[jobs]. ``visible``
-        are the estimates that rounds see; if it is None, they see the true ones.
+        are the estimates that rounds see. If it is None, rounds see the true ones.
         """
         self.cluster = cluster
         self.specs = [one.spec for one in scenario.arrivals]
         self.gpu_types = tuple(scenario.gpu_types)
         self.workloads = _workloads(scenario)
         known = set(self.workloads)  # no job has any other workload
-        told = scenario.profiles if visible is None else visible
-        profiles = [e for e in told if e.workload in known]
+        visible_records = scenario.profiles if visible is None else visible
+        profiles = [e for e in visible_records if e.workload in known]
         self.plans = tuple(sorted({"", *(e.cell.plan for e in profiles)}))
         self._nodes = _nodes(scenario)
         self.estimates = estimates_table(
@@ -122,7 +122,7 @@ class MemoryStore:
         self._queue(job, now_s)
 
     def does_not_run(self, job: int) -> None:
-        """Record that the Cell of a job does not run on its shape, whatever was estimated."""
+        """Record that the Cell of a job does not run on its shape, contrary to its estimate."""
         tried = {
             "workload": self.workload[job],
             **self._current(job)._asdict(),
@@ -234,7 +234,7 @@ class MemoryStore:
         return Legs(**kept | {"job": job[rows]})
 
     def _mark(self, decisions: Sequence[Decision]) -> None:
-        """Record which jobs' deadlines are promised, and which jobs give way to others."""
+        """Record which jobs have promised deadlines, and which jobs run opportunistically."""
         job = self._shown[np.array([d.job for d in decisions], dtype=np.int64)]
         self.admitted[job] = [d.admitted and d.kind is not DecisionKind.REJECT for d in decisions]
         self.promised[job] |= self.admitted[job]
@@ -251,17 +251,19 @@ class MemoryStore:
         nodes = np.repeat([n for n, _ in gang.members], [len(g) for _, g in gang.members])
         gpus = np.concatenate([np.array(g, dtype=np.int64) for _, g in gang.members])
         if (gpus < 0).any() or (gpus >= self._nodes.gpus[nodes]).any():
-            raise InvariantBroken(f"{self.specs[job].name} was given GPUs that there are not")
+            raise InvariantBroken(f"{self.specs[job].name} was given GPUs that do not exist")
         where = self._first_gpu[nodes] + gpus
         if len(np.unique(where)) < len(where) or (self.owner[where] >= 0).any():
-            raise InvariantBroken(f"{self.specs[job].name} was given a GPU that is held already")
+            raise InvariantBroken(f"{self.specs[job].name} was given a GPU that is already held")
         if not self._nodes.schedulable[nodes].all():
             raise InvariantBroken(f"{self.specs[job].name} was placed on a node that is away")
         if (
             len(where) != change.cell.gpus
             or (self._nodes.gpu_type[nodes] != change.cell.gpu_type).any()
         ):
-            raise InvariantBroken(f"{self.specs[job].name} was given other GPUs than were chosen")
+            raise InvariantBroken(
+                f"{self.specs[job].name} was given GPUs other than those of its Cell"
+            )
         self.owner[where] = job
         self.gangs[job], self._gpus[job] = gang, (nodes, gpus)
         self.state[job] = _RUNNING
@@ -414,13 +416,13 @@ _KEPT = (
 """The columns of a snapshot's jobs that are stored exactly as the snapshot shows them."""
 
 _STATED = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {"workload", *_KEPT}
-"""The columns that users state and that never change."""
+"""The columns that users state. They never change."""
 
 
 def _workloads(scenario: Scenario) -> tuple[Workload, ...]:
-    found = {e.workload for e in scenario.profiles}
-    found |= {one.spec.workload for one in scenario.arrivals}
-    return tuple(sorted(found, key=lambda w: (w.model, w.params, w.global_batch)))
+    workloads = {e.workload for e in scenario.profiles}
+    workloads |= {one.spec.workload for one in scenario.arrivals}
+    return tuple(sorted(workloads, key=lambda w: (w.model, w.params, w.global_batch)))
 
 
 def _nodes(scenario: Scenario) -> Nodes:

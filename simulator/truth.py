@@ -66,20 +66,20 @@ def perturb_estimates(
     """Return estimates of the profiles with a mean relative error of about ``error``, e.g. 0.1.
 
     An iteration's time is multiplied by exp(s z), where z is standard normal. The mean of the
-    relative error is about ``error`` if s = error sqrt(pi / 2). All shapes of one Cell have the
-    same error, as if one model predicted their times. A Cell that does not run is known not to run.
+    relative error is about ``error`` if s = error sqrt(pi / 2). All shapes of a Cell have the same
+    error, as if one model predicted their times. The estimates know which Cells do not run.
     """
     if not 0 <= error < 1:
-        raise InvalidInput("error", "must lie in [0, 1)")
+        raise InvalidInput("error", "must be at least 0 and below 1")
     rng = np.random.default_rng(seed)
     factors: dict[tuple[Workload, Cell], float] = {}
-    found = []
+    perturbed = []
     for e in profiles:
         cell = e.workload, e.cell.on(0)
         if cell not in factors:
             factors[cell] = math.exp(error * math.sqrt(math.pi / 2) * rng.standard_normal())
-        found.append(replace(e, iter_time_s=e.iter_time_s * factors[cell]))
-    return found
+        perturbed.append(replace(e, iter_time_s=e.iter_time_s * factors[cell]))
+    return perturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

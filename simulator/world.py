@@ -1,7 +1,4 @@
-"""A cluster that trains.
-
-Events happen in order of time, and jobs progress at their current speed.
-"""
+"""A simulated cluster, in which events happen in order of time and jobs train at their speed."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ TOLERANCE = 1e-6
 """The relative tolerance for sums of work and of GPU-seconds that are added up in two orders."""
 
 MOMENT_S = 1e-6
-"""A job that would end within this time after a round counts as having ended before it: the
-difference is rounding."""
+"""A job that would end within this time after a round counts as having ended before it. Such a
+difference is due to rounding."""
 
 
 Slowdowns: TypeAlias = Callable[[Mapping[int, Change]], Mapping[int, float]]
@@ -56,7 +53,9 @@ class Failure:
     def __post_init__(self) -> None:
         """Refuse times that are out of order."""
         if not 0 <= self.down_s < self.up_s:
-            raise InvalidInput("failures", f"{self.node}: down_s must be at least 0, up_s later")
+            raise InvalidInput(
+                "failures", f"{self.node}: down_s must be at least 0, and up_s later"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +75,21 @@ class Straggler:
         """Refuse times that are out of order, and factors that speed up."""
         if not 0 <= self.start_s < self.end_s:
             raise InvalidInput(
-                "stragglers", f"{self.node}: start_s must be at least 0, end_s later"
+                "stragglers", f"{self.node}: start_s must be at least 0, and end_s later"
             )
         if not 1 <= self.factor < np.inf:
-            raise InvalidInput("stragglers", f"{self.node}: the factor must be a number from 1")
+            raise InvalidInput(
+                "stragglers", f"{self.node}: the factor must be at least 1 and finite"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A job that holds GPUs.
+    """A job that holds GPUs. Its progress is linear between the breakpoints (``at_s``, ``done``).
 
-    Its progress is linear between the breakpoints of (``at_s``, ``done``).
-
-    ``owed`` is the work that the start must do before ``ready_s``, as a pair: whether a checkpoint
-    was written for the job, and the Cell that it ran on last. If the start is cut short, it is
-    still owed.
+    ``owed`` determines the work that the start must do before ``ready_s``. It is a pair: whether a
+    checkpoint was written for the job, and the Cell on which it ran last. If the start is cut short,
+    the next start owes the same work.
     """
 
     change: Change
@@ -145,8 +144,8 @@ class World:
     """The clock, the jobs' progress and the cluster's nodes.
 
     ``advance`` lets time pass. ``snapshot`` and ``carry_out`` are the input and the outcome of a
-    round. Events are handled in order of time, then in the order in which they were made. A round
-    comes after all events of its moment.
+    round. Events are handled in order of time, then in the order in which they were scheduled. A
+    round takes place after all events of its time.
     """
 
     def __init__(
@@ -161,9 +160,9 @@ class World:
     ) -> None:
         """Set up the world at time 0, with its arrivals, failures and stragglers as events.
 
-        ``visible`` are the estimates that rounds see; if it is None, they see the true ones.
-        ``slowdowns`` is called again whenever the running jobs or their GPUs have changed. If it is
-        None, no job is slowed by others.
+        ``visible`` are the estimates that rounds see. If it is None, rounds see the true ones.
+        ``slowdowns`` is called whenever the running jobs or their GPUs have changed. If it is None,
+        no job is slowed by others.
         """
         self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
         specs = [one.spec for one in scenario.arrivals]
@@ -205,8 +204,8 @@ class World:
             happen()
             self._meet()
         self._pass_time(to_s)
-        # jobs that would end within rounding of ``to_s`` end now, so that the round does not see
-        # them
+        # Jobs that would end within rounding of ``to_s`` end now, so that the round does not see
+        # them.
         jobs = np.array(list(self._runs), dtype=np.int64)
         done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
         self.store.done[jobs] = done
@@ -217,7 +216,7 @@ class World:
         return self.events_handled - before
 
     def next_event_s(self) -> float:
-        """Return the time of the next event. If there is none, return inf."""
+        """Return the time of the next event, or inf without one."""
         return self._events[0][0] if self._events else np.inf
 
     def over(self) -> bool:
@@ -261,7 +260,7 @@ class World:
         index = {name: i for i, name in enumerate(self.store.node_names)}
         names = [f.node for f in failures] + [s.node for s in stragglers]
         if unknown := sorted(set(names) - set(index)):
-            raise InvalidInput("node", f"of failures: no node is named {', '.join(unknown[:5])}")
+            raise InvalidInput("node", f"the cluster has no node named {', '.join(unknown[:5])}")
         for f in failures:
             node = index[f.node]
             self._at(f.down_s, partial(self._node_down, node))
@@ -294,7 +293,7 @@ class World:
         return changes
 
     def close(self) -> None:
-        """End the log: write the segments of the jobs that still run, up to now."""
+        """End the log by writing the segments of the jobs that still run, up to now."""
         for job in list(self._runs):
             self._write(job, self._runs.pop(job), "horizon")
 
@@ -347,13 +346,13 @@ class World:
     def _finish(self, job: int, stamp: int) -> None:
         run = self._runs.get(job)
         if run is None or run.stamp != stamp:
-            return  # the run has changed since the event was made
+            return  # the run has changed since the event was scheduled
         self.events_handled += 1
         self._stop(job, "finish", done=float(self.store.iterations[job]))
         self.store.finish(job, self.now_s)
 
     def _crash(self, job: int, stamp: int) -> None:
-        """Queue the job again, because its Cell does not truly run, and let rounds see that."""
+        """Queue the job again, because its Cell does not run in truth, and let rounds see that."""
         run = self._runs.get(job)
         if run is None or run.stamp != stamp:
             return
@@ -368,7 +367,7 @@ class World:
         self.store.set_schedulable(node, False)
         every_s = self.overheads.checkpoint_every_s
         for job, run in self._runs_on(node):
-            # progress goes back to the last checkpoint of this run
+            # Progress returns to the last checkpoint of this run.
             trained_s = max(0.0, self.now_s - run.ready_s)
             written = np.floor(trained_s / every_s) * every_s if np.isfinite(every_s) else 0.0
             kept = run.done_at(run.ready_s + float(written))
@@ -401,10 +400,12 @@ class World:
         if self._slowdowns is None or not self._others_run:
             return
         self._others_run, before = False, self._met
-        found = self._slowdowns({job: run.change for job, run in self._runs.items()})
-        if wrong := [job for job, factor in found.items() if not 1 <= factor < np.inf]:
-            raise InvalidInput("slowdowns", f"of job {wrong[0]}: must be a number from 1")
-        self._met = {job: found.get(job, 1.0) for job in self._runs}
+        factors = self._slowdowns({job: run.change for job, run in self._runs.items()})
+        if wrong := [job for job, factor in factors.items() if not 1 <= factor < np.inf]:
+            raise InvalidInput(
+                "slowdowns", f"the factor of job {wrong[0]} must be at least 1 and finite"
+            )
+        self._met = {job: factors.get(job, 1.0) for job in self._runs}
         self._respeed(
             [
                 (job, run)
@@ -430,7 +431,7 @@ class World:
     ) -> None:
         """End the job's run.
 
-        ``kept`` is the progress that is left when a failure loses some of it.
+        ``kept`` is the progress that is left after a failure.
         """
         run, self._others_run = self._runs.pop(job), True
         self._met.pop(job, None)
@@ -438,7 +439,7 @@ class World:
         left = reached if kept is None else kept
         self._write(job, run, why, reached, lost=reached - left)
         self.store.done[job] = left
-        # a start that was cut short has paid nothing, so that the next one owes the same
+        # A start that was cut short has paid nothing, so that the next one owes the same.
         if self.now_s < run.ready_s:
             self._saved[job], last = run.owed
             if last is None:
@@ -476,23 +477,25 @@ class World:
         """Raise InvariantBroken unless GPUs, GPU-seconds and work add up."""
         store, runs = self.store, self._runs
         if set(store.gangs) != set(runs):
-            raise InvariantBroken("jobs hold GPUs that do not run, or run without")
+            raise InvariantBroken("a job holds GPUs but does not run, or runs without GPUs")
         held = np.bincount(store.owner[store.owner >= 0], minlength=len(store.specs))
         if not np.array_equal(held, store.current_gpus):
-            raise InvariantBroken("a GPU is held by none or by two of the jobs that count it")
+            raise InvariantBroken(
+                "a job counts a GPU that it does not hold, or holds one uncounted"
+            )
         jobs = np.array(list(runs), dtype=np.int64)
         held_s = self.now_s - store.began_s[jobs]
         served = float(store.service_gpu_s.sum() + (self._pace.gpus[jobs] * held_s).sum())
         if abs(served - self._held_gpu_s) > TOLERANCE * (1.0 + self._held_gpu_s):
             raise InvariantBroken(
-                f"jobs were served {served} GPU-seconds, and {self._held_gpu_s} were held"
+                f"jobs were served {served} GPU-seconds, but {self._held_gpu_s} were held"
             )
         logged = np.array(self._logged)
         logged[jobs] += self._pace.done_at(jobs, self.now_s) - self._pace.began[jobs]
         wrong = np.abs(logged - store.done) > TOLERANCE * (1.0 + store.iterations)
         if wrong.any():
             name = store.specs[int(np.flatnonzero(wrong)[0])].name
-            raise InvariantBroken(f"the progress of {name} is not what its log adds up to")
+            raise InvariantBroken(f"the progress of {name} differs from the sum of its log")
         self._check_waiting()
 
     def _check_waiting(self) -> None:

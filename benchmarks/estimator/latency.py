@@ -99,7 +99,7 @@ class Recorded:
 def _sends_s(network: Network, payload: Floats) -> Floats:
     """Return the seconds of single messages between nodes, which are 0 for empty messages."""
     ones = np.ones(len(payload), dtype=np.int64)
-    groups = Groups(size=2 * ones, nodes=2 * ones, beside=ones)
+    groups = Groups(size=2 * ones, nodes=2 * ones, node_groups=ones)
     return np.where(payload > 0, network.seconds(Primitive.SEND, payload, groups), 0.0)
 
 

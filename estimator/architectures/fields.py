@@ -1,4 +1,4 @@
-"""Checks of the values of a configuration file, one by one."""
+"""Checks of the single values of a configuration file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ MOST: Final[Mapping[str, int]] = {
     "group": 10**7,
     "width": 2**10,
 }
-"""Largest dimensions, at least ten times the largest ever trained. Larger ones are mistakes."""
+"""Largest accepted dimensions. They are at least ten times the largest ever trained, so that any
+larger value is a mistake."""
 
 MAX_NAME: Final = 1000
 """Largest number of characters in a model's name."""
@@ -62,7 +63,7 @@ def check_sizes(config: DataclassInstance) -> None:
     """Refuse dimensions that no model has.
 
     Raises:
-        InvalidInput: names the field.
+        InvalidInput: a dimension is too large; names the field.
     """
     for name in (f.name for f in fields(config)):
         value = getattr(config, name)
@@ -87,5 +88,5 @@ def read_scalar(name: str, value: object, kind: type[Scalar]) -> Scalar:
     Raises:
         InvalidInput: the value has another type; names it.
     """
-    found: Scalar = check(_SCALARS[kind], name, value).root
-    return found
+    scalar: Scalar = check(_SCALARS[kind], name, value).root
+    return scalar

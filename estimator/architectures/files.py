@@ -46,7 +46,7 @@ def load(
     """Return the graph of the model in the file. ``sequence`` and ``dtype`` override the file.
 
     Raises:
-        InvalidInput: unreadable, or a field is wrong; names the file and the field.
+        InvalidInput: the file cannot be read, or a field is wrong; names the file and the field.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -54,15 +54,15 @@ def load(
         raise InvalidInput(str(path), f"cannot be read: {error}") from error
     try:
         values = read_values("", text)
-        found = parse(values, name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
+        architecture = parse(values, name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
     except InvalidInput as error:
         field = f"{path.name}: {error.field}" if error.field else path.name
         raise InvalidInput(field, error.problem) from error
-    return graph(found)
+    return graph(architecture)
 
 
 def _name(path: Path) -> str:
-    """Return the model's name. For a ``config.json``, it is that of the folder."""
+    """Return the model's name: the name of the file, or of its folder for a ``config.json``."""
     stem = path.resolve().parent.name if path.name == "config.json" else path.stem
     return stem or path.stem
 

@@ -43,11 +43,11 @@ class _Source:
         return value
 
     def length(self, field: str, offset: int = 0) -> int:
-        """Return the tokens of a sample: the caller's number, or the model's maximum."""
+        """Return the number of tokens of a sample: the caller's, or else the model's maximum."""
         if self.sequence is not None:
             return self.sequence
         if self.values.get(field) is None:
-            raise InvalidInput("sequence", f"is needed: the configuration has no {field}")
+            raise InvalidInput("sequence", f"is missing; the configuration has no {field} either")
         return self.need(field) - offset
 
     def activation(self, field: str, default: str) -> Activation:
@@ -63,13 +63,13 @@ class _Source:
             if part in name:
                 return kind
         raise InvalidInput(
-            field, f"unknown {name!r}; known are gelu, relu and silu in their variants"
+            field, f"unknown activation {name!r}; use a variant of gelu, relu or silu"
         )
 
     def drops(self, *probabilities: str) -> bool:
         """Return whether training drops activations.
 
-        If the library has a field, its default is 0.1.
+        The library's default of each probability is 0.1.
         """
         return any(self.get(field, 0.1) > 0 for field in probabilities)
 
@@ -88,7 +88,7 @@ class _Source:
                 return purpose
         raise InvalidInput(
             "architectures",
-            f"{classes[0]} is not known here; known are those that end in {', '.join(known)}",
+            f"unknown class {classes[0]!r}; use one whose name ends in {', '.join(known)}",
         )
 
     def labels(self) -> int:
@@ -107,19 +107,19 @@ def read_dimensions(
 ) -> Transformer | MixtureOfExperts:
     """Return the dimensions that a configuration describes.
 
-    ``sequence`` is the tokens of a sample (default: the longest that the configuration allows).
-    ``dtype`` is that of compute (default: ``torch_dtype``, or bf16 if there is none).
+    ``sequence`` is the number of tokens of a sample (default: the longest that the configuration
+    allows). ``dtype`` is the data type of compute (default: ``torch_dtype``, or bf16 without it).
 
     Raises:
-        InvalidInput: an unknown ``model_type``, or a field that is missing or wrong; names the
+        InvalidInput: the ``model_type`` is unknown, or a field is missing or wrong; names the
             field.
     """
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
         raise InvalidInput(
             "model_type",
-            f"{kind!r} is not supported; supported are {', '.join(_READERS)}. Any other model can be"
-            " given as an architecture file (architecture: transformer, moe or wide_resnet; see"
+            f"{kind!r} is not supported; use one of {', '.join(_READERS)}. Describe any other model"
+            " in an architecture file (architecture: transformer, moe or wide_resnet; see"
             " docs/estimating.md)",
         )
     named = values.get("_name_or_path") or kind
@@ -203,10 +203,10 @@ def _gpt_neox(s: _Source) -> dict[str, Any]:
 
 
 def _opt(s: _Source) -> dict[str, Any]:
-    """Return OPT. Its table of positions has two rows before the first."""
+    """Return OPT. Its position table has two additional rows before the first position."""
     hidden = s.need("hidden_size")
     if s.get("word_embed_proj_dim", hidden) != hidden:
-        raise InvalidInput("word_embed_proj_dim", f"must equal hidden_size ({hidden}) here")
+        raise InvalidInput("word_embed_proj_dim", f"must equal hidden_size ({hidden})")
     return _dimensions(s) | {
         "vocabulary": s.need("vocab_size"),
         "sequence": s.length("max_position_embeddings"),
@@ -279,7 +279,7 @@ def _bert(s: _Source) -> dict[str, Any]:
 
 
 def _roberta(s: _Source) -> dict[str, Any]:
-    """Return RoBERTa. The first two rows of its position table are not for tokens of a sample."""
+    """Return RoBERTa. Tokens of a sample do not use the first two rows of its position table."""
     length = s.length("max_position_embeddings", offset=2)
     if length > s.need("max_position_embeddings") - 2:
         raise InvalidInput("sequence", "must be at most max_position_embeddings - 2")

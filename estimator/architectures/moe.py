@@ -1,4 +1,4 @@
-"""Transformers whose feed-forward nets, in some or all blocks, are a choice of experts."""
+"""Transformers whose feed-forward nets are mixtures of experts in some or all blocks."""
 
 from __future__ import annotations
 
@@ -36,14 +36,12 @@ class MixtureOfExperts(Transformer):
     """Activation of experts. If it is None, it is ``activation``."""
     expert_bias: bool = False
     capacity_factor: float = 0.0
-    """Slots of all experts together, relative to tokens times ``top_k``. Tokens that do not fit are
-    dropped (GShard, Lepikhin et al. 2021, section 2.2). If it is 0, there is no capacity and every
-    token gets its slots (Mixtral)."""
+    """Slots of all experts together, relative to tokens times ``top_k``. Tokens beyond the capacity
+    are dropped (GShard, Lepikhin et al. 2021, section 2.2). If it is 0, the capacity is unlimited
+    and every token gets its slots (Mixtral)."""
     group: int = 2048
-    """Tokens that share slots.
-
-    With a capacity, products with masks of ``group`` x slots send them.
-    """
+    """Number of tokens that share slots. With a capacity, they are routed by products with masks of
+    ``group`` x slots."""
 
     def __post_init__(self) -> None:
         """Refuse impossible dimensions."""
@@ -54,7 +52,7 @@ class MixtureOfExperts(Transformer):
         if self.top_k > self.experts:
             raise InvalidInput("top_k", f"must be at most experts ({self.experts})")
         if not 0 <= self.first < self.layers:
-            raise InvalidInput("first", f"must lie in [0, {self.layers})")
+            raise InvalidInput("first", f"must be from 0 to {self.layers - 1}")
         if self.expert_intermediate < 0:
             raise InvalidInput("expert_intermediate", "must not be negative")
         if not 0 <= self.capacity_factor <= MAX_CAPACITY:
@@ -63,7 +61,7 @@ class MixtureOfExperts(Transformer):
             )
         if self.decoder_layers or self.image:
             raise InvalidInput(
-                "experts", "go with one stack of tokens: no decoder_layers, no image"
+                "experts", "need a single stack of tokens; remove decoder_layers and image"
             )
 
     @property
@@ -95,7 +93,7 @@ def _inner(c: MixtureOfExperts) -> int:
 
 
 def expert_part(c: MixtureOfExperts) -> Part:
-    """Return gate, dispatch, experts and combination.
+    """Return the gate, the dispatch, the experts and the combination of their results.
 
     A token's copies go to their experts and come back: ``2 x slots`` exchanges of ``hidden``. If
     experts are not divided, the tensor group reduces their sum like that of a dense net.
@@ -127,7 +125,7 @@ def expert_part(c: MixtureOfExperts) -> Part:
 
 
 def gate(c: MixtureOfExperts) -> Part:
-    """Return the choice of experts: a small product, softmax and top k, with undivided weights."""
+    """Return the choice of experts: a small product, a softmax and top k. Weights are not divided."""
     scores = c.tokens * c.experts
     product = linear(c.tokens, c.hidden, c.experts, bias="none", keeps=False)
     return Part(
@@ -140,11 +138,11 @@ def gate(c: MixtureOfExperts) -> Part:
 
 
 def route(c: MixtureOfExperts, places: float) -> Part:
-    """Return the way of tokens to experts and back. Both results are kept.
+    """Return the routing of tokens to experts and back. Both results are kept.
 
-    With a capacity, it is products with one-hot masks of ``group`` tokens x their slots. They are
-    built as outer products of expert and slot for each of ``top_k`` choices. Without a capacity, it
-    is a sort and two copies.
+    With a capacity, routing is products with one-hot masks of ``group`` tokens x their slots. The
+    masks are built as outer products of expert and slot for each of ``top_k`` choices. Without a
+    capacity, routing is a sort and two copies.
     """
     size = places * c.hidden
     if not c.capacity_factor:

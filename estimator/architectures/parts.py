@@ -78,10 +78,7 @@ def norm(tokens: float, hidden: float, *, biased: bool) -> Part:
 
 
 def add(tokens: float, hidden: float, *, dropped: bool, keeps: bool, dtype: str) -> Part:
-    """Return a residual addition, in one kernel with the dropout before it.
-
-    The mask has one byte per element.
-    """
+    """Return a residual addition, fused with the dropout before it. Its mask has a byte per element."""
     size = tokens * hidden
     mask = size / DTYPE_BYTES[dtype] if dropped else 0.0
     kept = mask + (size if keeps else 0.0)
@@ -125,10 +122,7 @@ def attention(a: Attention, queries: float, keys: float, *, cross: bool = False)
 
 
 def _scores(a: Attention, queries: float, keys: float) -> Part:
-    """Return softmax(q k) v.
-
-    Even causal scores are computed in full, unless the kernel is fused.
-    """
+    """Return softmax(q k) v. Causal scores are computed in full unless the kernel is fused."""
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     scores = a.heads * queries * keys
     products = 4 * queries * keys * q
@@ -156,7 +150,8 @@ Activation = Literal["gelu", "relu", "silu"]
 def feed_forward(
     tokens: float, hidden: float, inner: float, *, activation: Activation, gated: bool, biased: bool
 ) -> Part:
-    """Return two products (three if gated) and an activation, with one tensor group all-reduce."""
+    """Return two products (three if gated) and an activation, with one all-reduce of the tensor
+    group."""
     wide = 2 * inner if gated else inner
     into = linear(tokens, hidden, wide, bias="split" if biased else "none", keeps=False)
     out = linear(tokens, inner, hidden, bias="whole" if biased else "none", keeps=False)
@@ -171,8 +166,8 @@ def feed_forward(
 def activate(tokens: float, inner: float, activation: Activation, *, gated: bool) -> Part:
     """Return the activation between the two products of a feed-forward net.
 
-    Its input and output are kept, for ReLU only the output. A gated one keeps both inputs, the
-    gate's activation and the product.
+    The input and output are kept, but only the output for ReLU. A gated activation keeps both
+    inputs, the gate's activation and the product.
     """
     tensors = 4 if gated else 1 if activation == "relu" else 2
     size = tokens * inner

@@ -1,10 +1,10 @@
 """The models that the papers measured, with their sizes, batches and training.
 
-Arena's are Alpa's (OSDI 2022, section 8.1). Their dimensions are from Alpa's public benchmark
-suites, and batches from the data set. Optimizers, remat and numbers of classes are from the
-trainers of Arena's public artifact. For Morphling's, model names and sizes are from its Table 1.
-Vocabulary and head follow from the exact parameter counts of its artifact (``models.csv``), see
-``docs/estimator/architectures-and-graphs.md``.
+Arena's models are those of Alpa (OSDI 2022, section 8.1). Their dimensions are from Alpa's public
+benchmark suites, and their batches are from the data set. Optimizers, rematerialisation and numbers
+of classes are from the trainers of Arena's public artifact. The names and sizes of Morphling's
+models are from its Table 1. Their vocabularies and heads follow from the exact parameter counts of
+its artifact (``models.csv``), see ``docs/estimator/architectures-and-graphs.md``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from tessera.estimator.plans import Training
 from tessera.formulation.errors import InvalidInput
 
 ADAM_MIXED = 16.0
-"""Bytes per parameter (ZeRO, SC 2020, section 3.1).
-
-They are 16-bit weight and gradient, and a 32-bit copy with two moments.
-"""
+"""Bytes per parameter: a weight and a gradient of 16 bits, and a copy of 32 bits with two moments
+(ZeRO, SC 2020, section 3.1)."""
 ADAFACTOR_MIXED = 8.0
 """The same without moments, which are factored (Shazeer and Stern 2018, section 3)."""
 MOMENTUM_F32 = 12.0
-"""32-bit weight, gradient and momentum (SGD)."""
+"""Bytes per parameter: a weight, a gradient and a momentum of 32 bits (SGD)."""
 
 ARENA_MICRO_BATCHES = 16
 """Micro-batches in the artifact's measurements. The papers specify 4 x stages (Crius) and as many
@@ -47,10 +45,8 @@ class Published:
     """Training at the smallest of ``batches``."""
     batches: tuple[int, ...]
     zero: int = 0
-    """ZeRO stage in the papers' runs.
-
-    Arena's is 1 (its trainers' ``prefer_reduce_scatter``, Alpa 4.2).
-    """
+    """ZeRO stage in the papers' runs. Arena uses 1 (its trainers' ``prefer_reduce_scatter``, Alpa
+    4.2)."""
 
     def at(self, global_batch: int) -> Training:
         """Return the training at another global batch, in no more micro-batches than it fills."""
@@ -61,22 +57,20 @@ def find(model: str, params: str) -> Published:
     """Return a published model.
 
     Raises:
-        InvalidInput: there is none of that name; says which there are.
+        InvalidInput: no model has that name and size; the message lists the known ones.
     """
     known = published_models()
     if (model, params) not in known:
         names = ", ".join(f"{m} {p}" for m, p in known)
-        raise InvalidInput(
-            "model", f"no published model is called {model} {params}; there are {names}"
-        )
+        raise InvalidInput("model", f"unknown published model {model} {params}; use one of {names}")
     return known[model, params]
 
 
 @cache
 def published_models() -> Mapping[tuple[str, str], Published]:
     """Return the models by name and size, as in the data sets."""
-    found = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
-    return MappingProxyType({(p.model, p.params): p for p in found})
+    models = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
+    return MappingProxyType({(p.model, p.params): p for p in models})
 
 
 _WIDE_RESNETS = {  # channels, width
@@ -105,10 +99,7 @@ _MOES = {  # hidden, layers, experts
 def _arena(
     model: str, params: str, graph: Graph, batches: tuple[int, ...], state: float
 ) -> Published:
-    """Return one of Arena's models.
-
-    All three families rematerialise (the trainers' ``use_remat``).
-    """
+    """Return one of Arena's models. All three families rematerialise (the trainers' ``use_remat``)."""
     training = Training(
         global_batch=batches[0],
         micro_batches=ARENA_MICRO_BATCHES,
@@ -140,10 +131,10 @@ def _wide_resnets() -> list[Published]:
 
 
 def _berts() -> list[Published]:
-    """Return the models with the name "bert" in the data, and GPT-3 or BERT in the papers.
+    """Return the models that are named "bert" in the data, and GPT-3 or BERT in the papers.
 
-    They are BERT with a masked-language head, GPT-3's dimensions, untied embeddings and no token
-    types.
+    They are BERT models with a masked-language head and the dimensions of GPT-3, with untied
+    embeddings and without token types.
     """
     return [
         _arena(
@@ -175,8 +166,8 @@ def _berts() -> list[Published]:
 def _moes() -> list[Published]:
     """Return GShard models with Adafactor.
 
-    They have experts in every second block, top 2, groups of 2,048 tokens with two slots for each
-    token, nets eight times as wide as the model, and 16 heads.
+    Every second block has experts, of which each token uses two. Groups of 2,048 tokens have two
+    slots for each token. The nets are eight times as wide as the model, which has 16 heads.
     """
     return [
         _arena(
@@ -212,9 +203,9 @@ def _moes() -> list[Published]:
 def _morphling() -> list[Published]:
     """Return Morphling's models, in 16 bits with Adam.
 
-    That is usual with DeepSpeed. The paper does not specify it.
+    The paper does not specify either. Both are usual with DeepSpeed.
     """
-    found = {
+    graphs = {
         ("vit", "86M"): (64, _vit()),
         ("roberta", "355M"): (64, _roberta()),
         ("bert", "336M"): (32, _bert_large()),
@@ -242,7 +233,7 @@ def _morphling() -> list[Published]:
             batches=(batch,),
             training=Training(global_batch=batch, micro_batches=1, state_bytes=ADAM_MIXED),
         )
-        for (model, params), (batch, graph) in found.items()
+        for (model, params), (batch, graph) in graphs.items()
     ]
 
 
@@ -381,10 +372,10 @@ def jax_step(model: str, params: str) -> tuple[str, Mapping[str, int | str]] | N
     The heads of BERT and RoBERTa differ a little from those of the graph. If there is no step of
     that shape, return None.
     """
-    found = _jax_arguments(model, params)
-    if found is None:
+    step = _jax_arguments(model, params)
+    if step is None:
         return None
-    function, arguments = found
+    function, arguments = step
     return f"tessera.estimator.tracing.models.steps:{function}", arguments
 
 

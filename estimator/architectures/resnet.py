@@ -59,10 +59,8 @@ def wide_resnet(c: WideResNet) -> Graph:
 
 
 def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Part:
-    """Return a convolution from ``before`` x ``before`` to ``side`` x ``side``.
-
-    Its output is kept.
-    """
+    """Return a convolution from ``before`` x ``before`` to ``side`` x ``side``, which keeps its
+    output."""
     weights = into * out * kernel**2
     size = side**2 * out
     return Part(
@@ -76,9 +74,10 @@ def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Par
 
 
 def batch_norm(channels: int, side: int, *, keeps: bool) -> Part:
-    """Return a pass for statistics and one that normalises, with the next activation or sum.
+    """Return a pass for statistics and one that normalises, fused with the next activation or sum.
 
-    The result of the activation is kept. Its own gradient and that of the next convolution need it.
+    The result of the activation is kept, because its own gradient and that of the next convolution
+    need it.
     """
     size = side**2 * channels
     return Part(
@@ -107,12 +106,11 @@ def _block(into: int, channels: int, width: int, before: int, side: int) -> Laye
 def _reduced(channels: int, inner: int, out: int, before: int, side: int) -> float:
     """Return the all-reduced amount of a tensor group that divides channels.
 
-    The cheaper of two ways counts.
-
     A convolution divided by output channels needs whole inputs, and one divided by input channels
-    needs an all-reduce of its output. An all-gather moves half as much as an all-reduce. Either the
-    second and third convolutions are such a pair, and the first one's output is gathered. Or the
-    first two are, and the block's output is gathered.
+    needs an all-reduce of its output. An all-gather moves half as much as an all-reduce. There are
+    two ways to divide a block, and the cheaper one counts. In the first, the second and third
+    convolutions are such a pair, and the output of the first is gathered. In the other, the first
+    two are such a pair, and the output of the block is gathered.
     """
     last = side**2 * out + before**2 * channels / 2
     first = side**2 * inner + side**2 * out / 2

@@ -1,4 +1,4 @@
-"""Dense transformers by dimensions: decoders, encoders, encoder-decoders, image classifiers."""
+"""Graphs of dense transformers: decoders, encoders, encoder-decoders and image classifiers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Transformer:
     causal: bool = True
     norm: Literal["layer", "rms"] = "layer"
     norm_first: bool = True
-    """Whether to normalise before attention and feed-forward, and once at the end. If not,
-    normalise after them, and after the embeddings."""
+    """Whether blocks normalise before attention and feed-forward, and the model once at the end. If
+    it is false, they normalise afterwards, and the model also after the embeddings."""
     bias: bool = True
     """Whether linear layers have a bias."""
     qkv_bias: bool | None = None
@@ -65,23 +65,24 @@ class Transformer:
     """Buckets of relative positions, for each head and stack (T5)."""
     token_types: int = 0
     head: Literal["lm", "mlm", "pretraining", "classes"] = "lm"
-    """``mlm`` has a transform before the output projection (BERT). ``pretraining`` adds
-    next-sentence."""
+    """``mlm`` has a transform before the output projection (BERT). ``pretraining`` adds the
+    next-sentence classifier."""
     tied: bool = True
     """Whether the output projection is the input embedding."""
     head_bias: bool = False
     classes: int = 0
     pooler: bool = False
-    """Whether there is another product of the first token before the classes (BERT)."""
+    """Whether the first token passes through another product before the classes (BERT)."""
     decoder_layers: int = 0
     decoder_sequence: int = 0
     """Tokens of the decoder. If it is 0, it is ``sequence``."""
     image: int = 0
-    """Pixels of a side."""
+    """Pixels of a side of the image. If it is 0, samples are tokens."""
     patch: int = 16
     channels: int = 3
     flash: bool = False
-    """Whether attention is fused. It then stores no scores, and computes half of causal ones."""
+    """Whether attention is fused. Fused attention stores no scores, and computes only half of the
+    causal ones."""
     dropout: bool = False
     dtype: str = "bf16"
 
@@ -125,7 +126,7 @@ def check(c: Transformer) -> None:
     """Refuse impossible dimensions.
 
     Raises:
-        InvalidInput: names the field.
+        InvalidInput: a dimension is impossible; names the field.
     """
     check_sizes(c)
     for field in ("hidden", "heads"):
@@ -133,7 +134,8 @@ def check(c: Transformer) -> None:
             raise InvalidInput(field, "must be at least 1")
     if not 1 <= c.layers <= MOST_LAYERS or not 0 <= c.decoder_layers <= MOST_LAYERS:
         wrong = "decoder_layers" if 1 <= c.layers <= MOST_LAYERS else "layers"
-        raise InvalidInput(wrong, f"must lie in 1 to {MOST_LAYERS:,}")
+        least = 1 if wrong == "layers" else 0
+        raise InvalidInput(wrong, f"must be from {least} to {MOST_LAYERS:,}")
     for field in (
         "sequence",
         "vocabulary",
@@ -152,7 +154,7 @@ def check(c: Transformer) -> None:
     if c.dtype not in DTYPE_BYTES:
         raise InvalidInput("dtype", f"unknown {c.dtype!r}; use one of {', '.join(DTYPE_BYTES)}")
     if not c.head_dim and c.hidden % c.heads:
-        raise InvalidInput("heads", f"must divide hidden ({c.hidden}), or give head_dim")
+        raise InvalidInput("heads", f"must divide hidden ({c.hidden}) unless head_dim is given")
     if c.kv_heads and c.heads % c.kv_heads:
         raise InvalidInput("kv_heads", f"must divide heads ({c.heads})")
     _check_ends(c)
@@ -165,12 +167,10 @@ def _check_ends(c: Transformer) -> None:
         if c.channels < 1:
             raise InvalidInput("channels", "must be at least 1")
         if c.vocabulary or c.decoder_layers or c.head != "classes":
-            raise InvalidInput(
-                "image", "goes with head: classes, without vocabulary and decoder_layers"
-            )
+            raise InvalidInput("image", "needs head: classes; remove vocabulary and decoder_layers")
     elif c.sequence < 1 or c.vocabulary < 1:
         field = "sequence" if c.sequence < 1 else "vocabulary"
-        raise InvalidInput(field, "must be at least 1 (or give image, for patches)")
+        raise InvalidInput(field, "must be at least 1 unless image is given")
     if c.head == "classes" and c.classes < 1:
         raise InvalidInput("classes", "must be at least 1 with head: classes")
     if c.positions == "learned" and 0 < c.max_positions < c.tokens:
@@ -180,8 +180,8 @@ def _check_ends(c: Transformer) -> None:
 def transformer(c: Transformer) -> Graph:
     """Return the graph: embedding, one layer per block, head.
 
-    A decoder after an encoder hands on the encoder's output with its own, because each block reads
-    it.
+    The blocks of a decoder after an encoder hand the encoder's output on with their own, because
+    each block reads it.
     """
     blocks = stack(c, [block_layer(c, causal=c.causal and not c.decoder_layers)] * c.layers)
     layers = [embedding_layer(c), *blocks]
@@ -207,7 +207,7 @@ def block_part(
     """Return one block. If ``feed`` is given, it replaces the feed-forward net.
 
     Kept and shared amounts do not depend on the order of normalisation and addition. Without
-    dropout, 5 a s^2 of Korthikanti et al. 2022, eq. (1), becomes 2 a s^2.
+    dropout, the term 5 a s^2 of Korthikanti et al. 2022, eq. (1), becomes 2 a s^2.
     """
     tokens = c.target_tokens if cross else c.tokens
     part = _sublayer(c, tokens, attention(c.attention(causal=causal), tokens, tokens), last=False)
@@ -273,10 +273,7 @@ def shape_name(c: Transformer) -> str:
 
 
 def embedding_layer(c: Transformer) -> Layer:
-    """Return the input side.
-
-    A look-up has no products, and tied weights are counted in the head.
-    """
+    """Return the input layer. A look-up has no products, and tied weights are counted in the head."""
     size = c.tokens * c.hidden
     if c.image:
         pixels = c.patch**2 * c.channels
@@ -284,8 +281,8 @@ def embedding_layer(c: Transformer) -> Layer:
         part += Part(kept=(c.tokens - 1) * pixels, shared_weights=c.hidden)  # the class token
         kind, limit = f"patches {c.image}/{c.patch}x{c.channels}", float(c.hidden)
     else:
-        # Its backward pass needs no all-reduce, so half of one counts for each pass (Megatron-LM
-        # splits by vocabulary).
+        # The table is split by vocabulary (Megatron-LM). The backward pass needs no all-reduce, so
+        # half of one counts for each pass.
         part = Part(touched=2 * size, kernels=1, reduced=size / 2)
         part += Part(weights=0.0 if c.tied and _projects(c) else c.vocabulary * c.hidden)
         kind, limit = f"embedding v{c.vocabulary}", float(c.vocabulary)
@@ -359,7 +356,8 @@ def head_layer(c: Transformer) -> Layer:
         bias: Bias = "split" if c.head_bias else "none"
         part += linear(tokens, c.hidden, c.vocabulary, bias=bias, keeps=False)
         part += loss(tokens, c.vocabulary, c.dtype)
-        # Its forward pass needs no all-reduce, and its backward pass one (of the input's gradient).
+        # The forward pass needs no all-reduce, and the backward pass one, of the input's gradient.
+        # Half of one therefore counts for each pass.
         part += Part(reduced=tokens * c.hidden / 2)
         kind, limit = f"{name} v{c.vocabulary}", float(c.vocabulary)
     if c.head == "pretraining":

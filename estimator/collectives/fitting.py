@@ -17,14 +17,12 @@ from tessera.estimator.plans import Groups, Primitive
 from tessera.formulation.tables import Bools, Floats
 
 KNOTS: Final[Floats] = np.exp2(np.arange(2.0, 31.0))
-"""Sizes, in octaves, at which tables are compared with the model.
-
-Small and large ones count alike.
-"""
+"""Sizes in bytes, one for each octave, at which tables are compared with the model. All sizes have
+the same weight."""
 
 _PRIOR_SD: Final = 1.0
-"""Standard deviation of a rate's logarithm: a factor of e either way. Ethernet below the rate of a
-port is further off, but has enough rows to show it."""
+"""Standard deviation of the logarithm of a rate, i.e. a factor of e up or down. Ethernet below the
+rate of a port deviates more, but has enough rows to outweigh the prior."""
 _NOISE_SD: Final = 0.4
 """Standard deviation of a log time about five rates. Measured tables leave 0.3 to 0.5."""
 _STEPS: Final = 40
@@ -37,7 +35,7 @@ _MAD_TO_SD: Final = 1.4826  # for a normal distribution
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled:
-    """A table at Q knots. Knots beyond its sizes are moved to its ends."""
+    """A table at Q knots. Knots outside the table's sizes are moved to its ends."""
 
     work: NDArray[np.float64]  # shape (Q, algorithms, 5)
     log_seconds: Floats  # shape (Q,)
@@ -66,9 +64,9 @@ def sample_table(curve: Curve) -> Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Tables with common rates.
+    """A kind of tables with common rates.
 
-    Sends have their own rates, because measured sends go through the control messages of a runtime.
+    Sends have rates of their own, because measured sends include the control messages of a runtime.
     """
 
     gpu_type: str
@@ -123,10 +121,10 @@ class Fits:
         return self.rates[kind] if kind in self.rates else self.usual(kind, sheet)
 
     def usual(self, kind: Kind, sheet: LinkRates) -> LinkRates:
-        """Return the base of a kind times the median ratio of similar kinds' rates and bases.
+        """Return the base of a kind times the median ratio of rates to bases of similar kinds.
 
         The base is the data sheet. For sends, it is the rates fitted to collectives on the same
-        links, if there are any.
+        links, if any were fitted.
         """
         ratios = self._ratios(kind.sends)
         if not len(ratios):
@@ -140,9 +138,9 @@ class Fits:
     def sd(self, kind: Kind, *, crossing: bool) -> float:
         """Return the standard deviation of the logarithm of the bandwidth that groups need.
 
-        It is 0 for a measured bandwidth. Otherwise it is the spread of similar kinds' bandwidths
-        relative to their bases. The spread is their median absolute deviation, since one of them
-        may be Ethernet. If fewer than two were measured, it is 1.
+        It is 0 for a measured bandwidth. Otherwise it is the spread of the bandwidths of similar
+        kinds relative to their bases. The spread is a median absolute deviation, because one of the
+        kinds may be Ethernet. If fewer than two kinds were measured, it is 1.
         """
         if kind in self.rates and self.exercised[kind][_PORT if crossing else _LINK]:
             return 0.0
@@ -177,8 +175,8 @@ class Fits:
 def fit_kinds(curves: Sequence[Curve]) -> Fits:
     """Return the rates of each kind of table.
 
-    They are fitted twice: with data sheets as the prior, then with the usual rates. A kind that did
-    not measure a port then has the ports of other kinds.
+    They are fitted twice, first with data sheets as the prior and then with the usual rates. A kind
+    without measurements of a port thereby gets the ports of other kinds.
     """
     kinds: dict[Kind, list[Curve]] = {}
     for curve in curves:
@@ -196,7 +194,7 @@ def fit_kinds(curves: Sequence[Curve]) -> Fits:
 
 
 def sheet_rates(gpu_type: str) -> LinkRates:
-    """Return data sheet rates of a catalogue's GPU type, or those of a PCIe node for others."""
+    """Return the data sheet rates of a GPU type of the catalogue, or of a PCIe node for others."""
     return LinkRates.of(next((h for h in CATALOGUE if h.name == gpu_type), A10))
 
 
@@ -210,5 +208,5 @@ def groups_of(layouts: Sequence[Layout]) -> Groups:
     return Groups(
         size=np.array([x.size for x in layouts], dtype=np.int64),
         nodes=np.array([x.nodes for x in layouts], dtype=np.int64),
-        beside=np.array([x.beside for x in layouts], dtype=np.int64),
+        node_groups=np.array([x.node_groups for x in layouts], dtype=np.int64),
     )

@@ -1,9 +1,9 @@
-"""Interpolation between layouts of the difference of measured tables from the link model.
+"""Interpolation between layouts of the differences between measured tables and the link model.
 
 The method is kriging, i.e. Gaussian process regression (Rasmussen and Williams, "Gaussian Processes
 for Machine Learning", 2006, equations 2.25 and 2.26; leaving one out in closed form, equations 5.10
-to 5.12). Similar layouts have similar differences. Two parts are summed: one for the same GPU type
-and machine, and one that all types have in common (the protocols of the library).
+to 5.12). Similar layouts have similar differences. The covariance is the sum of two parts: one for
+the same GPU type and machine, and one that all types share (the protocols of the library).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Likeness:
     """Weights of the differences between layouts.
 
     The similarity is exp(-sum of weight * squared difference), with differences of counts in
-    octaves. The defaults are rounded from :func:`tuned` on the Arena artifact's tables.
+    octaves. The defaults are the rounded results of :func:`tune_weights` on the Arena artifact's
+    tables.
     """
 
     primitive: float = 0.3
@@ -96,9 +97,9 @@ class Kriging:
 
 
 def krige(layouts: Sequence[Layout], values: Floats, likeness: Likeness) -> Kriging:
-    """Return a predictor of ``values``, shape (C, Q), for layouts that are not among these.
+    """Return a predictor of ``values``, shape (C, Q), for layouts other than the given ones.
 
-    The scale of its uncertainty is that of predicting each of these from the others.
+    The scale of its uncertainty is the error of predicting each given layout from the others.
     """
     inverse = _inverse(differences(layouts, layouts), likeness)
     dual = inverse @ values
@@ -121,16 +122,16 @@ def left_out_error(d: Differences, values: Floats, likeness: Likeness) -> float:
 def tune_weights(
     layouts: Sequence[Layout], values: Floats, start: Likeness, sweeps: int = 2
 ) -> Likeness:
-    """Return weights, by coordinate search, that predict each layout better from the others."""
+    """Return weights that predict each layout better from the others, found by coordinate search."""
     d = differences(layouts, layouts)
     best, error = start, left_out_error(d, values, start)
     for _ in range(sweeps):
         for name in Likeness.__dataclass_fields__:
             for factor in (0.3, 0.6, 1.6, 3.0):
                 other = replace(best, **{name: factor * getattr(best, name)})
-                found = left_out_error(d, values, other)
-                if found < error:
-                    best, error = other, found
+                new_error = left_out_error(d, values, other)
+                if new_error < error:
+                    best, error = other, new_error
     return best
 
 
@@ -165,7 +166,7 @@ def _systems(layouts: Sequence[Layout]) -> NDArray[np.str_]:
 
 def _counts(layouts: Sequence[Layout]) -> Floats:
     counts = [
-        (x.machine.nodes, x.machine.gpus_per_node, x.size, x.nodes, x.beside) for x in layouts
+        (x.machine.nodes, x.machine.gpus_per_node, x.size, x.nodes, x.node_groups) for x in layouts
     ]
     octaves = np.log2(np.array(counts, dtype=np.float64).reshape(-1, 5))
     return np.column_stack([octaves, octaves[:, 3] > 0])

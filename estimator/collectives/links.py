@@ -1,4 +1,4 @@
-"""Times of collectives from link latency and bandwidth, by the fastest algorithm of libraries.
+"""Times of collectives from link latency and bandwidth, by the fastest of the usual algorithms.
 
 The time of an algorithm is linear in five rates (the alpha-beta model; Thakur, Rabenseifner and
 Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, sections 3 and 4):
@@ -27,19 +27,19 @@ LAUNCH_S: Final = 8.4e-6
 STEP_S: Final = {Link.NVLINK: 3.4e-6, Link.XGMI: 3.4e-6, Link.PCIE: 5.7e-6}
 HOP_S: Final = 9.6e-6
 """Latencies of a ring with the Simple protocol (base, NVLink, PCI, NET) in NCCL 2.12,
-src/graph/tuning.cc. RCCL uses the NVLink value for xGMI, too."""
+src/graph/tuning.cc. RCCL also uses the NVLink value for xGMI."""
 
 
 USUAL: Final = (6.0, 2.5, 6.0, 1.5, 4.0)
 """The five costs in practice, as multiples of those in data sheets. They are rounded medians of the
 rates fitted to the Arena artifact's tables (a100, v100, a40, a10 under XLA; without its Ethernet).
-The causes are collectives started one by one, and ports that several GPUs share without direct
-access."""
+They are above 1 because collectives are started one by one, and because several GPUs share ports
+without direct access."""
 USUAL_OWN_PORT: Final = 1.25
-"""The last of these factors in nodes with a port for each GPU. By judgement, it is four fifths of
-the port's rate."""
+"""The last of these factors for nodes with a port for each GPU. By judgement, the port reaches four
+fifths of its rate."""
 _OWN_PORT_BYTES_PER_S: Final = 12.5e9
-"""A GPU's part of its node's ports from which it is assumed to have a port for itself."""
+"""Bandwidth of a node's ports per GPU from which each GPU is assumed to have a port of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class LinkRates:
 
     @classmethod
     def usual(cls, hardware: Hardware) -> Self:
-        """Return the practical rates of a GPU type by its data sheet and :data:`USUAL`."""
+        """Return the practical rates of a GPU type: its data sheet times the practical factors."""
         factors = np.array(USUAL)
         if hardware.network_bytes_per_s / hardware.gpus_per_node >= _OWN_PORT_BYTES_PER_S:
             factors[-1] = USUAL_OWN_PORT
@@ -100,9 +100,9 @@ class LinkRates:
 def work(primitive: Primitive, payload_bytes: Floats, groups: Groups) -> NDArray[np.float64]:
     """Return each algorithm's work, shape (algorithms, 5, K), ordered as :attr:`LinkRates.costs`.
 
-    The algorithms are ring, hierarchical (first inside nodes, then across, with shards sharing the
+    The algorithms are a ring, a hierarchy (first inside nodes, then across, with shards sharing the
     port) and, for all-reduce, a double binary tree across nodes. All-to-all and send have one
-    algorithm. Inside a node, all are rings.
+    algorithm. Inside a node, all algorithms are rings.
     """
     match primitive:
         case Primitive.SEND:
@@ -140,7 +140,7 @@ def _ring(payload: Floats, groups: Groups, passes: float) -> Floats:
             np.where(crosses, 0.0, steps),
             np.where(crosses, steps, 0.0),
             np.where(alone, 0.0, moved),
-            np.where(crosses, moved * groups.beside, 0.0),
+            np.where(crosses, moved * groups.node_groups, 0.0),
         ]
     )
 
@@ -158,7 +158,7 @@ def _hierarchical(payload: Floats, groups: Groups, passes: float) -> Floats:
             passes * (inside - 1),
             passes * (across - 1),
             passes * (inside - 1) / inside * payload,
-            passes * (across - 1) / across * payload * groups.beside,
+            passes * (across - 1) / across * payload * groups.node_groups,
         ]
     )
 
@@ -177,7 +177,7 @@ def _tree(payload: Floats, groups: Groups) -> Floats:
             2 * (inside - 1),
             2 * np.ceil(np.log2(groups.nodes)),
             np.where(inside > 1, 2 * payload, 0.0),
-            np.where(crosses, 2 * payload * groups.beside, 0.0),
+            np.where(crosses, 2 * payload * groups.node_groups, 0.0),
         ]
     )
 
@@ -191,7 +191,7 @@ def _all_to_all(payload: Floats, groups: Groups) -> Floats:
             inside - 1,
             (groups.size - inside).astype(np.float64),
             (inside - 1) / groups.size * payload,
-            inside * (groups.size - inside) / groups.size * payload * groups.beside,
+            inside * (groups.size - inside) / groups.size * payload * groups.node_groups,
         ]
     )
 
@@ -204,7 +204,7 @@ def _send(payload: Floats, groups: Groups) -> Floats:
             np.where(crosses, 0.0, 1.0),
             np.where(crosses, 1.0, 0.0),
             np.where(crosses, 0.0, payload),
-            np.where(crosses, payload * groups.beside, 0.0),
+            np.where(crosses, payload * groups.node_groups, 0.0),
         ]
     )
 
@@ -240,16 +240,16 @@ def check_call(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
     """Check that payloads are amounts and that groups fit on the shape.
 
     Raises:
-        InvalidInput: the first that does not.
+        InvalidInput: a payload or a group is wrong; the message names the first one.
     """
     if not (np.isfinite(payload_bytes).all() and (payload_bytes >= 0).all()):
         raise InvalidInput("payload_bytes", "must be finite and not negative")
-    wrong = (groups.beside < 1) | (groups.nodes < 1) | (groups.size < groups.nodes)
+    wrong = (groups.node_groups < 1) | (groups.nodes < 1) | (groups.size < groups.nodes)
     wrong |= (groups.nodes > shape.nodes) | (groups.size > shape.gpus_per_node * groups.nodes)
     if wrong.any():
         k = int(wrong.argmax())
         raise InvalidInput(
             "groups",
-            f"{int(groups.beside[k])} groups of {int(groups.size[k])} GPUs on {int(groups.nodes[k])} nodes "
-            f"do not lie on {shape.nodes} nodes of {shape.gpus_per_node} GPUs",
+            f"{int(groups.node_groups[k])} groups of {int(groups.size[k])} GPUs on {int(groups.nodes[k])}"
+            f" nodes do not fit on {shape.nodes} nodes of {shape.gpus_per_node} GPUs",
         )

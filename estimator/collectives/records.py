@@ -1,10 +1,10 @@
 """Files of measured collectives, with the columns of the Arena artifact's ``comm.csv``.
 
-A row is one primitive on one group layout at one size. ``bytes`` is the full tensor (all-reduce and
-reduce-scatter: each GPU's input; all-gather: each GPU's output; all-to-all: each GPU's input; send:
-the message), so half-precision tables only differ in their bytes. Rows marked ``degenerate`` sent
-nothing and are dropped. Our own files have further columns with the origin of a row, which readers
-skip.
+A row is one primitive on one group layout at one size. ``bytes`` is the full tensor: each GPU's
+input for all-reduce, reduce-scatter and all-to-all, each GPU's output for all-gather, and the
+message for send. Half-precision tables therefore only differ in their bytes. Rows marked
+``degenerate`` sent nothing and are dropped. Our own files have further columns with the origin of a
+row, which other readers skip.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _WHOLE: Final = (*REQUIRED[3:10], "degenerate")
 class Layout:
     """A collective with its place.
 
-    Groups of ``size`` GPUs are evenly on ``nodes`` nodes of a machine. ``beside`` is the number of
-    groups on the same nodes, including itself.
+    The ``size`` GPUs of a group are spread evenly over ``nodes`` nodes of a machine. ``node_groups``
+    is the number of groups on the same nodes, including the group itself.
     """
 
     primitive: Primitive
@@ -65,7 +65,7 @@ class Layout:
     machine: Shape
     size: int
     nodes: int
-    beside: int
+    node_groups: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,11 +96,12 @@ def write_records(path: Path, records: Iterable[CommRecord]) -> None:
 def read_curves(path: Path) -> tuple[Curve, ...]:
     """Return the tables of a file in order of appearance.
 
-    Several rows of one layout and size are one measurement: their geometric mean.
+    Several rows with the same layout and size become one measurement, their geometric mean.
 
     Raises:
         InvalidInput: a column is missing, a field is empty or not a number, a time is not positive,
-            a group does not fit its machine, or nothing was measured; the message names the line.
+            a group does not fit on its machine, or nothing was measured; the message names the
+            line.
     """
     return curves_of(read_records(path), path.name)
 
@@ -116,7 +117,7 @@ def read_records(path: Path) -> list[CommRecord]:
             reader = csv.DictReader(file)
             missing = [c for c in REQUIRED if c not in (reader.fieldnames or ())]
             if missing:
-                raise InvalidInput(path.name, f"lacks the column {missing[0]}")
+                raise InvalidInput(path.name, f"has no column {missing[0]}; add it")
             return [_record((f"{path.name}:{reader.line_num}", row)) for row in reader]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(path.name, f"cannot be read: {error}") from error
@@ -129,7 +130,7 @@ def curves_of(records: Sequence[CommRecord], source: str = "records") -> tuple[C
         if not record.degenerate:
             times[_layout(record)][record.bytes].append(record.time_s)
     if not times:
-        raise InvalidInput(source, "holds no measurement; give at least one that is not degenerate")
+        raise InvalidInput(source, "has no measurement; give at least one that is not degenerate")
     return tuple(_curve(layout, table) for layout, table in times.items())
 
 
@@ -137,7 +138,7 @@ def _record(line: _Line) -> CommRecord:
     where, row = line
     for column in REQUIRED:
         if not row[column]:
-            raise InvalidInput(where, f"{column} is empty; measure it or leave the row out")
+            raise InvalidInput(where, f"{column} is empty; fill it in or remove the row")
     whole = {column: _whole(where, column, row[column]) for column in _WHOLE}
     record = CommRecord(
         primitive=row["primitive"],
@@ -155,13 +156,13 @@ def _record(line: _Line) -> CommRecord:
 
 
 def _whole(where: str, column: str, text: str) -> int:
-    least = 0 if column == "degenerate" else 1
+    minimum = 0 if column == "degenerate" else 1
     try:
         value = int(text)
     except ValueError as error:
         raise InvalidInput(where, f"{column} must be a whole number, not {text!r}") from error
-    if value < least or (column == "degenerate" and value > 1):
-        raise InvalidInput(where, f"{column} must be at least {least}, not {text}")
+    if value < minimum or (column == "degenerate" and value > 1):
+        raise InvalidInput(where, f"{column} must be at least {minimum}, not {text}")
     return value
 
 
@@ -182,7 +183,7 @@ def _time(where: str, text: str) -> float:
 def _check_fits(where: str, r: CommRecord) -> None:
     if r.primitive not in _PRIMITIVES:
         allowed = ", ".join(Primitive)
-        raise InvalidInput(where, f"unknown primitive {r.primitive!r} (allowed: {allowed})")
+        raise InvalidInput(where, f"unknown primitive {r.primitive!r}; use one of {allowed}")
     if r.group_size != r.group_nodes * r.group_gpus_per_node:
         raise InvalidInput(
             where,
@@ -192,9 +193,9 @@ def _check_fits(where: str, r: CommRecord) -> None:
     if r.group_nodes > r.num_nodes or r.group_gpus_per_node > r.gpus_per_node:
         raise InvalidInput(where, "the group is larger than the machine")
     if r.num_groups * r.group_size > r.num_nodes * r.gpus_per_node:
-        raise InvalidInput(where, f"{r.num_groups} such groups do not fit the machine at once")
+        raise InvalidInput(where, f"{r.num_groups} such groups do not fit on the machine")
     if r.group_size == 1:
-        raise InvalidInput(where, "a group of one GPU sends nothing; leave the row out")
+        raise InvalidInput(where, "a group of one GPU sends nothing; remove the row")
 
 
 def _layout(r: CommRecord) -> Layout:
@@ -205,7 +206,7 @@ def _layout(r: CommRecord) -> Layout:
         machine=Shape(nodes=r.num_nodes, gpus_per_node=r.gpus_per_node),
         size=r.group_size,
         nodes=r.group_nodes,
-        beside=max(1, round(r.num_groups * r.group_nodes / r.num_nodes)),
+        node_groups=max(1, round(r.num_groups * r.group_nodes / r.num_nodes)),
     )
 
 

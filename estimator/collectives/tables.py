@@ -1,8 +1,9 @@
 """Times of collectives from measured tables, also for layouts that were not measured.
 
-Between measured sizes, times are interpolated in logarithms of both. Below the smallest size its
-time is the floor, and above the largest its bandwidth applies. A layout that was not measured has
-the time of the fitted links times a factor from measured layouts by kriging.
+Between measured sizes, the logarithm of time is interpolated over the logarithm of size. Below the
+smallest size, its time applies, and above the largest, its bandwidth. For a layout that was not
+measured, the time of the fitted links is multiplied by a factor that kriging derives from measured
+layouts.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
 MEASURED_SD: Final = (0.15, 0.02)
-"""Standard deviations of the logarithm of a measured time, below and from ``LARGE_BYTES``. The
-artifact's tables of pairs in a node differ by this much on other numbers of nodes."""
+"""Standard deviations of the logarithm of a measured time, below ``LARGE_BYTES`` and from there on.
+The artifact's tables of pairs in a node differ by this much between numbers of nodes."""
 LARGE_BYTES: Final = 2.0**24
 OCTAVE_SD: Final = 0.05
 """Additional standard deviation at an octave from the nearest measured size. With every other
@@ -57,7 +58,7 @@ class Tables:
             InvalidInput: no table.
         """
         if not curves:
-            raise InvalidInput("curves", "must hold one measured table at least")
+            raise InvalidInput("curves", "must contain at least one measured table")
         fits = fit_kinds(curves)
         return cls(
             curves={curve.layout: curve for curve in curves},
@@ -71,8 +72,8 @@ class Tables:
 
     def networks(self, gpu_type: str) -> tuple[str, ...]:
         """Return the networks on which a GPU type was measured."""
-        found = {x.network for x in self.curves if x.gpu_type == gpu_type}
-        return tuple(sorted(found))
+        names = {x.network for x in self.curves if x.gpu_type == gpu_type}
+        return tuple(sorted(names))
 
 
 def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
@@ -80,12 +81,12 @@ def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
 
     Beyond the sizes of a table, the distances at its ends apply.
     """
-    found = []
+    rows = []
     for curve in curves:
         rates = fits.of(Kind.of(curve.layout), sheet_rates(curve.layout.gpu_type))
         table = sample_table(curve)
-        found.append(table.log_seconds - table.log_modelled(rates))
-    return np.array(found)
+        rows.append(table.log_seconds - table.log_modelled(rates))
+    return np.array(rows)
 
 
 def _modelled_s(layout: Layout, payload_bytes: Floats, rates: LinkRates) -> Floats:
@@ -107,10 +108,10 @@ class _Known:
 class TableNetwork:
     """A :class:`tessera.estimator.plans.Network` of measured tables for nodes of one GPU type.
 
-    ``network`` names the tables to use. It may be "" if the type has one network or was not
+    ``network`` names the tables to use. It may be "" if the type has a single network or was not
     measured. Measured sends include the control messages of a runtime, about 1 ms in the Arena
-    artifact's tables. Unless ``control_messages`` is set, they are subtracted (by the difference of
-    fitted launches).
+    artifact's tables. Unless ``control_messages`` is set, they are subtracted as the difference of
+    fitted launches.
     """
 
     tables: Tables
@@ -124,10 +125,15 @@ class TableNetwork:
         """Choose the network if none is given."""
         name, have = self.hardware.name, self.tables.networks(self.hardware.name)
         if self.network and have and self.network not in have:
-            raise InvalidInput("network", f"{name} was measured on {', '.join(have)} only")
+            raise InvalidInput(
+                "network",
+                f"{name} was not measured on {self.network!r}; use one of {', '.join(have)}",
+            )
         if not self.network:
             if len(have) > 1:
-                raise InvalidInput("network", f"{name} was measured on {', '.join(have)}; name one")
+                raise InvalidInput(
+                    "network", f"{name} was measured on several; name one of {', '.join(have)}"
+                )
             object.__setattr__(self, "network", have[0] if have else "default")
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
@@ -149,8 +155,8 @@ class TableNetwork:
     def uncertainty(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         """Return the standard deviation of the logarithm of each time, shape (K,).
 
-        It is about the relative error. It grows with the distance to the nearest measured size. For
-        layouts that were not measured, it also grows with their distance from measured ones.
+        It approximates the relative error and grows with the distance to the nearest measured size.
+        For layouts that were not measured, it also grows with their distance from measured ones.
         """
         check_call(payload_bytes, groups, self.shape)
         which, known = self._looked_up(primitive, groups)
@@ -170,7 +176,7 @@ class TableNetwork:
 
     def _looked_up(self, primitive: Primitive, groups: Groups) -> tuple[Ints, list[_Known]]:
         """Return the distinct layouts' curves, and the index of each row's curve, shape (K,)."""
-        code = (groups.size << 40) | (groups.nodes << 20) | groups.beside
+        code = (groups.size << 40) | (groups.nodes << 20) | groups.node_groups
         codes, which = np.unique(code, return_inverse=True)
         mask = (1 << 20) - 1
         layouts = [
@@ -179,10 +185,10 @@ class TableNetwork:
         ]
         for layout in layouts:
             if layout not in self._known:
-                self._known[layout] = self._found(layout)
+                self._known[layout] = self._curve_of(layout)
         return which.astype(np.int64), [self._known[layout] for layout in layouts]
 
-    def _layout(self, primitive: Primitive, size: int, nodes: int, beside: int) -> Layout:
+    def _layout(self, primitive: Primitive, size: int, nodes: int, node_groups: int) -> Layout:
         return Layout(
             primitive=primitive,
             gpu_type=self.hardware.name,
@@ -190,10 +196,10 @@ class TableNetwork:
             machine=self.shape,
             size=size,
             nodes=nodes,
-            beside=beside,
+            node_groups=node_groups,
         )
 
-    def _found(self, layout: Layout) -> _Known:
+    def _curve_of(self, layout: Layout) -> _Known:
         if (curve := self.tables.curves.get(layout)) is not None:
             return _Known(
                 log_bytes=np.log(curve.payload_bytes),

@@ -1,4 +1,4 @@
-"""Compiled steps on disk, one file each, named by a hash of the lowered step, mesh and versions."""
+"""Cache of compiled steps. A file is named by a hash of the lowered step, the mesh and versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from platformdirs import user_cache_path
 from tessera.estimator.compiling.compiled import Compiled, from_json, to_json
 
 READER = "1"
-"""Version of the reader of compiled text. A new version ignores what older ones stored."""
+"""Version of the reader of compiled text. A new version ignores the files of older ones."""
 
 
 def default_folder() -> Path:
@@ -38,7 +38,7 @@ def look_up(folder: Path, key: str) -> Compiled | None:
 
 
 def store(folder: Path, key: str, compiled: Compiled) -> None:
-    """Write a step so that a reader sees all of it or nothing."""
+    """Write a step atomically, so that a reader sees all of it or nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
         file.write(to_json(compiled))

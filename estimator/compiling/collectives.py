@@ -1,7 +1,7 @@
-"""The collectives of a compiled module, without the habits of XLA's CPU back end.
+"""The collectives of a compiled module, corrected for the peculiarities of XLA's CPU back end.
 
-That back end never forms a reduce-scatter: it all-reduces, and each device keeps its part. It also
-computes 16-bit sums in 32 bits, so that collectives appear with twice their bytes.
+That back end never forms a reduce-scatter. It all-reduces instead, and each device keeps its part.
+It also computes 16-bit sums in 32 bits, so that collectives appear with twice their bytes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Outside: TypeAlias = "tuple[Computation, Instruction, Outside] | None"
 
 def collectives_of(module: Module, devices: int) -> tuple[Collective, ...]:
     """Return the collectives of a step, each with its number of runs, in the order of the text."""
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for name, computation in module.computations.items():
         for instruction in computation.instructions.values():
             opcode = instruction.opcode.removesuffix("-start")
             if opcode in _PRIMITIVES and (times := module.times.get(name, 0)):
-                found += _read(module, computation, instruction, devices, times)
-    return tuple(found)
+                collectives += _read(module, computation, instruction, devices, times)
+    return tuple(collectives)
 
 
 def _read(
     module: Module, computation: Computation, instruction: Instruction, devices: int, times: int
 ) -> Iterator[Collective]:
-    """Yield a collective for each way in which the parts of a combined one are corrected."""
+    """Yield a collective for each distinct correction of the parts of a combined one."""
     groups = groups_of(instruction, devices)
     size = max(map(len, groups))
     if size < 2:
@@ -71,9 +71,9 @@ def _read(
 
 
 def _payload_shapes(instruction: Instruction) -> tuple[Shape, ...]:
-    """Return the moved arrays.
+    """Return the arrays that are moved.
 
-    A started all-gather or send lists its operands before its results.
+    The start of an asynchronous all-gather or send lists its operands before its results.
     """
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         half = len(instruction.shapes) // 2
@@ -100,8 +100,8 @@ def _scatters(
 def _narrow(module: Module, computation: Computation, instruction: Instruction, part: int) -> bool:
     """Return whether a 32-bit collective carries 16-bit numbers.
 
-    It does if its sum was widened (which XLA's pass marks), if its operand is widened, or if its
-    result is only narrowed.
+    It does if its sum was widened (which XLA's pass marks), if its operand was widened, or if its
+    result is only used after narrowing.
     """
     if any(name.endswith("_promoted") for name in instruction.called):
         return True
@@ -130,9 +130,9 @@ def _widened(module: Module, computation: Computation, source: Instruction) -> b
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A search for whether every use of a value passes ``test``.
+    """A check of whether every use of a value passes ``test``.
 
-    It looks through ``views``, into fusions and out again.
+    It follows the value through ``views``, and into and out of fusions.
     """
 
     module: Module

@@ -1,7 +1,7 @@
 """Compilation of a step for ``dp * tp`` absent devices in a separate process.
 
-XLA fixes the number of host devices when JAX starts, so each number of devices has its own process.
-This module does not import JAX.
+XLA fixes the number of host devices when JAX starts, so each compilation has its own process. This
+module does not import JAX.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Request:
     """A step as ``module:function`` with its arguments, and the devices over which it is divided.
 
     ``dp`` devices share the batch, and ``tp`` devices the tensors (and experts), by Megatron's rule
-    (:mod:`tessera.estimator.programs.parallel`). ``zero`` divides gradients and optimizer states
-    over ``dp``, too (ZeRO, SC 2020, stage 2). The optimizer is Adam with moments of 32 bits.
+    (:mod:`tessera.estimator.programs.parallel`). ``zero`` also divides gradients and optimizer
+    states over ``dp`` (ZeRO, SC 2020, stage 2). The optimizer is Adam with moments of 32 bits.
     """
 
     target: str
@@ -44,7 +44,7 @@ def compile_step(
     """Return the compiled step. ``folder`` is the cache, by default the user's.
 
     Raises:
-        Uncompilable: why it cannot be compiled, and what to do.
+        Uncompilable: the step cannot be compiled; the message says why and what to do.
         Unavailable: JAX is not installed.
     """
     if find_spec("jax") is None:
@@ -64,7 +64,8 @@ def compile_step(
         )
     except subprocess.TimeoutExpired as error:
         raise Uncompilable(
-            f"{request.target} was not compiled within {timeout_s:.0f} s; allow more or make it smaller"
+            f"compiling {request.target} took longer than {timeout_s:.0f} s; allow more time or make"
+            " the step smaller"
         ) from error
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

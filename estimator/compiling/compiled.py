@@ -22,8 +22,8 @@ class Collective:
 
     ``payload_bytes`` is the full tensor, as in :class:`tessera.estimator.plans.Network`. ``groups``
     are groups of devices, numbered dp-major. ``times`` is the number of runs in a step.
-    ``corrected`` names differences from the compiled text: ``reduce-scatter`` (it was an all-reduce
-    of which each device kept a part) and ``dtype`` (it had 32 bits).
+    ``corrected`` names differences from the compiled text: ``reduce-scatter`` (the text has an
+    all-reduce of which each device keeps a part) and ``dtype`` (the text has 32 bits).
     """
 
     primitive: Primitive
@@ -88,7 +88,7 @@ def from_json(text: str, *, cached: bool) -> Compiled:
     """Return the compiled step from the JSON of :func:`to_json`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not a compiled step.
     """
     raw: dict[str, Any] = json.loads(text)
     try:
@@ -104,5 +104,5 @@ def from_json(text: str, *, cached: bool) -> Compiled:
         )
         made = Compiled(**raw | {"collectives": collectives, "memory": Memory(**raw["memory"])})
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no compiled step: {error}") from error
+        raise ValueError(f"the text is not a compiled step: {error}") from error
     return replace(made, cached=cached)

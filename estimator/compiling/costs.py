@@ -1,6 +1,6 @@
 """FLOPs and bytes of a compiled module, with all turns of loops.
 
-XLA's own cost analysis counts the body of a loop once. The cost of further turns is counted here.
+XLA's own cost analysis counts the body of a loop once. This module counts the further turns.
 """
 
 from __future__ import annotations
@@ -102,10 +102,8 @@ def _taps(computation: Computation, instruction: Instruction) -> float:
 
 
 def _bytes(module: Module, computation: Computation, instruction: Instruction) -> float:
-    """Return the bytes that one instruction reads and writes.
-
-    Of sliced operands, only slices count.
-    """
+    """Return the bytes that one instruction reads and writes. Only the slices of sliced operands
+    count."""
     if instruction.opcode in _FREE:
         return 0.0
     if instruction.opcode == "dynamic-slice":

@@ -82,12 +82,9 @@ class Instruction:
         return sum(s.bytes for s in self.shapes)
 
     def dims(self, attribute: str) -> tuple[int, ...]:
-        """Return a list of numbers such as ``lhs_contracting_dims``.
-
-        It is empty if it is missing.
-        """
-        found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
-        return tuple(int(d) for d in found.group(1).split(",") if d) if found else ()
+        """Return an attribute such as ``lhs_contracting_dims``. If it is missing, return ()."""
+        match = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
+        return tuple(int(d) for d in match.group(1).split(",") if d) if match else ()
 
 
 @dataclass(slots=True)
@@ -131,7 +128,7 @@ def read_module(text: str) -> Module:
     """Return the module of a compiled text.
 
     Raises:
-        Uncompilable: no entry, or a loop without a known number of turns.
+        Uncompilable: there is no entry computation, or a loop has no known number of turns.
     """
     computations: dict[str, Computation] = {}
     entry, current = "", None
@@ -142,8 +139,8 @@ def read_module(text: str) -> Module:
             entry = current.name if start["entry"] else entry
         elif line.startswith("}"):
             current = None
-        elif current is not None and (found := _INSTRUCTION.match(line)):
-            current.add(_instruction(found))
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            current.add(_instruction(match))
     if not entry:
         raise Uncompilable(
             "the compiled text has no entry computation; this version of XLA writes another form"
@@ -154,23 +151,23 @@ def read_module(text: str) -> Module:
     return Module(computations, entry, times)
 
 
-def _instruction(found: re.Match[str]) -> Instruction:
-    rest = found["rest"]
+def _instruction(match: re.Match[str]) -> Instruction:
+    rest = match["rest"]
     inside, after = _split_call(rest)
     called = [
         name
         for one, several in _CALLED.findall(after)
         for name in ([one] if one else _OPERAND.findall(several))
     ]
-    literal = found["opcode"] in ("constant", "parameter")
+    literal = match["opcode"] in ("constant", "parameter")
     return Instruction(
-        name=found["name"],
-        opcode=found["opcode"],
-        shapes=shapes_in(found["shape"]),
+        name=match["name"],
+        opcode=match["opcode"],
+        shapes=shapes_in(match["shape"]),
         operands=() if literal else tuple(_OPERAND.findall(inside)),
         attributes=rest if literal else after,
         called=tuple(called),
-        root=found["root"] is not None,
+        root=match["root"] is not None,
     )
 
 
@@ -204,36 +201,36 @@ def trip_count(loop: Instruction) -> int:
     """Return the turns of a loop.
 
     Raises:
-        Uncompilable: XLA does not know them.
+        Uncompilable: XLA does not know the number of turns.
     """
-    found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
-    if found is None:
+    match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+    if match is None:
         raise Uncompilable(
             f"loop {loop.name} has no known number of turns, so its work cannot be counted; use jax.lax.scan"
         )
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def groups_of(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of devices that take part together, from any form in which XLA writes them.
+    """Return the groups of devices of a collective, from any form in which XLA writes them.
 
     Raises:
-        Uncompilable: another form.
+        Uncompilable: the groups are written in an unknown form.
     """
     text = instruction.attributes
-    if found := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", text):
+    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", text):
         return tuple(
             tuple(int(d) for d in group.split(","))
-            for group in re.findall(r"\{([\d,]+)\}", found[1])
+            for group in re.findall(r"\{([\d,]+)\}", match[1])
         )
     if re.search(r"replica_groups=\{\}", text):
         return (tuple(range(devices)),)
-    if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        return _iota_groups(*(_numbers(part) for part in found.groups()))
-    if found := re.search(
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        return _iota_groups(*(_numbers(part) for part in match.groups()))
+    if match := re.search(
         r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? ?\{([^}]*)\}", text
     ):
-        return _mesh_groups(found[1], found[2], found[3])
+        return _mesh_groups(match[1], match[2], match[3])
     raise Uncompilable(f"{instruction.name}: groups are written in an unknown form")
 
 
@@ -250,10 +247,7 @@ def _iota_groups(
 
 
 def _mesh_groups(axes: str, devices: str | None, over: str) -> tuple[tuple[int, ...], ...]:
-    """Return groups over axes of a mesh.
-
-    Its devices may be a permuted grid (``[2,2]T(1,0)``) or listed.
-    """
+    """Return groups over axes of a mesh. Its devices are listed or a permuted grid (``[2,2]T(1,0)``)."""
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes)}
     ids: Ints = np.arange(math.prod(sizes.values()))
     if devices and (grid := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", devices)):

@@ -20,16 +20,17 @@ def lowered_step(step: Step, dp: int, tp: int, *, zero: bool) -> Any:
     """Return the lowered training step: forward, backward and Adam with moments of 32 bits.
 
     Raises:
-        Uncompilable: a batch that ``dp`` does not divide, or fewer devices than wanted.
+        Uncompilable: ``dp`` does not divide the batch, or there are fewer devices than needed.
         Untraceable: the step cannot be traced.
     """
     if len(jax.devices()) < dp * tp:
         raise Uncompilable(
-            f"{dp * tp} devices are wanted but this process has {len(jax.devices())}; use compile_step"
+            f"the step needs {dp * tp} devices, but this process has {len(jax.devices())}; use compile_step"
         )
     if step.samples % dp:
         raise Uncompilable(
-            f"{step.name}: {step.samples} samples cannot be shared by {dp} devices; make the batch a multiple"
+            f"{step.name}: {step.samples} samples cannot be shared by {dp} devices; make the batch a"
+            f" multiple of {dp}"
         )
     mesh = Mesh(np.array(jax.devices()[: dp * tp]).reshape(dp, tp), ("dp", "tp"))
     weights, moments = _placed(step, mesh, tp, None), _placed(step, mesh, tp, dp if zero else None)

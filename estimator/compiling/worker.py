@@ -1,4 +1,4 @@
-"""The compiling process: a JSON request on its input, a JSON answer in the last line of output."""
+"""The compiling process, which reads a JSON request and answers in the last line of its output."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def compiled_step(request: Request, folder: Path) -> Compiled:
     """Return the step of a request, from the cache if it was compiled before.
 
     Raises:
-        TesseraError: why it cannot be compiled.
+        TesseraError: the step cannot be compiled; the message says why.
     """
     step = load_step(request.target, request.arguments)
     versions = {"jax": jax.__version__, "jaxlib": version("jaxlib")}
     lowered = lowered_step(step, request.dp, request.tp, zero=request.zero)
     facts = (request.dp, request.tp, request.zero, tuple(versions.items()))
     key = cache.key_of(lowered.as_text(), facts)
-    if (found := cache.look_up(folder, key)) is not None:
-        return found
+    if (cached := cache.look_up(folder, key)) is not None:
+        return cached
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

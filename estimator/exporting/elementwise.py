@@ -1,6 +1,6 @@
-"""Rules of element-wise arithmetic, reductions and normalisations, with the values for derivatives.
+"""Rules of element-wise arithmetic, reductions and normalisations.
 
-The derivatives are those of PyTorch's ``derivatives.yaml``.
+The rules record the values that the derivatives of PyTorch's ``derivatives.yaml`` need.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ ACTIVATIONS: Final = frozenset(
         "mish",
     }
 )
-"""Activations, which stay in the layer of their input: they work in place, and only their result
-goes to the next layer."""
+"""Activations. They stay in the layer of their input, because they work in place and only their
+result goes to the next layer."""
 
 SAVES_NOTHING: Final = frozenset(
     {"add", "sub", "rsub", "neg", "floor", "ceil", "round", "trunc", "sign", "fill", "real", "imag"}
 )
 
 FACTORS: Final = frozenset({"mul", "div", "pow", "maximum", "minimum", "atan2"})
-"""Operators of two tensors for which the gradient of each needs the other (and for some itself)."""
+"""Operators of two tensors in which the gradient of each tensor needs the other, and sometimes the
+tensor itself."""
 
 
 def by_element(low: Lowering, node: Node) -> None:

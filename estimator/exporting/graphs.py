@@ -20,7 +20,7 @@ from tessera.formulation.errors import Unavailable
 from tessera.formulation.release import install_hint
 
 SAMPLES: Final = (2, 4)
-"""The two numbers of samples that are requested from a function which takes ``samples``."""
+"""The two numbers of samples with which a function that takes ``samples`` is exported."""
 
 _GROWING: Final = (
     "flops",
@@ -39,12 +39,12 @@ def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
     """Return the graph of the module that ``module:function`` makes with these keyword arguments.
 
     The function returns ``(module, args)`` or ``(module, args, kwargs)``. If it takes ``samples``,
-    amounts of a sample are the difference between two numbers of samples, and inputs that do not
-    grow with them are not part of the batch. Otherwise the samples are the first axis of all
-    tensors of the arguments, and amounts are divided by them.
+    the amounts of a sample are the difference between exports with two numbers of samples. Inputs
+    that do not grow with the samples are then not part of the batch. Otherwise the samples are the
+    first axis of all tensors among the arguments, and amounts are divided by their number.
 
     Raises:
-        Untraceable: why it cannot be exported, and what to do.
+        Untraceable: the module cannot be exported; the message says why and what to do.
         Unavailable: PyTorch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
@@ -66,10 +66,10 @@ def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
 
 
 def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
-    """Return the graph of an export whose inputs begin with the sizes ``leading``, the samples.
+    """Return the graph of one export. ``leading`` has the sizes of the first axes of its inputs.
 
     Raises:
-        Untraceable: the sizes differ.
+        Untraceable: the sizes differ, so that the number of samples is unknown.
     """
     sizes = [size for size in leading if size]
     if len(leading) != 1 or len(sizes) != 1:
@@ -88,7 +88,7 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
     """Return the graph of the amounts that one sample adds, from exports with ``samples`` samples.
 
     Raises:
-        Untraceable: no input grows, or the layers are not the same.
+        Untraceable: no input grows with the samples, or the exports have different layers.
     """
     if len(few.inputs) != len(many.inputs):
         raise Untraceable(f"{name}: the number of arguments changes with `samples`; keep it fixed")
@@ -117,8 +117,8 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
         amounts[field] = np.where(
             np.abs(other - one) <= _ROUNDING * other, 0.0, (other - one) / step
         )
-    found = replace(named, **amounts)
-    return graph_of(name, found.dtype, [layer_of(found, n) for n in range(len(found))])
+    graph = replace(named, **amounts)
+    return graph_of(name, graph.dtype, [layer_of(graph, n) for n in range(len(graph))])
 
 
 def _named(made: Layered, exported: Exported) -> Graph:

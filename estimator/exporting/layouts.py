@@ -24,7 +24,7 @@ def same(low: Lowering, node: Node) -> None:
 
 
 def detach(low: Lowering, node: Node) -> None:
-    """Translate a value that passes no gradient on."""
+    """Translate a value through which no gradient flows."""
     same(low, node)
     low.trained.discard(node.writes[0])
 
@@ -83,10 +83,10 @@ def part(low: Lowering, node: Node) -> None:
 
 
 def copy_rule(low: Lowering, node: Node) -> None:
-    """Translate a copy.
+    """Translate a copy into another layout.
 
-    There is none if the layout is the same, or if attention wrote the value, which already has this
-    layout.
+    Nothing is copied if the layout is the same, or if attention wrote the value, which then already
+    has this layout.
     """
     source, copied = low.origin(_first(node))
     alike = node.arguments.get("memory_format") in (None, "preserve_format")
@@ -137,7 +137,7 @@ def scatter_rule(low: Lowering, node: Node) -> None:
 
 
 def constant_rule(low: Lowering, node: Node) -> None:
-    """Translate a constant. A tensor that it is made like only gives its shape."""
+    """Translate a constant. Of a tensor that serves as a pattern, only the shape is used."""
     low.emit("iota", (), node.writes[0])
 
 

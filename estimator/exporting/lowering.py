@@ -19,9 +19,9 @@ class Lowering:
     """A program under construction.
 
     ``trained`` are the values through which gradients flow. ``saved`` are the values that autograd
-    keeps for the backward pass. ``layout`` maps a value that is another one viewed or laid out
-    differently to that value and to whether it is a copy. ``attended`` are the results of fused
-    attention. Its kernels write heads next to each other, as the following product reads them.
+    keeps for the backward pass. ``layout`` maps a value that is a view or another layout of an
+    original value to that original, and to whether it is a copy. ``attended`` are the results of
+    fused attention. Its kernels write heads next to each other, as the following product reads them.
     """
 
     program: Program
@@ -69,15 +69,15 @@ class Lowering:
         """Record the values that the backward pass needs."""
         self.saved.update(dict.fromkeys(values))
 
-    def save_factors(self, one: int, other: int) -> None:
+    def save_factors(self, left: int, right: int) -> None:
         """Record the values for the derivative of a product: for each factor, the other one."""
-        if one in self.trained:
-            self.save(other)
-        if other in self.trained:
-            self.save(one)
+        if left in self.trained:
+            self.save(right)
+        if right in self.trained:
+            self.save(left)
 
     def origin(self, value: int) -> tuple[int, bool]:
-        """Return the value of which this is another layout, and whether there is a copy between."""
+        """Return the value of which this one is another layout, and whether it is a copy."""
         copied = False
         while value in self.layout:
             value, copies = self.layout[value]
@@ -85,10 +85,10 @@ class Lowering:
         return value, copied
 
     def headed(self, value: int, heads: int) -> int:
-        """Return keys, queries or values straight from the hidden axis from which they were cut.
+        """Return keys, queries or values as a direct view of the hidden axis from which they were cut.
 
         Their shape is (batch, heads, sequence, width). Intermediate layouts are skipped, so that a
-        division can be followed.
+        division of the hidden axis can be followed.
         """
         source, copied = self.origin(value)
         shape = self.shape(source)

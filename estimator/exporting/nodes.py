@@ -22,7 +22,7 @@ class Node:
 
     ``target`` is its name without overload (``linear``), with its namespace if that is not ATen
     (``xformers::attention``). ``arguments`` are by the schema's names, including defaults. Tensors
-    are ``Ref``. ``writes`` are the tensors among its results, with -1 for other results. ``path``
+    are ``ValueRef``. ``writes`` are the tensors among its results, with -1 for other results. ``path``
     is that of the module that calls it.
     """
 

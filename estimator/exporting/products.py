@@ -1,7 +1,4 @@
-"""Rules of products: matrices, convolutions and attention.
-
-Each is one operator, including its bias.
-"""
+"""Rules of matrix products, convolutions and attention. Each is one operator, including its bias."""
 
 from __future__ import annotations
 
@@ -84,8 +81,8 @@ def convolution(low: Lowering, node: Node) -> None:
     groups = int(node.arguments["groups"])
     axes = tuple(range(len(low.shape(data))))
     transposed = bool(node.arguments["transposed"])
-    # Each input element meets a transposed kernel (in, out / groups, ..) once, and a group its part
-    # of it.
+    # A transposed kernel has shape (in, out / groups, ..). Each input element is multiplied once
+    # with the kernel's part for its group.
     spec = Spec(axes, (1, 0, *axes[2:]) if transposed else axes, axes)
     spread = (*node.arguments["stride"], groups) if transposed else (1,)
     reads = (data, kernel) if bias is None else (data, kernel, bias)
@@ -121,7 +118,7 @@ def embedding(low: Lowering, node: Node) -> None:
 
 
 def pool(name: str) -> Rule:
-    """Return the rule of a pooling. Its window is given, or follows from the size of the result."""
+    """Return the rule of a pooling. Its window is an argument or follows from the result's size."""
 
     def rule(low: Lowering, node: Node) -> None:
         data, write = reads(node)[0], node.writes[0]

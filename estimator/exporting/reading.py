@@ -1,6 +1,7 @@
-"""The part that needs PyTorch: export of a module without allocation, and its reader.
+"""Export of a PyTorch module without allocation, and the reader of the export.
 
-Everything is on the meta device, so that a model of any size is only shapes.
+This is the only module that needs PyTorch. Everything is on the meta device, so that a model of any
+size consists of shapes only.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, A
     It is called with the meta device as default. If that fails, it is called without it.
 
     Raises:
-        Untraceable: it fails, or returns something else.
+        Untraceable: the function fails, or returns something else.
     """
-    found = _called(target, make, arguments)
-    parts = tuple(found) if isinstance(found, tuple | list) else (found,)
+    result = _called(target, make, arguments)
+    parts = tuple(result) if isinstance(result, tuple | list) else (result,)
     if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module):
         raise Untraceable(
             f"{target} returned {_kinds(parts)}; it must return (module, args) or (module, args, kwargs),"
@@ -83,24 +84,24 @@ def leading(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
 
     The size is None for a tensor without axes.
     """
-    found: set[int | None] = set()
+    sizes: set[int | None] = set()
     todo = [*args, *kwargs.values()]
     while todo:
         what = todo.pop()
         if isinstance(what, torch.Tensor):
-            found.add(int(what.shape[0]) if what.ndim else None)
+            sizes.add(int(what.shape[0]) if what.ndim else None)
         elif isinstance(what, list | tuple):
             todo.extend(what)
         elif isinstance(what, dict):
             todo.extend(what.values())
-    return found
+    return sizes
 
 
 def export_module(target: str, given: Given) -> Exported:
     """Return a module's forward pass by ``torch.export``, in ATen operators, none in place.
 
     Raises:
-        Untraceable: why it cannot be exported, and what to do.
+        Untraceable: the module cannot be exported; the message says why and what to do.
     """
     module, args, kwargs = given
     try:
@@ -117,21 +118,21 @@ def _table() -> Any:
     table: Any = torch.export.default_decompositions()
     for name in KEPT:
         packet, _, overload = name.partition(".")
-        if (found := getattr(torch.ops.aten, packet, None)) is not None:
-            table.pop(getattr(found, overload), None)
+        if (operator := getattr(torch.ops.aten, packet, None)) is not None:
+            table.pop(getattr(operator, overload), None)
     return table
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Put aside what PyTorch logs, prints and warns of: whole graphs, and its own use of itself."""
+    """Suppress the logs, prints and warnings of PyTorch: whole graphs, and remarks on its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        aside = io.StringIO()
+        discarded = io.StringIO()
         with (
-            contextlib.redirect_stdout(aside),
-            contextlib.redirect_stderr(aside),
+            contextlib.redirect_stdout(discarded),
+            contextlib.redirect_stderr(discarded),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
@@ -172,7 +173,7 @@ def _meta(what: Any) -> Any:
 def _to_meta(module: Any) -> None:
     """Move tensors from other devices to the meta device.
 
-    Shared parameters remain shared, which ``Module.to`` would undo.
+    Shared parameters remain shared. ``Module.to`` would separate them.
     """
     moved: dict[int, Any] = {}
     for part in module.modules():
@@ -262,7 +263,7 @@ class _Reader:
         bound |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | dict(kwargs)
         result = node.meta.get("val")
         many = isinstance(result, list | tuple)
-        found = [
+        written = [
             self._value(r, path) if isinstance(r, torch.Tensor) else -1
             for r in (result if many else [result])
         ]
@@ -271,12 +272,12 @@ class _Reader:
             Node(
                 target=plain if space == "aten" else schema.name,
                 arguments={a.name: bound[a.name] for a in schema.arguments if a.name in bound},
-                writes=tuple(found),
+                writes=tuple(written),
                 pointwise=torch.Tag.pointwise in node.target.tags,
                 path=path,
             )
         )
-        given = [Ref(v) if v >= 0 else None for v in found]
+        given = [Ref(v) if v >= 0 else None for v in written]
         return given if many else given[0]
 
     def _inlined(self, name: str, args: Sequence[Any], path: str) -> Any:

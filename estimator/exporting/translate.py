@@ -20,17 +20,18 @@ RULES: Final = layouts.RULES | elementwise.RULES | products.RULES
 _HEAVY: Final = re.compile(
     r"::|mm|conv|attention|linalg|cholesky|solve|lstm|gru|rnn|cdist|fft|ctc|bilinear$|sparse|fbgemm|mkldnn|cudnn|miopen"
 )
-"""Operators without a rule whose work is, or may be, more than the length of their results."""
+"""Operators without a rule whose work is, or may be, more than one operation per result."""
 
 
 def program_of(name: str, exported: Exported, batch: Sequence[int]) -> Program:
     """Return the program of an exported module. ``batch`` are inputs that grow with the samples.
 
     The values kept for the backward pass are those that autograd saves (PyTorch's
-    ``derivatives.yaml``). The rule of kernels later removes those that are computed again.
+    ``derivatives.yaml``). The fusion into kernels later removes those that are computed again.
 
     Raises:
-        Untraceable: an operator whose work cannot be counted, nothing to train, or no result.
+        Untraceable: the work of an operator cannot be counted, there is nothing to train, or there
+            is no floating-point result.
     """
     lowering = Lowering.of(exported, batch)
     if not lowering.trained:

@@ -1,6 +1,6 @@
-"""GPU types and their nodes: a catalogue.
+"""A catalogue of GPU types and their nodes.
 
-Users' types come from :mod:`estimator.hardware.files`.
+Users add their own types in files (:mod:`tessera.estimator.hardware.files`).
 """
 
 from tessera.estimator.hardware.catalogue import (

@@ -1,8 +1,9 @@
 """The GPU types of the papers' clusters and their successors, with figures of public data sheets.
 
 The first seven are nodes of the papers' clusters, including network ports. For the others, the node
-is the vendor's. If a data sheet quotes FLOP/s with sparsity, or a link in both directions, half is
-used. Memory is the data sheet's "GB" as GiB, which is what drivers report, within 1 %.
+is the vendor's. If a data sheet quotes FLOP/s with sparsity, or a link in both directions, half of
+the value is used. Memory is the data sheet's number of GB taken as GiB, which agrees within 1 %
+with what drivers report.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ _EDR = 12.5e9  # ConnectX-5 product brief: EDR InfiniBand, one port of 100 Gb/s 
 _HDR = 25e9  # ConnectX-6 product brief: HDR InfiniBand, one port of 200 Gb/s (Crius Table 1)
 _NDR = 50e9  # ConnectX-7 product brief: NDR InfiniBand or 400 Gb/s Ethernet, one port
 _PCIE4_STAGED = 16e9
-"""PCI Express 4.0 x16 carries 32 GB/s per direction. Without peer access every byte crosses the bus
-into host memory and out again, which halves it."""
+"""PCI Express 4.0 x16 carries 32 GB/s per direction. Without peer access, every byte crosses the bus
+into host memory and out again, which halves the bandwidth."""
 
 A100 = Hardware(  # "NVIDIA A100 Tensor Core GPU" data sheet, column A100 40GB SXM
     name="a100",

@@ -12,8 +12,9 @@
         network_bytes_per_s: 400e9    # of one node, one direction, all its ports
 
 Without ``like``, every field is required except ``tf32`` and ``bf16``. If ``tf32`` is absent, the
-type has none. If ``bf16`` is absent, it is as f16. A name of the catalogue replaces that entry.
-Numbers may be written 450e9. YAML 1.1 reads that as a text, so texts that are numbers are accepted.
+type does not support it. If ``bf16`` is absent, it equals f16. An entry with a name of the catalogue
+replaces that type. Numbers may be written as 450e9. YAML 1.1 reads this as a string, so strings that
+are numbers are accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tessera.formulation.errors import InvalidInput
 
 
 def _from_text(value: object) -> object:
-    """Return the number that a text represents. Any other value is returned unchanged."""
+    """Return the number that a string represents. Any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -44,8 +45,8 @@ def _from_text(value: object) -> object:
 
 
 def _whole_from_text(value: object) -> object:
-    found = _from_text(value)
-    return int(found) if isinstance(found, float) and found.is_integer() else found
+    number = _from_text(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 _Number = Annotated[float, BeforeValidator(_from_text)]
@@ -64,8 +65,8 @@ class FlopsEntry(Entry):
 class HardwareEntry(Entry):
     """A GPU type. If a value is 0, it was not given.
 
-    A number outside of its limits is assumed to be a mistake of units. Today's hardware is inside
-    them by a factor of a hundred.
+    A number outside its limits is assumed to be in the wrong unit. Today's hardware is inside the
+    limits by a factor of a hundred.
     """
 
     name: Annotated[str, Field(min_length=1), described_as("must be a name such as h100-lab")]
@@ -85,7 +86,7 @@ class HardwareFile(Entry):
     hardware: Annotated[
         list[HardwareEntry],
         Field(min_length=1),
-        described_as("must be a list of GPU types, at least one"),
+        described_as("must be a list of at least one GPU type"),
     ]
 
 
@@ -109,16 +110,16 @@ def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Ha
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(path.name, f"cannot be read: {error}") from error
     entries = check(HardwareFile, path.name, read_document(path.name, text, HARDWARE)).hardware
-    found = {kind.name: kind for kind in known}
+    types = {kind.name: kind for kind in known}
     own: set[str] = set()
     for index, entry in enumerate(entries):
         where = f"{path.name}: hardware[{index}]"
-        kind = _hardware(where, entry, found)
+        kind = _hardware(where, entry, types)
         if kind.name in own:
-            raise InvalidInput(where, f"{kind.name!r} is given twice")
+            raise InvalidInput(where, f"the name {kind.name!r} occurs twice; name each type once")
         own.add(kind.name)
-        found[kind.name] = kind
-    return tuple(found.values())
+        types[kind.name] = kind
+    return tuple(types.values())
 
 
 def _hardware(where: str, entry: HardwareEntry, known: Mapping[str, Hardware]) -> Hardware:
@@ -144,5 +145,5 @@ def _check_complete(where: str, entry: HardwareEntry) -> None:
     if missing:
         raise InvalidInput(
             where,
-            f"lacks {', '.join(missing)}; give them, or name a type to take them from by like",
+            f"lacks {', '.join(missing)}; give them, or set like to the type to copy them from",
         )

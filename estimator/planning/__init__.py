@@ -1,1 +1,1 @@
-"""Choice of a Cell's plan: stages, Pareto frontier, proxy plan, assembly, exact search, tuning."""
+"""Choice of a Cell's execution plan, by exact search or by the methods of Arena and Crius."""

@@ -1,9 +1,10 @@
 """Crius' estimate of a Cell (section 5.1): the best of 2^stages mixtures of two profiled plans.
 
-Every stage is known under data parallelism alone and under tensor parallelism alone. Any mixture of
-them is a plan, once stages are joined by send/recv, all-gather or both. A joint depends on
-neighbours only, and latency is a sum plus maxima. The best mixture is therefore found exactly by a
-chain with two states per stage, for each pair of maxima. Nothing is enumerated.
+Every stage was profiled under data parallelism alone and under tensor parallelism alone. Any mixture
+of the two is a plan whose stages are joined by send/recv, all-gather or both. A joint depends on
+neighbours only, and latency is a sum plus maxima. Dynamic programming along the chain of stages,
+with two states per stage, therefore finds the best mixture exactly for each pair of maxima. The
+mixtures are not enumerated.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ DATA, TENSOR = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profiled:
-    """S stages under W ways (two in the paper: ``DATA`` and ``TENSOR``), in seconds.
+    """The seconds of S stages, each run in W ways (two in the paper: ``DATA`` and ``TENSOR``).
 
     ``busy_s`` is ``inf`` if a stage does not fit.
     """
 
-    busy_s: Floats  # (S, W) of a micro-batch, both passes, with collectives inside the stage
+    busy_s: Floats  # (S, W) for a micro-batch, both passes, with collectives inside the stage
     join_s: Floats  # (S - 1, W, W) from stage s in one way to stage s + 1 in another
     # (S, W) once per iteration: gradients and optimizer, in all stages at the same time.
     once_s: Floats
@@ -47,18 +48,22 @@ class Assembled:
 def assemble_plan(profiled: Profiled, micro_batches: int) -> Assembled:
     """Return the mixture of least latency (Crius, section 5.1).
 
-    The latency is the sum of three terms: stages and joints, for the first micro-batch; B - 1 times
-    the slowest stage without its joint, which overlaps; and the longest of the once-per-iteration
-    times. For each pair of limits on slowest and longest that stages attain, the least sum within
-    them is found. The best of all pairs is the optimum.
+    The latency is the sum of three terms: all stages and joints, for the first micro-batch; B - 1
+    times the slowest stage, without its joint, which overlaps; and the longest of the
+    once-per-iteration times. Limits on the slowest stage and on the longest once-per-iteration time
+    are taken from the stages. For each pair of limits, the least sum within them is found. The best
+    of all pairs is the optimum.
 
     Raises:
-        NoPlan: some stage fits neither way.
+        NoPlan: a stage fits in neither way.
     """
     busy, once = profiled.busy_s, profiled.once_s
     if not np.isfinite(busy).any(axis=1).all():
         stage = int(np.flatnonzero(~np.isfinite(busy).any(axis=1))[0])
-        raise NoPlan(f"stage {stage} fits in no way; use more GPUs or more memory")
+        raise NoPlan(
+            f"stage {stage} fits neither with data nor with tensor parallelism; use more GPUs or"
+            " more memory"
+        )
     pace = np.unique(busy[np.isfinite(busy)])
     last = np.unique(once[np.isfinite(busy)])
     pace = pace[pace >= busy.min(axis=1).max()]
@@ -92,8 +97,8 @@ def two_ways(candidates: Candidates, stages: Stages, cost: Floats | None = None)
         start, end, gpus = place
         here = ~c.sp & (c.start == start) & (c.end == end) & np.isfinite(cost[s])
         for way, degree in ((DATA, c.dp), (TENSOR, c.tp)):
-            found = np.flatnonzero(here & (degree == gpus) & (c.gpus == gpus))
-            ways[s, way] = found[cost[s, found].argmin()] if len(found) else -1
+            matching = np.flatnonzero(here & (degree == gpus) & (c.gpus == gpus))
+            ways[s, way] = matching[cost[s, matching].argmin()] if len(matching) else -1
     return ways
 
 
@@ -108,13 +113,13 @@ def assembled_plan(
 ) -> Found:
     """Return Crius' estimate of a Cell with these stages: the best mixture, as rows of the costs.
 
-    ``depth`` (K,) says where each candidate fits (``options.depths``). A way that does not fit a
-    stage is dropped. Among the expert degrees that fit, the one with the least communication is
-    chosen (the paper does not specify this). ``boundary_bytes`` (L,) is what each layer sends on
-    for a micro-batch.
+    ``depth`` (K,) says where each candidate fits, as in :mod:`tessera.estimator.planning.options`. A
+    way that does not fit a stage is dropped. Among the expert degrees that fit, the one with the
+    least communication is chosen (the paper does not specify this). ``boundary_bytes`` (L,) has the
+    bytes that each layer hands on for a micro-batch.
 
     Raises:
-        NoPlan: some stage fits neither way.
+        NoPlan: a stage fits in neither way.
     """
     left = np.arange(len(stages.ends), 0, -1)[:, None]
     comm_s = np.where(depth >= left, comm_each(costs, micro_batches), np.inf)
@@ -125,7 +130,7 @@ def assembled_plan(
         [np.stack([gpus, np.ones_like(gpus)], 1), np.stack([np.ones_like(gpus), gpus], 1)], 1
     )
     sent = boundary_bytes[np.array(stages.ends[:-1], dtype=np.int64) - 1]
-    found = assemble_plan(
+    best = assemble_plan(
         Profiled(
             busy_s=np.where(runs, costs.busy_s[rows], np.inf),
             once_s=np.where(runs, (costs.sync_s + costs.update_s)[rows], 0.0),
@@ -133,16 +138,16 @@ def assembled_plan(
         ),
         micro_batches,
     )
-    chosen = rows[np.arange(len(rows)), np.array(found.ways)]
-    return Found(rows=tuple(chosen.tolist()), latency_s=found.latency_s)
+    chosen = rows[np.arange(len(rows)), np.array(best.ways)]
+    return Found(rows=tuple(chosen.tolist()), latency_s=best.latency_s)
 
 
 def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_node: int) -> Floats:
     """Return the seconds for joining neighbours, forward and back, shape (S - 1, W, W).
 
     ``boundary_bytes`` (S - 1,) are a micro-batch's activations between stages. ``degrees`` (S, W,
-    2) are the dp and tp of each way. The tensor is cut into as many parts as the side with fewer
-    GPUs has. A tensor-parallel receiver then gathers the parts of its replica's samples.
+    2) are the dp and tp of each way. The number of parts of the tensor is the number of GPUs of the
+    smaller stage. A tensor-parallel receiver then gathers the parts of its replica's samples.
     Data-parallel stages are therefore joined by send/recv alone, the others by send/recv and
     all-gather. On the way back, sender and receiver are exchanged.
     """
@@ -168,13 +173,13 @@ def _joint_s(
     pairs = Groups(
         size=np.full(len(parts), 2, dtype=np.int64),
         nodes=nodes,
-        beside=np.minimum(parts, gpus_per_node),
+        node_groups=np.minimum(parts, gpus_per_node),
     )
     sent = network.seconds(Primitive.SEND, size / parts, pairs)
     within = Groups(
         size=tp_b,
         nodes=-(-tp_b // gpus_per_node),
-        beside=np.maximum(
+        node_groups=np.maximum(
             1, np.minimum(dp_b * tp_b, gpus_per_node) // np.minimum(tp_b, gpus_per_node)
         ),
     )

@@ -69,7 +69,7 @@ def _one_more(
 ) -> None:
     """Lower ``best``, the table of ``stages`` stages, by one stage before each state of ``rest``.
 
-    Each stage has at least one layer. The first one must therefore leave ``stages - 1`` layers.
+    Each stage has at least one layer. The first stage must therefore leave ``stages - 1`` layers.
     """
     layers, gpus = rest.shape[1] - 1, rest.shape[2] - 1
     starts = slice(0, layers - stages + 1)
@@ -84,14 +84,16 @@ def _one_more(
 def walk(options: Options, value: Floats, rest: Floats, stages: int, gpus: int) -> Ints:
     """Return the options of a plan with the least sum, in order.
 
-    ``value`` has shape (K,). ``rest`` is the result of ``suffixes`` for one column with ``np.add``.
+    ``value`` has shape (K,). ``rest`` is the result of ``suffix_tables`` for one column with
+    ``np.add``.
 
     Raises:
-        NoPlan: there is none.
+        NoPlan: no plan exists.
     """
     if not np.isfinite(rest[stages, 0, gpus]):
         raise NoPlan(
-            f"no plan of {stages} stages on {gpus} GPUs: give more layers, other counts or more memory"
+            f"no plan with {stages} stages fits on {gpus} GPUs; use more layers, more memory, or other"
+            " numbers of stages and GPUs"
         )
     rows, layer, left = [], 0, gpus
     for j in range(stages, 0, -1):

@@ -1,7 +1,7 @@
 """Even plans: layers are cut into stages of about equal time, each on the same number of GPUs.
 
-They are a small part of what the search considers, so the Cells of many jobs are estimated quickly.
-Plans of several GPU counts share one table if their nodes are alike.
+They are a small part of the plans that a search considers, so the Cells of many jobs are estimated
+quickly. Plans of several GPU counts share one table if their nodes are alike.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def even_plans(
 def even_cuts(loads: Sequence[Floats], degrees: Iterable[int]) -> dict[int, list[list[int]]]:
     """Return the distinct cuts for each number of stages, one for each load.
 
-    The heaviest stage of a cut is lightest under its load, which has shape (L,). Numbers of stages
-    above the number of layers are left out.
+    A cut minimises the load of its heaviest stage. Loads have shape (L,). Numbers of stages above
+    the number of layers are left out.
     """
     return {
         stages: [
@@ -96,8 +96,8 @@ def least_times_s(
 ) -> dict[Even, float]:
     """Return the seconds of the fastest plan of each even split.
 
-    They are inf if no plan fits ``memory`` bytes per GPU. Each stage uses the setting with which it
-    alone would make the shortest pipeline. If stages are alike, that is the best one.
+    They are inf if no plan fits ``memory`` bytes per GPU. Each stage uses the setting with which a
+    pipeline of such stages alone would be shortest. If all stages are alike, this is optimal.
     """
     stages = np.array([s for s, _ in plans.asked], dtype=np.int64)
     after = stages[plans.plan] - plans.stage  # micro-batches in flight under 1F1B
@@ -113,7 +113,7 @@ def least_times_s(
     worst_s = np.maximum.reduceat(latency.worst_s[:, rows], first, axis=1)
     time_s = np.add.reduceat(latency.added_s[rows], first) + latency.weight @ worst_s
     runs = np.logical_and.reduceat(fits[rows], first)
-    found: dict[Even, float] = {}
+    times_s: dict[Even, float] = {}
     for even, seconds in zip(plans.asked, np.where(runs, time_s, np.inf).tolist(), strict=True):
-        found[even] = min(seconds, found.get(even, np.inf))
-    return found
+        times_s[even] = min(seconds, times_s.get(even, np.inf))
+    return times_s

@@ -1,7 +1,7 @@
-"""Search for plans stage by stage from the front, many at a time, without those that cannot matter.
+"""Label-setting search for plans, stage by stage from the front, with bounds and dominance.
 
 A label is the front of a plan, i.e. its first stages. Its criteria are sums and maxima over its
-stages. Tables of :mod:`.chain` bound what the rest of the plan adds to each.
+stages. Tables of :mod:`.chain` bound what the rest of the plan adds to each criterion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tessera.formulation.cancelling import never, require_caller
 from tessera.formulation.tables import Bools, Floats, Ints, ranges
 
 _LOOK_BACK = 12
-"""Number of preceding labels, in order of the first criterion, that a label is compared with."""
+"""Number of preceding labels, in order of the first criterion, with which a label is compared."""
 _SPARE = 4
 """Number of labels checked for dominance, as a multiple of those that are kept."""
 
@@ -92,7 +92,7 @@ def complete(
     most: int,
     cancelled: Callable[[], bool] = never,
 ) -> tuple[Labels, bool]:
-    """Return the whole plans that ``judge`` keeps, and whether none was left out.
+    """Return the whole plans that ``judge`` keeps, and whether these are all of them.
 
     After each stage, at most ``most`` labels with the least scores are kept. Of two labels at the
     same state, the one that is worse or equal in every criterion is discarded.
@@ -104,11 +104,11 @@ def complete(
         labels = _extended(labels, options, criteria, rest, first, left + 1)
         added, worst = totals(labels, rest, left)
         score = judge(added, worst)
-        found = np.flatnonzero(np.isfinite(score))
-        likely = _least(found, score, _SPARE * most)
+        finite = np.flatnonzero(np.isfinite(score))
+        likely = _least(finite, score, _SPARE * most)
         apart = likely[_undominated(labels, likely)]
         kept = _least(apart, score, most)
-        all_kept &= len(likely) == len(found) and len(kept) == len(apart)
+        all_kept &= len(likely) == len(finite) and len(kept) == len(apart)
         labels = labels.only(kept)
     return labels, all_kept
 
@@ -168,8 +168,8 @@ def _extended(
 def _undominated(labels: Labels, among: Ints) -> Ints:
     """Return the positions in ``among`` of labels that no near label at their state dominates.
 
-    Not all dominated labels are found, but only dominated labels are discarded. Of equal labels,
-    one remains.
+    Some dominated labels may remain, but only dominated labels are discarded. Of equal labels, one
+    remains.
     """
     state = labels.layer[among] * (int(labels.gpus.max(initial=0)) + 1) + labels.gpus[among]
     values = np.concatenate([labels.added[:, among], labels.worst[:, among]])

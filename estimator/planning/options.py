@@ -91,9 +91,9 @@ def depths(
     schedule: Schedule,
     room: Room | None = None,
 ) -> Ints:
-    """Return each candidate's depth (see :class:`Options`) on GPUs of ``memory`` bytes, shape (K,).
+    """Return the depth of each candidate on GPUs of ``memory`` bytes, shape (K,).
 
-    The depth is 0 if a candidate fits nowhere or cannot run.
+    It is the depth of :class:`StageOptions`, or 0 for a candidate that fits nowhere or cannot run.
     """
     left = limit_bytes(memory, room) - memory_bytes(costs, 0, room)
     flights = np.floor(left / np.maximum(costs.flight_bytes, 1.0)).clip(0, ANYWHERE)

@@ -1,7 +1,7 @@
 """Arena's planner (section 3.3): the frontier of computation bias and communication load.
 
 Before anything is run, computation and communication have no common unit. The planner therefore
-keeps the plans that no other plan beats in both. The proxy plan is the one of least bias and, among
+keeps the plans that no other plan dominates. The proxy plan is the one of least bias and, among
 equals, of least communication load.
 """
 
@@ -23,7 +23,7 @@ LIMIT = 32
 _WEIGHTS = np.array([0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9, 1.0])
 """Weights of communication relative to bias, for the first plans, which bound the search."""
 _WIDTH = 4096
-"""Number of fronts of plans kept after each stage."""
+"""Number of partial plans kept after each stage."""
 _TIE = 1e-9
 
 
@@ -44,7 +44,7 @@ class Frontier:
     plans: tuple[Ranked, ...]
     proxy: Ranked
     found: int  # number of plans before the limit was applied
-    exact: bool  # whether no front of a plan was left out for lack of room
+    exact: bool  # whether all partial plans were kept, so that the frontier is complete
 
 
 def comm_each(costs: StageCosts, micro_batches: int) -> Floats:
@@ -66,10 +66,7 @@ def comm_load(comm: Floats, micro_batches: int) -> Floats:
 
 
 def find_undominated_plans(bias: Floats, load: Floats) -> Bools:
-    """Return which plans no other plan equals or beats in both measures, shape (P,).
-
-    Of equal plans, the first remains.
-    """
+    """Return which plans no other plan dominates, shape (P,). Of equal plans, the first remains."""
     order = np.lexsort((load, bias))
     lowest = np.minimum.accumulate(np.concatenate([[np.inf], load[order][:-1]]))
     out = np.zeros(len(bias), dtype=np.bool_)
@@ -90,10 +87,10 @@ def proxy_of(bias: Floats, load: Floats) -> int:
 def thin_plans(ends: Ints, load: Floats, limit: int, kept: int) -> Ints:
     """Return at most ``limit`` plans, ascending (Arena, section 3.3).
 
-    While there are more, the two plans with the most similar partitions, shape (P, S), are
-    compared, and the one with the higher communication load is removed. Partitions differ by the
+    While there are more plans, the two with the most similar partitions, shape (P, S), are compared,
+    and the one with the higher communication load is removed. Partitions differ by the number of
     layers that are in another stage. Plan ``kept`` is never removed. It is the proxy, which has the
-    least bias and so the highest load of the frontier, and would be removed early.
+    least bias and therefore the highest load of the frontier, and would be removed early.
     """
     layers = np.arange(int(ends.max()))
     stage = (layers[None, :, None] >= ends[:, None, :]).sum(axis=2)
@@ -132,7 +129,8 @@ def frontier(
     rest = rest_of(options, criteria, stages, gpus)
     if not np.isfinite(rest.added[0, stages, 0, gpus]):
         raise NoPlan(
-            f"no plan of {stages} stages on {gpus} GPUs: give more layers, counts or memory"
+            f"no plan with {stages} stages fits on {gpus} GPUs; use more layers, more memory, or other"
+            " numbers of stages and GPUs"
         )
     known = _first_plans(options, criteria, stages, gpus)
     rows, exact = _improved(options, criteria, rest, known, stages, gpus, micro_batches)
@@ -151,7 +149,7 @@ def _improved(
     gpus: int,
     micro_batches: int,
 ) -> tuple[Ints, bool]:
-    """Return plans, as rows (S, P), that include the frontier, and whether all of it is certain."""
+    """Return plans, as rows (S, P), and whether they include the whole frontier."""
     for _ in range(3):
         bias, total = _measures(criteria, known, micro_batches)
         best = find_undominated_plans(bias, total)
@@ -192,9 +190,9 @@ def _measures(criteria: Criteria, rows: Ints, micro_batches: int) -> tuple[Float
 
 
 def _least_comm(options: Options, comm: Floats) -> Ints:
-    """Return the option of least communication for each segment of layers and GPUs.
+    """Return the options of least communication for each segment of layers and GPUs.
 
-    Options that fit where that one does not are included.
+    Options that fit at places where the least one does not fit are included.
     """
     most = int(options.gpus.max(initial=0)) + 1
     group = (options.start * (options.layers + 1) + options.end) * most + options.gpus

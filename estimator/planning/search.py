@@ -1,10 +1,10 @@
 """The exact least-latency plan of a Cell under the cost model.
 
-An iteration takes a sum over stages and weighted maxima over stages
+The time of an iteration is a sum over stages plus weighted maxima over stages
 (:mod:`tessera.estimator.pipeline`). With the sum T and the maxima m_i, latency = T + sum_i w_i *
-m_i. The heaviest weight, B - 1, is on the slowest stage. Once some plan is known, no stage slower
-than (its latency - least T) / (B - 1) can be in a better one. This leaves few stages and few fronts
-of plans.
+m_i. The heaviest weight, B - 1, is on the slowest stage. Once a plan is known, no stage slower than
+(its latency - least T) / (B - 1) can be in a better one. This leaves few stages and few partial
+plans.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tessera.formulation.cancelling import never
 from tessera.formulation.tables import Bools, Floats, Ints
 
 _LIMITS = np.array([0.0, 0.04, 0.15])
-"""Relative slack over the least possible value for the slowest stage of a first plan."""
+"""Relative slack of the slowest stage of a first plan over its least possible value."""
 _NARROW = 256
-"""Number of fronts of plans kept after each stage. If there are more, the bounds are computed again
-from the stages that are still fast enough. The search is then repeated with 8 times as many, until
-all are kept."""
+"""Number of partial plans kept after each stage. If there are more, the bounds are computed again
+from the stages that are still fast enough. The search is then repeated with 8 times the number,
+until all partial plans are kept."""
 _TIE = 1e-9
 
 
@@ -67,7 +67,7 @@ def latency_of(costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT
 class Found:
     """The best plan with its latency.
 
-    ``rows`` are rows of the options' original table, in order.
+    ``rows`` are the plan's stages in order, as rows of the original table of candidates.
     """
 
     rows: tuple[int, ...]
@@ -83,8 +83,8 @@ def best_plans(
 ) -> dict[int, Found]:
     """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs.
 
-    Degrees without a plan are absent. The result is exact to a relative 1e-9. All degrees share the
-    bounds on the rest of a plan.
+    Degrees without a plan are absent. The result is exact up to a relative error of 1e-9. All
+    degrees share the bounds on the rest of a plan.
 
     Raises:
         DeadlineTooShort: it was cancelled.
@@ -97,11 +97,11 @@ def best_plans(
     weight, worst_s = latency.weight[counts], latency.worst_s[counts]
     criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
     rest = rest_of(usable, criteria, wanted[-1], gpus, cancelled)
-    found: dict[int, Found] = {}
+    plans: dict[int, Found] = {}
     for stages in wanted:
         if np.isfinite(rest.added[0, stages, 0, gpus]):
-            found[stages] = _best(usable, criteria, weight, rest, stages, gpus, cancelled)
-    return found
+            plans[stages] = _best(usable, criteria, weight, rest, stages, gpus, cancelled)
+    return plans
 
 
 def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Found:
@@ -110,23 +110,24 @@ def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Fou
     Raises:
         NoPlan: no chain of options covers the layers within memory.
     """
-    found = best_plans(options, latency, gpus, [stages])
-    if stages not in found:
+    plans = best_plans(options, latency, gpus, [stages])
+    if stages not in plans:
         raise NoPlan(
-            f"no plan of {stages} stages on {gpus} GPUs fits; give more GPUs, memory or other degrees"
+            f"no plan with {stages} stages fits on {gpus} GPUs; use more GPUs, more memory, or another"
+            " pipeline degree"
         )
-    return found[stages]
+    return plans[stages]
 
 
-def plan_of(found: Found, costs: StageCosts, training: Training, room: Room | None = None) -> Plan:
+def plan_of(result: Found, costs: StageCosts, training: Training, room: Room | None = None) -> Plan:
     """Return a search result as a plan, with the memory of each stage."""
-    rows = np.array(found.rows, dtype=np.int64)
+    rows = np.array(result.rows, dtype=np.int64)
     flights = in_flight(training.schedule, len(rows), training.micro_batches)
     every = memory_bytes(costs, 0, room)[rows] + costs.flight_bytes[rows] * flights
     return Plan(
         stages=stages_at(costs.candidates, rows),
         micro_batches=training.micro_batches,
-        iter_time_s=found.latency_s,
+        iter_time_s=result.latency_s,
         memory_bytes=tuple(every.tolist()),
     )
 
@@ -142,7 +143,7 @@ def _best(
 ) -> Found:
     """Return the best plan.
 
-    A good first plan excludes most stages, and the few that are left give tighter bounds.
+    A good first plan excludes most stages. The few that remain give tighter bounds.
     """
     best = _first(options, criteria, weight, rest, stages, gpus, cancelled)
     kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
@@ -230,7 +231,7 @@ def _in_time(
 
 
 def _useful(options: Options, latency: Latency) -> Ints:
-    """Return the options that no other one for the same layers and GPUs equals or beats in all."""
+    """Return the options that no other option for the same layers and GPUs dominates."""
     at = options.source
     values = np.vstack([latency.added_s[None, at], latency.worst_s[:, at], -options.depth[None]])
     most = int(options.gpus.max(initial=0)) + 1
@@ -238,7 +239,7 @@ def _useful(options: Options, latency: Latency) -> Ints:
     lead_of = np.zeros(int(group.max(initial=0)) + 1, dtype=np.int64)
     left = np.flatnonzero(np.isfinite(values).all(axis=0))
     kept = [left[:0]]
-    # Nothing beats the option of least sum, and all that it beats are removed.
+    # No option dominates that of least sum. Keep it, and drop the options that it dominates.
     while len(left):
         lead = left[least_in_each(group[left], values[0, left])]
         kept.append(lead)

@@ -2,8 +2,8 @@
 
 In Crius, section 4.2, layers get GPUs by their FLOPs, and the model is cut where communication is
 least. In Arena, section 3.3, layers get GPUs by their roofline load, and stages get the powers of
-two that are nearest to the sums in L2. That distance is the computation bias. Both papers
-enumerate. Here both are exact by dynamic programming.
+two that are nearest to the sums in L2. That distance is the computation bias. Both papers enumerate
+the partitions. Here, dynamic programming solves both problems exactly.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def shares(load: Floats, gpus: int) -> Floats:
     """Return the GPUs for each layer in proportion to its load, shape (L,)."""
     total = load.sum()
     if not total > 0 or not np.isfinite(total):
-        raise NoPlan("the layers have no load to share GPUs by; give positive, finite loads")
+        raise NoPlan("GPUs cannot be shared by the loads of layers; give positive, finite loads")
     share: Floats = load / total * gpus
     return share
 
@@ -66,7 +66,7 @@ def nearest_powers(share: Floats, gpus: int) -> Ints:
     """Return powers of two, shape (S,), that sum to ``gpus`` and are nearest to the shares in L2.
 
     Raises:
-        NoPlan: fewer GPUs than stages.
+        NoPlan: ``gpus`` is not a sum of that many powers of two.
     """
     count = len(share)
     sizes = np.array(powers_of_two(gpus), dtype=np.int64)
@@ -81,16 +81,18 @@ def balance_stages(load: Floats, gpus: int, stages: int) -> Stages:
     """Return the partition and GPUs of least computation bias (Arena, section 3.3).
 
     Raises:
-        NoPlan: fewer layers or GPUs than stages.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     return balanced_each(load, gpus, [stages])[0]
 
 
 def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
-    """Return the result of :func:`balanced` for each pipeline degree, from one table.
+    """Return the result of :func:`balance_stages` for each pipeline degree, from one table.
 
     Raises:
-        NoPlan: fewer layers or GPUs than stages.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     every, share = _all_stages(load, gpus)
     value = (share - every.gpus) ** 2
@@ -101,10 +103,11 @@ def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
 def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
     """Return the ``k`` partitions with GPUs of least computation bias, best first.
 
-    There are fewer if there are not ``k`` of them.
+    The result is shorter if there are fewer partitions.
 
     Raises:
-        NoPlan: there is none.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     every, share = _all_stages(load, gpus)
     value = (share - every.gpus) ** 2
@@ -113,14 +116,15 @@ def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
         front = front.extended(every, value, left, k)
     done = (front.layer == every.layers) & (front.gpus == 0)
     if not done.any():
-        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs: fewer layers or GPUs than that")
+        raise NoPlan(f"no plan has {stages} stages on {gpus} GPUs; use another number of stages")
     best = np.flatnonzero(done)[np.argsort(front.total[done], kind="stable")]
     return [_made(every, share, front.rows[:, i]) for i in best]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fronts:
-    """The first stages of n plans: next layer, GPUs left, sum, and options, shape (stages, n)."""
+    """The first stages of n plans: next layer, GPUs left and sum, shape (n,), and options, shape
+    (stages, n)."""
 
     layer: Ints
     gpus: Ints
@@ -156,14 +160,15 @@ class _Fronts:
 def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages:
     """Return Crius' stages (section 4.2): cut for least communication, GPU sums near powers of two.
 
-    ``flops`` has shape (L,), as has ``boundary``, the amount that each layer hands to the next. The
-    value of the last layer is not used. A stage may have ``p`` GPUs if its sum of the layers' GPUs
-    is within ``NEAR`` of p in log2. If no partition has only such stages, the least distance that
-    some partition reaches in all stages is allowed. Ties are broken by the least computation bias,
-    then by the earliest cut. The paper does not specify this.
+    ``flops`` and ``boundary`` have shape (L,). The boundary is the amount that a layer hands to the
+    next. That of the last layer is not used. A stage may have ``p`` GPUs if the sum of its layers'
+    GPUs is within ``NEAR_POWER_DISTANCE`` of p in log2. If no partition consists of such stages, the
+    least distance that a partition reaches in all stages is allowed. Ties are broken by the least
+    computation bias, then by the earliest cut. The paper does not specify this.
 
     Raises:
-        NoPlan: fewer layers or GPUs than stages.
+        NoPlan: there are fewer layers than stages, or ``gpus`` is not a sum of that many powers of
+            two.
     """
     every, share = _all_stages(flops, gpus)
     off = np.abs(np.log2(np.maximum(share, 1e-300) / every.gpus))
@@ -173,7 +178,7 @@ def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages
     bias = (stage_shares(flops, gpus, near.start, near.end) - near.gpus) ** 2
     rest = suffixes(near, cut[None], np.add, stages, gpus)[0]
     if not np.isfinite(rest[stages, 0, gpus]):
-        raise NoPlan(f"no plan of {stages} stages on {gpus} GPUs: fewer layers or GPUs than that")
+        raise NoPlan(f"no plan has {stages} stages on {gpus} GPUs; use another number of stages")
     return _least_bias_of_cheapest(near, cut, bias, rest, stages, gpus)
 
 
@@ -182,8 +187,8 @@ def _least_bias_of_cheapest(
 ) -> Stages:
     """Return the plan of least bias among those of least communication.
 
-    It minimises a sum of both whose weight on bias is too small to matter. Cuts count as equal
-    unless they differ by more than 1e-6 of the total.
+    It minimises a sum of both in which the weight of the bias is too small to outweigh
+    communication. Cuts count as equal unless they differ by more than 1e-6 of the total.
     """
     total = float(rest[stages, 0, gpus]) or float(cut.max(initial=0.0)) or 1.0
     most_bias = float(bias.max(initial=0.0)) * stages or 1.0

@@ -1,4 +1,4 @@
-"""The plan that needs the least memory, for the message about a degree at which nothing fits."""
+"""The plan that needs the least memory. It explains why no plan fits at a pipeline degree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tightest_plan(
     layers: int,
     room: Room | None = None,
 ) -> Ints | None:
-    """Return the rows of the plan whose fullest GPU holds least, in order.
+    """Return the rows, in order, of the plan whose fullest GPU needs the least memory.
 
     If nothing can run at all, return None. This is dynamic programming over (stages left, first
     layer left, GPUs left), as in ``chain.py``, but with memory that grows with the stages left
@@ -60,8 +60,8 @@ class _Rows:
         The columns are the numbers of GPUs left before the row.
         """
         left = np.arange(self.gpus + 1)[None, :] - self.size[:, None]
-        found: Floats = np.where(left >= 0, rest[self.end[:, None], np.maximum(left, 0)], np.inf)
-        return found
+        needed: Floats = np.where(left >= 0, rest[self.end[:, None], np.maximum(left, 0)], np.inf)
+        return needed
 
     def walk(self, best: Floats, needed: list[Floats], stages: int) -> Ints:
         """Return the rows of the best plan."""

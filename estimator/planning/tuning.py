@@ -1,9 +1,9 @@
-"""Plans that a runtime may try after a Cell was chosen: a small space instead of all of them.
+"""Spaces of the plans that a runtime tries once a Cell is chosen, instead of all plans.
 
-A space is given by the stages from which its plans may be built. It is counted and enumerated
-without listing anything outside it. Crius, section 5.2, keeps the partition and half of each
-stage's shapes. Arena, section 3.6, keeps partitions no more imbalanced than those of its frontier,
-and the shapes of stages that are on it.
+A space is given by the stages from which its plans may be built. Its plans are counted and
+enumerated without listing any outside the space. Crius, section 5.2, keeps the partition and half
+of each stage's shapes. Arena, section 3.6, keeps partitions that are no more imbalanced than those
+of its frontier, and the shapes of the frontier's stages.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ def proxy_alone(space: SearchSpace, proxy: Sequence[int]) -> SearchSpace:
 def crius_halves(space: SearchSpace, estimated: Sequence[int]) -> SearchSpace:
     """Return the estimated plan's stages with half of their shapes (Crius, section 5.2).
 
-    A stage of N GPUs that chose data parallelism is tuned from there to the half-hybrid shape, sqrt
-    N x sqrt N. One that chose tensor parallelism is tuned from there on. If N is an odd power of
-    two, the powers of two nearest to sqrt N are on either side of it, and each half has its own: dp
-    >= tp, or tp >= dp. A stage whose shape is the half-hybrid itself keeps both halves.
+    A stage of N GPUs with data parallelism keeps the shapes from there to the half-hybrid shape,
+    sqrt N x sqrt N. A stage with tensor parallelism keeps those from the half-hybrid shape on. If N
+    is an odd power of two, sqrt N lies between two powers of two, and each half has its own: dp >=
+    tp, or tp >= dp. A stage whose shape is the half-hybrid itself keeps both halves.
     """
     c, option = space.candidates, space.options
     kept = np.zeros(len(option), dtype=np.bool_)
@@ -141,8 +141,8 @@ def crius_halves(space: SearchSpace, estimated: Sequence[int]) -> SearchSpace:
 def imbalance(space: SearchSpace, load: Floats) -> Floats:
     """Return the load per GPU of each option relative to a balanced plan, shape (K,).
 
-    The largest value of a plan's stages is its pace relative to the best pace. It is therefore our
-    measure of "imbalance" (Arena, section 3.6, does not specify one).
+    The largest value among a plan's stages is its pace relative to the best possible pace. It is our
+    measure of "imbalance", which Arena, section 3.6, does not define.
     """
     option = space.options
     share: Floats = stage_shares(load, space.gpus, option.start, option.end) / option.gpus
@@ -154,10 +154,10 @@ def arena_rules(
 ) -> SearchSpace:
     """Return the space that Arena's rules leave (section 3.6), given the plans of the frontier.
 
-    1. The pipeline degree is that of the best Cell, i.e. of ``space``. 2. No stage is more loaded
-    than the most loaded stage of the frontier's plans, times ``slack``. 3. A stage with the same
-    layers as one on the frontier has GPUs and shape of that one. If frontier plans differ, it may
-    have those of any.
+    1. The pipeline degree is that of the best Cell, i.e. of ``space``.
+    2. No stage has more load than the most loaded stage of the frontier's plans, times ``slack``.
+    3. A stage with the same layers as a stage on the frontier has the GPUs and shape of that stage.
+       If the frontier's plans differ, it may have those of any.
     """
     option = space.options
     on_it = np.unique(np.concatenate([_checked(space, rows) for rows in frontier]))
@@ -173,7 +173,7 @@ def _checked(space: SearchSpace, rows: Sequence[int]) -> Ints:
     """Return rows as an array.
 
     Raises:
-        Mismatch: some row is not one of the space's options.
+        Mismatch: a row is not among the options of the space.
     """
     at = np.asarray(rows, dtype=np.int64)
     if missing := at[~np.isin(at, space.options.source)].tolist():

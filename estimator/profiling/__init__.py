@@ -1,1 +1,1 @@
-"""Measurements with JAX on the devices of this machine."""
+"""Measurements of layers, steps and collectives with JAX on the devices of this machine."""

@@ -1,6 +1,6 @@
 """Timing of collectives on the available JAX devices, as rows in the format of the tables.
 
-All processes of a ``jax.distributed`` job call :func:`measure` with the same arguments. Each
+All processes of a ``jax.distributed`` job call :func:`time_collectives` with the same arguments. Each
 process is a node.
 """
 
@@ -30,8 +30,8 @@ _AXES: Final = ("node_block", "node", "gpu_block", "gpu")
 _GROUP: Final = ("node", "gpu")
 _MOST_LOOPS: Final = 50
 _LOOPED_BYTES: Final = 2**27
-"""A timed run repeats small collectives, so that dispatch is a small part of it. Large ones are
-repeated only a few times."""
+"""Bytes that the repeats of a collective in one timed run move. Small collectives are repeated often,
+so that dispatch is a small part of the run. Large ones are repeated only a few times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,13 @@ def measure(
 ) -> list[CommRecord]:
     """Return a row for each primitive, group and size.
 
-    A group of n nodes x g GPUs runs everywhere at the same time. A size that does not divide among
-    a group is rounded up to one that does, and the row has the size that was sent. ``SEND`` runs on
-    groups of two only, and other groups are left out for it.
+    Groups of n nodes x g GPUs cover the machine and run at the same time. A size that cannot be
+    divided evenly among a group is rounded up, and the row has the size that was sent. ``SEND``
+    only runs on groups of two. Other groups are skipped.
 
     Raises:
-        InvalidInput: a group that does not tile the machine or has one GPU, a size that is not
-            positive, or a time that is not.
+        InvalidInput: a group does not divide the machine evenly or has one GPU, or a size or a time
+            is not positive.
     """
     there = machine()
     shapes = list(groups)
@@ -88,7 +88,7 @@ def measure(
 def mesh(group: Shape, there: Shape) -> Mesh:
     """Return the machine divided into groups along the axes node and gpu.
 
-    Groups are neighbours in a node first, then nodes.
+    A group has neighbouring GPUs of a node, on neighbouring nodes.
     """
     devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     grid = np.array(devices).reshape(
@@ -103,7 +103,7 @@ def mesh(group: Shape, there: Shape) -> Mesh:
 def program(primitive: Primitive, over: Mesh, loops: int) -> Callable[[jax.Array], jax.Array]:
     """Return a function that runs the collective ``loops`` times on an array across all devices.
 
-    Each run depends on the last, so that none is dropped or overlapped.
+    Each run depends on the previous one, so that none is optimized away or overlapped.
     """
     size = over.shape["node"] * over.shape["gpu"]
     body = _body(primitive, size)
@@ -143,7 +143,9 @@ def _row(
     times = _times_s(primitive, elements, mesh(group, there), bench)
     mean = statistics.fmean(times)
     if not (math.isfinite(mean) and mean > 0):
-        raise InvalidInput("clock", f"{primitive} of {elements} elements took {mean} s; check it")
+        raise InvalidInput(
+            "clock", f"measured {mean} s for {primitive} of {elements} elements; check the clock"
+        )
     return CommRecord(
         primitive=primitive.value,
         gpu_type=bench.gpu_type,
@@ -173,12 +175,12 @@ def _times_s(primitive: Primitive, elements: int, over: Mesh, bench: Bench) -> l
     x = make()
     run = jax.jit(program(primitive, over, loops))
     jax.block_until_ready(run(x))
-    found = []
+    times = []
     for _ in range(bench.repeats):
         start = bench.clock()
         jax.block_until_ready(run(x))
-        found.append((bench.clock() - start) / loops)
-    return found
+        times.append((bench.clock() - start) / loops)
+    return times
 
 
 def _elements(size_bytes: int, group: int) -> int:
@@ -201,6 +203,6 @@ def _check_group(group: Shape, there: Shape) -> None:
     ):
         raise InvalidInput(
             "groups",
-            f"{group.nodes} nodes x {group.gpus_per_node} GPUs do not tile the {there.nodes} nodes x "
-            f"{there.gpus_per_node} GPUs that are there",
+            f"groups of {group.nodes} nodes x {group.gpus_per_node} GPUs do not divide the available"
+            f" {there.nodes} nodes x {there.gpus_per_node} GPUs evenly",
         )

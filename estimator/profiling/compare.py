@@ -1,4 +1,4 @@
-"""Comparison of summed layer profiles with whole steps, measured directly on the available device.
+"""Comparison of summed layer profiles with whole steps, both measured on the available device.
 
 ``python -m tessera.estimator.profiling.compare`` reads a request as JSON and writes a report as
 JSON, so that its caller need not import JAX.
@@ -76,8 +76,8 @@ SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
         (4,),
     ),
 )
-"""Names, models and numbers of samples for a CPU: the families of the papers with a few million
-parameters each."""
+"""Names, models and numbers of samples for a CPU. The models are of the papers' families, with a few
+million parameters each."""
 
 REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     (
@@ -123,7 +123,7 @@ REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
         (8, 16),
     ),
 )
-"""The same at the smallest sizes of the papers, for an accelerator with at least 40 GB."""
+"""The same for an accelerator with at least 40 GB. The models have the smallest sizes of the papers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ def compare(
         Untraceable: a model cannot be traced.
     """
     effort = effort or Effort(warmups=2, repeats=10)
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     records: list[ProfileRecord] = []
     for name, source, counts in models:
         graph = kinds_of(source)
@@ -167,7 +167,7 @@ def compare(
             records += new
             step = source.step(samples)
             whole = measure_step(step, effort=effort)
-            found.append(
+            comparisons.append(
                 Comparison(
                     model=name,
                     samples=samples,
@@ -182,7 +182,7 @@ def compare(
                     method=whole.method,
                 )
             )
-    return found, records
+    return comparisons, records
 
 
 def main() -> None:
@@ -194,7 +194,7 @@ def main() -> None:
     given = [(name, Source(**source), counts) for name, source, counts in request.get("models", [])]
     models = given or (SMALL if jax.default_backend() == "cpu" else REAL)
     try:
-        found, records = compare(models, date=request.get("date", ""))
+        comparisons, records = compare(models, date=request.get("date", ""))
     except TesseraError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return
@@ -203,7 +203,7 @@ def main() -> None:
     report = {
         "device": device_name(),
         "versions": versions(),
-        "comparisons": [asdict(c) for c in found],
+        "comparisons": [asdict(c) for c in comparisons],
     }
     sys.stdout.write(json.dumps(report) + "\n")
 

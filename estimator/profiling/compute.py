@@ -40,8 +40,8 @@ class ProfiledCompute:
     Beyond the measured samples, the nearest measurement grows as ``fallback`` does. A (kind,
     degree) without a measurement takes the fallback times the geometric mean ratio of the nearest
     similar kinds. They are the same kind at another degree, kinds of the same main operator, or all
-    kinds of the graph. Joined layers (``graph.merge_layers``) are the sum of their parts if each part was
-    measured.
+    kinds of the graph. Joined layers (``graph.merge_layers``) are the sum of their parts if each
+    part was measured.
     """
 
     records: Sequence[ProfileRecord]
@@ -52,14 +52,15 @@ class ProfiledCompute:
         """Group the records.
 
         Raises:
-            InvalidInput: none, or of several devices, versions or types.
+            InvalidInput: there are no records, or they have several devices, versions or data
+                types.
         """
         if not self.records:
-            raise InvalidInput("records", "there are none; profile first")
+            raise InvalidInput("records", "must not be empty; profile the model first")
         first = self.records[0]
         check(self.records, versions=first.versions, device=first.device)
         if len({r.dtype for r in self.records}) > 1:
-            raise InvalidInput("records", "they are of several types; keep each type's apart")
+            raise InvalidInput("records", "must all have one data type; load each type separately")
         grouped: dict[tuple[str, int], dict[float, Point]] = {}
         for r in self.records:  # a later measurement replaces an earlier one
             grouped.setdefault((r.kind, r.tp), {})[r.samples] = (
@@ -67,7 +68,7 @@ class ProfiledCompute:
                 r.forward_s,
                 r.backward_s,
             )
-        points = {key: tuple(sorted(found.values())) for key, found in grouped.items()}
+        points = {key: tuple(sorted(series.values())) for key, series in grouped.items()}
         object.__setattr__(self, "_points", points)
 
     def coverage(self, graph: Graph, tp: int) -> Coverage:
@@ -88,7 +89,8 @@ class ProfiledCompute:
         if graph.dtype != self.records[0].dtype:
             raise InvalidInput(
                 "records",
-                f"they are of {self.records[0].dtype}, the graph of {graph.dtype}; profile it",
+                f"have the data type {self.records[0].dtype}, but the graph has {graph.dtype};"
+                " profile the model in that type",
             )
         samples, tp = np.asarray(samples, dtype=np.float64), np.asarray(tp, dtype=np.int64)
         plain = np.stack(self.fallback.layer_s(graph, training, samples, tp))  # (2, D, L)
@@ -113,7 +115,8 @@ class ProfiledCompute:
     def _series(self, kind: str, tp: int) -> tuple[Point, ...]:
         """Return a kind's measurements by samples.
 
-        For a joined kind, they are the sums for samples at which all parts have a measurement.
+        For a joined kind, they are sums, for the numbers of samples at which all parts were
+        measured.
         """
         parts = [self._points.get((part, tp), ()) for part in kind.split("+")]
         shared = set.intersection(*({p[0] for p in part} for part in parts))
@@ -125,22 +128,22 @@ class ProfiledCompute:
 
     def _anchors(self, graph: Graph, training: Training) -> dict[tuple[str, int], Floats]:
         """Return the fallback's seconds at each kind's measured samples, shape (2, points)."""
-        found: dict[tuple[str, int], Floats] = {}
+        anchors: dict[tuple[str, int], Floats] = {}
         for degree in self._degrees():
             for column, kind in enumerate(graph.kind):
-                series = self._series(kind, degree) if (kind, degree) not in found else ()
+                series = self._series(kind, degree) if (kind, degree) not in anchors else ()
                 if series:
                     at = np.array([p[0] for p in series])
                     both = self.fallback.layer_s(
                         graph, training, at, np.full(len(at), degree, dtype=np.int64)
                     )
-                    found[kind, degree] = np.stack(both)[:, :, column]
-        return found
+                    anchors[kind, degree] = np.stack(both)[:, :, column]
+        return anchors
 
     def _ratio(self, kind: str, anchors: Mapping[tuple[str, int], Floats]) -> Floats:
         """Return the ratio of measured to fallback seconds of similar kinds, forward and backward.
 
-        If there is none, the ratio is 1.
+        Without similar kinds, the ratio is 1.
         """
         operator = kind.partition("-")[0]
         tests = (
@@ -163,8 +166,8 @@ class ProfiledCompute:
 def _interpolated(series: Sequence[Point], base: Floats, samples: Floats, grown: Floats) -> Floats:
     """Return seconds, shape (2, D).
 
-    They are linear between measurements. Beyond them, they grow with ``grown`` relative to ``base``
-    of the nearest one.
+    They are linear between measurements. Beyond them, they grow as ``grown`` does relative to the
+    ``base`` of the nearest measurement.
     """
     at = np.array([p[0] for p in series])
     seconds = np.array([p[1:] for p in series]).T  # (2, points)

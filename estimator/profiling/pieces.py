@@ -70,7 +70,7 @@ def piece_of(traced: Traced, layer: int) -> Piece:
 
 
 def examples(avals: Sequence[jax.ShapeDtypeStruct], below: int, seed: int = 0) -> list[Any]:
-    """Return arrays of these shapes: normal numbers (a repeated block), integers below ``below``.
+    """Return arrays of these shapes: normal numbers (a repeated block), or integers below ``below``.
 
     NumPy makes them, because JAX would compile for each shape.
     """
@@ -100,20 +100,20 @@ def _free(flow: Flow, own: Sequence[int]) -> set[int]:
     """Return the operators without batch or weights (masks, positions) that ``own`` needs."""
     program = flow.program
     writer = {v: i for i, op in enumerate(program.operators) for v in op.writes}
-    found: set[int] = set()
+    free: set[int] = set()
     stack = [v for i in own for v in program.operators[i].reads]
     while stack:
         value = stack.pop()
         index = writer.get(value, -1)
         if (
             index >= 0
-            and index not in found
+            and index not in free
             and not flow.from_batch[value]
             and not flow.sources.get(value)
         ):
-            found.add(index)
+            free.add(index)
             stack.extend(program.operators[index].reads)
-    return found
+    return free
 
 
 def _trained(flow: Flow, value: int) -> bool:

@@ -1,4 +1,4 @@
-"""Profile records as JSON lines: seconds of a layer kind, with provenance (without JAX)."""
+"""Profile records as JSON lines: the seconds of a layer kind, with provenance. This needs no JAX."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tessera.formulation.errors import InvalidInput
 Key = tuple[str, float, int, str]
 
 METHODS = ("kernels", "wall clock")
-"""``kernels``: the sum of kernel durations on the device, from JAX's profiler. ``wall clock``: the
-time until results are ready, with launches, if the profiler sees no kernels (on a CPU)."""
+"""Methods of measurement. ``kernels`` is the sum of kernel durations on the device, from JAX's
+profiler. ``wall clock`` is the time until results are ready, including launches. It is used where
+the profiler sees no kernels (on a CPU)."""
 
 
 class ProfileMismatch(InvalidInput):
@@ -48,29 +49,28 @@ class ProfileRecord:
         """Check the amounts.
 
         Raises:
-            InvalidInput: which one is wrong.
+            InvalidInput: an amount or the method is wrong; the message names it.
         """
         for name in ("samples", "forward_s", "backward_s", "device_s"):
             amount = getattr(self, name)
             if not math.isfinite(amount) or amount < 0:
                 raise InvalidInput(
                     name,
-                    f"{amount} in the profile of {self.kind}: not a time or amount; measure it again",
+                    f"{amount} in the profile of {self.kind} is negative or not finite; profile it again",
                 )
         if self.samples == 0 or self.forward_s == 0 or self.tp < 1:
             raise InvalidInput(
                 "profile",
-                f"{self.kind}: samples, forward_s and tp must be above 0; measure it again",
+                f"{self.kind}: samples, forward_s and tp must be above 0; profile it again",
             )
         if self.method not in METHODS:
-            raise InvalidInput("method", f"{self.method!r}; use one of {', '.join(METHODS)}")
+            raise InvalidInput(
+                "method", f"unknown method {self.method!r}; use one of {', '.join(METHODS)}"
+            )
 
     @property
     def key(self) -> Key:
-        """Return the key of the measurement.
-
-        An operator measured once serves all Cells of a job.
-        """
+        """Return the key of the measurement. One measurement of a kind serves all Cells of a job."""
         return self.kind, float(self.samples), self.tp, self.dtype
 
 
@@ -89,15 +89,15 @@ def load(
     If ``versions`` or ``device`` is given, all records must match it.
 
     Raises:
-        InvalidInput: a line that is not a record, or NaN in it.
-        ProfileMismatch: records of other versions or of another device.
+        InvalidInput: a line is not a record, or has NaN.
+        ProfileMismatch: the records have other versions or another device.
     """
-    found = []
+    records = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if line.strip():
-            found.append(_record(line, f"{path.name}, line {number}"))
-    check(found, versions=versions, device=device)
-    return found
+            records.append(_record(line, f"{path.name}, line {number}"))
+    check(records, versions=versions, device=device)
+    return records
 
 
 def check(
@@ -115,14 +115,14 @@ def check(
         if device is not None and record.device != device:
             raise ProfileMismatch(
                 "profile",
-                f"{record.kind} was measured on {record.device}, not on {device}; profile there",
+                f"{record.kind} was measured on {record.device}, not on {device}; profile it on {device}",
             )
         for name, wanted in (versions or {}).items():
             if (was := record.versions.get(name, "unknown")) != wanted:
                 raise ProfileMismatch(
                     "profile",
-                    f"{record.kind} was measured with {name} {was}, not {wanted}; profile again, or "
-                    "load without versions and widen the uncertainty",
+                    f"{record.kind} was measured with {name} {was}, not {wanted}; profile it again, or "
+                    "load the file without versions and widen the uncertainty",
                 )
 
 
@@ -133,7 +133,10 @@ def _record(line: str, where: str) -> ProfileRecord:
         raise InvalidInput(where, f"{error.problem}; delete the line or profile again") from error
     names = {f.name for f in fields(ProfileRecord)}
     if not isinstance(raw, dict) or set(raw) != names:
-        raise InvalidInput(where, f"no profile record; it must have {', '.join(sorted(names))}")
+        raise InvalidInput(
+            where,
+            f"is not a profile record; a record must have the fields {', '.join(sorted(names))}",
+        )
     try:
         return ProfileRecord(**raw)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Profiling at the sizes that fit, which can be interrupted at any moment and then continues."""
+"""Profiling at all sizes that fit on the device. It can be interrupted at any time and resumed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Measured:
 def load_records(path: Path) -> list[ProfileRecord]:
     """Return the records of earlier runs in ``path``, each layer once, without an incomplete line.
 
-    Records of another device or of other versions are moved to another file, as they cannot be
+    Records of another device or of other versions are moved to another file, because they cannot be
     mixed with new ones.
 
     Raises:
-        InvalidInput: a whole line is not a record.
+        InvalidInput: a complete line is not a record.
     """
     if not path.exists():
         return []
@@ -43,11 +43,11 @@ def load_records(path: Path) -> list[ProfileRecord]:
     if whole != text:
         path.write_bytes(whole)
     try:
-        found = load(path, versions=versions(), device=device_name())
+        records = load(path, versions=versions(), device=device_name())
     except ProfileMismatch:
         path.replace(path.with_suffix(".elsewhere"))
         return []
-    return list({record.key: record for record in found}.values())
+    return list({record.key: record for record in records}.values())
 
 
 def measure_layers(
@@ -61,16 +61,16 @@ def measure_layers(
 ) -> Measured:
     """Measure a step's layers at ``sizes``, except those that are among ``known``.
 
-    ``told`` is called with each new record and the total number of records. For each tensor degree,
-    the sizes from the first that exceeds the device's memory are left out.
+    ``told`` is called with each new record and the total number of records. For each tensor
+    degree, the first size that exceeds the device's memory and all larger ones are left out.
 
     Raises:
         Untraceable: the step cannot be traced at these sizes.
-        NotAllowed: not even the smallest fits.
+        NotAllowed: not even the smallest size fits.
     """
     known, names = list(known), kinds_of(source)
     layers = Counter(names.kind)
-    found: list[ProfileRecord] = []
+    records: list[ProfileRecord] = []
     too_large: list[Size] = []
     for samples, tp in sorted(sizes, key=lambda size: size[::-1]):
         if any(degree == tp for _, degree in too_large):
@@ -85,7 +85,7 @@ def measure_layers(
                 known=known,
                 effort=effort,
                 names=names,
-                told=lambda record: told(record, len(layers) * len(sizes)),
+                report=lambda record: told(record, len(layers) * len(sizes)),
             )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -93,10 +93,10 @@ def measure_layers(
             too_large.append((samples, tp))
             continue
         known += new
-        found += [r for r in known if (r.samples, r.tp) == (samples, tp) and r.kind in layers]
-    if not found:
+        records += [r for r in known if (r.samples, r.tp) == (samples, tp) and r.kind in layers]
+    if not records:
         raise NotAllowed(
-            f"{source.target} does not fit on {device_name()} with the fewest samples, "
-            f"{min(sizes)[0]}: nothing can be measured there"
+            f"{source.target} does not fit on {device_name()} even with {min(sizes)[0]} samples, the"
+            " fewest requested; profile it with fewer samples or on a larger device"
         )
-    return Measured(records=tuple(found), layers=layers, too_large=tuple(too_large))
+    return Measured(records=tuple(records), layers=layers, too_large=tuple(too_large))

@@ -21,8 +21,8 @@ from tessera.estimator.tracing.trace import Traced, trace_program
 class Source:
     """A function ``module:function`` that makes steps of a model.
 
-    Besides ``arguments``, it takes ``samples``, and ``tp`` if the model can be divided within a
-    tensor group.
+    In addition to ``arguments``, it takes ``samples``, and ``tp`` if the model can be divided within
+    a tensor group.
     """
 
     target: str
@@ -32,7 +32,7 @@ class Source:
         """Return the step that one GPU computes.
 
         Raises:
-            Untraceable: it cannot be had at these sizes.
+            Untraceable: the function cannot make a step at these sizes.
         """
         given = {**self.arguments, "samples": samples} | ({"tp": tp} if tp > 1 else {})
         return load_step(self.target, given)
@@ -59,15 +59,16 @@ def profile_stage(
     end: int | None = None,
     known: Iterable[ProfileRecord] = (),
     effort: Effort | None = None,
-    told: Callable[[ProfileRecord], object] = lambda _: None,
+    report: Callable[[ProfileRecord], object] = lambda _: None,
     names: Graph | None = None,
 ) -> list[ProfileRecord]:
     """Return records of the layers ``start`` to ``end`` that are not in ``known``, one per kind.
 
-    Kinds are named as in ``kinds_of(source)``, whatever ``samples`` and ``tp``, so that records
-    serve all Cells of a job. ``names`` is that graph, so that several sizes trace it once. ``told``
-    is called with each record as it is measured, and ``date`` is provenance. The device is held
-    from compilation to the last run, and ``device_s`` counts this time.
+    Kinds are named as in ``kinds_of(source)`` for all ``samples`` and ``tp``, so that records serve
+    all Cells of a job. ``names`` is that graph. Callers that measure several sizes pass it, so that
+    it is traced once. ``report`` is called with each record as it is measured, and ``date`` is
+    provenance. ``device_s`` counts the time from compilation to the last run, during which the
+    device is held.
 
     Raises:
         Untraceable: the step cannot be traced at these sizes.
@@ -85,7 +86,7 @@ def profile_stage(
         record = _record(here, layer, effort, kind=kind, samples=samples, tp=tp, date=date)
         measured.add(record.key)
         records.append(record)
-        told(record)
+        report(record)
     return records
 
 
@@ -98,13 +99,13 @@ def _check_alike(names: Graph, here: Graph, samples: int, tp: int) -> None:
     """Check that a step has the same layers at other sizes.
 
     Raises:
-        Untraceable: other layers, or layers that are alike at one size and not at the other.
+        Untraceable: the layers differ, or two layers are alike at one size and not at the other.
     """
     alike = [[kinds.index(kind) for kind in kinds] for kinds in (names.kind, here.kind)]
     if alike[0] != alike[1]:
         raise Untraceable(
-            f"{names.name} has other layers with {samples} samples and tp {tp} than with one sample; its "
-            "operators must not depend on sizes"
+            f"{names.name} has different layers with {samples} samples and tp {tp} than with one sample;"
+            " make its operators independent of these sizes"
         )
 
 
@@ -204,7 +205,7 @@ def total_s(graph: Graph, records: Iterable[ProfileRecord], samples: int, tp: in
     """Return the forward and backward seconds of all layers of a graph, from records alone.
 
     Raises:
-        KeyError: a layer that was not profiled.
+        KeyError: a layer was not profiled.
     """
     seconds = {record.key: record.forward_s + record.backward_s for record in records}
     return sum(seconds[kind, float(samples), tp, graph.dtype] for kind in graph.kind)

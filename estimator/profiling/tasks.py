@@ -1,8 +1,8 @@
-"""Profiling tasks, without side effects: what can be measured, what is missing, and its state.
+"""Profiling tasks: the measurements that are possible, those that are missing, and their states.
 
-A profiling task is a job of the service's own: one GPU of one type, with the least weight and in
-the last queue. Its layers do not depend on the batch, so workloads that only differ by it share
-tasks and records.
+A profiling task is a job of the service's own on one GPU of a type, with the least weight and in
+the last queue. Layers do not depend on the batch, so workloads that only differ in it share tasks
+and records. Nothing here has side effects.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from tessera.formulation.values import PROFILING, Cell, Source, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_QUEUE: Final = 100
-"""The least weight and the last queue that users may give, so that no user's job is worth less."""
+"""The least weight and the last queue that users may give, so that no user's job has less value than
+a task."""
 
 NOMINAL_S: Final = 60.0
-"""Nominal seconds of a size, for use in rounds. Nothing depends on it."""
+"""Nominal seconds for a size of a task. Rounds need an iteration time; its value has no meaning."""
 
 TASKS: Final = Workload(model=PROFILING, params="", global_batch=100_000)
-"""The nominal workload of all tasks.
-
-Its batch is so large that a sum of raw samples/s sees them.
-"""
+"""The nominal workload of all tasks. Its batch is large enough for tasks to count in a sum of raw
+samples/s."""
 
 Value = int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The sizes to measure, and whether to measure every workload or only on a job's request."""
+    """The sizes to measure. ``always`` means all workloads, not only those of jobs that ask for it."""
 
     always: bool = False
     samples: tuple[int, ...] = (1, 2, 4, 8)
@@ -101,7 +100,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The profiling of a workload. ``problem`` is the reason if nothing can be measured."""
+    """The profiling of a workload. ``problem`` says why nothing can be measured, or is ""."""
 
     asked: bool
     source: str
@@ -115,15 +114,15 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
     Values become whole numbers or numbers if possible, and otherwise stay texts.
 
     Raises:
-        InvalidInput: one is not of that form, or repeats another's name.
+        InvalidInput: a text does not have that form, or repeats a name.
     """
-    found: dict[str, Value] = {}
+    arguments: dict[str, Value] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not (equals and key.isidentifier()) or key in found:
-            raise InvalidInput(field, f"{text[:80]!r}: write NAME=VALUE, each name once")
-        found[key] = value_of(value)
-    return tuple(sorted(found.items()))
+        if not (equals and key.isidentifier()) or key in arguments:
+            raise InvalidInput(field, f"{text[:80]!r}: write NAME=VALUE, with each name once")
+        arguments[key] = value_of(value)
+    return tuple(sorted(arguments.items()))
 
 
 def value_of(text: str) -> Value:
@@ -137,7 +136,7 @@ def value_of(text: str) -> Value:
 
 
 def step_of(workload: Workload, own: Iterable[ModelSpec]) -> Step | None:
-    """Return the step that measures a workload: that of a user's model or else of a published one.
+    """Return the step that measures a workload, from a user's model or else from a published one.
 
     If there is no step, return None.
     """
@@ -165,8 +164,8 @@ def profiles_of(
         if _is_of(row, workload, step) and row.dtype == dtype:
             by_type[row.gpu_type].append(row)
     return {
-        gpu_type: _profile([row for row in found if row.task == found[-1].task])
-        for gpu_type, found in sorted(by_type.items())
+        gpu_type: _profile([row for row in measured if row.task == measured[-1].task])
+        for gpu_type, measured in sorted(by_type.items())
     }
 
 
@@ -185,7 +184,7 @@ def _profile(rows: Sequence[ProfileRow]) -> Profile:
     for (tp, samples), (forward_s, backward_s) in sorted(sums.items()):
         points[tp].append((samples, forward_s, backward_s))
     return Profile(
-        points={tp: tuple(found) for tp, found in points.items()},
+        points={tp: tuple(series) for tp, series in points.items()},
         device=rows[-1].device,
         date=rows[-1].date,
         records=len(rows),
@@ -194,7 +193,7 @@ def _profile(rows: Sequence[ProfileRow]) -> Profile:
 
 
 def task_name(workload: Workload, step: Step, gpu_type: str) -> str:
-    """Return the id of the measuring job, which is unique as it does not depend on its creator."""
+    """Return the id of the measuring job. All creators give it the same id, so that it is unique."""
     text = f"{workload.model}/{workload.params}: {step.source}"
     return f"profile-{hashlib.sha256(text.encode()).hexdigest()[:12]}-{gpu_type}"
 
@@ -250,7 +249,7 @@ def missing_tasks(
     """
     there = {task.name for task in known.profiling}
     types = _types(known, catalogue)
-    found: dict[str, JobSpec] = {}
+    tasks: dict[str, JobSpec] = {}
     for wanted in known.wanted:
         step = step_of(wanted.workload, known.models)
         if step is None or not (wanted.profile or options.always):
@@ -259,8 +258,8 @@ def missing_tasks(
         for gpu_type in types:
             spec = task_of(wanted.workload, step, gpu_type, options)
             if gpu_type not in measured and spec.name not in there:
-                found.setdefault(spec.name, spec)
-    return found
+                tasks.setdefault(spec.name, spec)
+    return tasks
 
 
 def status(
@@ -273,8 +272,8 @@ def status(
     if step is None:
         problem = (
             f"{workload.model} {workload.params}".rstrip()
-            + " has no step in JAX that could be measured: name one with `tessera models add --step"
-            " MODULE:FUNCTION`; until then its estimates stay analytic"
+            + " has no step in JAX to measure; name one with `tessera models add --step"
+            " MODULE:FUNCTION`. Until then its estimates stay analytic"
         )
         return Status(asked=asked, source="", problem=problem, tasks=())
     tasks = [_task_status(known, workload, step, t) for t in _types(known, catalogue)]

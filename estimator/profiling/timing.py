@@ -1,8 +1,8 @@
 """Times of compiled functions on the available device.
 
 On an accelerator, they are the sum of kernel durations from JAX's own profiler, without gaps
-between kernels and work of the host (Arena, section 3.4). If a trace has no kernels (on a CPU), the
-clock is read before and after runs, each of which is awaited.
+between kernels and without work of the host (Arena, section 3.4). If a trace has no kernels (on a
+CPU), the clock is read before each run and after its results are ready.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_LAPS = 200
 class Effort:
     """The number of runs of a function before and during timing. ``clock`` returns seconds.
 
-    With the clock, short functions run until ``host_s`` seconds have passed, so that one of many
-    laps is undisturbed.
+    With the clock, short functions run repeatedly until ``host_s`` seconds have passed, so that at
+    least one run is undisturbed.
     """
 
     warmups: int = 2
@@ -62,7 +62,7 @@ def time_run(run: Callable[[], Any], effort: Effort) -> Timing:
         start = effort.clock()
         jax.block_until_ready(run())
         laps.append(effort.clock() - start)
-    # Other work on a host can only add time, so the shortest lap is the best estimate.
+    # Other work of the host can only add time, so the shortest run is the best estimate.
     return Timing(run_s=min(laps), method="wall clock")
 
 

@@ -1,8 +1,8 @@
-"""Times of layers from data sheets, scaled to the measured time of their model (without JAX).
+"""Times of layers from data sheets, scaled to the measured time of their model. This needs no JAX.
 
-They are for a model whose graph is not the profiled one, so that layers cannot be matched one by
-one. An example is a JAX step measured for an architecture that is described by its sizes. This is a
-:class:`tessera.estimator.plans.Compute`.
+They serve a model whose graph is not the profiled one, so that layers cannot be matched one by one.
+An example is a JAX step that was measured for an architecture described by its sizes. The result is
+a :class:`tessera.estimator.plans.Compute`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,6 @@ class ProfiledTotals:
         ).sum(axis=2)
         forward, both = np.log(measured[0] / plain[0]), measured[1] > 0
         backward = np.log(np.where(both, measured[1] / plain[1], 1.0))
-        # A backward pass that is too short to be measured is off by the same ratio as its forward
-        # pass.
+        # A backward pass that is too short to be measured is assumed to have the ratio of its
+        # forward pass.
         return np.log(samples), np.stack([forward, np.where(both, backward, forward)])

@@ -1,1 +1,1 @@
-"""A forward pass as a flat list of operators, from any tracer, and the layers made from it."""
+"""Forward passes as flat lists of operators, from any tracer, and their division into layers."""

@@ -1,4 +1,4 @@
-"""Places of a divided axis after operators that are not products."""
+"""The position of a divided axis after operators that are not products."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Dims = tuple[int, ...]
 def through(
     name: str, params: dict[str, Any], axis: int, shape: Dims, out: Dims
 ) -> tuple[int | None, bool]:
-    """Return the place of the axis in the result, and whether parts are summed.
+    """Return the position of the axis in the result, and whether parts are summed.
 
-    If the result is whole, the place is None. ``shape`` is that of the operand divided along
-    ``axis``.
+    If the result is whole, the position is None. ``shape`` is that of the operand, which is divided
+    along ``axis``.
     """
     if name in ("transpose", "permuted"):
         return int(params["permutation"].index(axis)), False
@@ -52,14 +52,14 @@ def through(
         return None, False
     if name == "concatenate" and params["dimension"] == axis:
         return None, False
-    # The rest are element-wise, or slices whose parts are laid out so that they are local.
+    # The other operators are element-wise, or slices whose parts are laid out to be local.
     return axis, False
 
 
 def reshape_axis(axis: int, shape: Dims, out: Dims) -> int | None:
     """Return the axis after a reshape, or None if it is lost.
 
-    Of a split axis it is the first part. A merged axis is kept if it leads.
+    A split axis becomes the first of its parts. A merged axis is kept if it is the leading one.
     """
     before = math.prod(shape[:axis])
     seen = 1

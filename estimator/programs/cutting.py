@@ -10,22 +10,21 @@ from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.program import Operator
 
 LONG = 12
-"""Largest number of products between two cuts before narrow places are considered: attention has 6,
-and a T5 block has 14."""
+"""Largest number of products between two cuts before cuts at narrow places are added. Attention has
+6 products, and a T5 block has 14."""
 
 NARROW = 1.1
-"""Largest width of such a cut relative to the narrowest place."""
+"""Largest width of a cut at a narrow place, relative to the narrowest place."""
 
 
 def ends_of(flow: Flow, ending: frozenset[str] = frozenset()) -> list[int]:
     """Return the ends of layers, as exclusive positions in ``flow.active``. The last is its length.
 
     Between one product (or table look-up) and the next, the cut is at the earliest place with the
-    fewest live bytes. It moves behind operators named in ``ending`` (activations) that leave it as
+    fewest live bytes. It moves behind operators named in ``ending`` (activations) if it stays as
     narrow. A cut is kept only where a single value is live. Inside a residual block, the input of
-    the block is live in addition to the computed values, so blocks remain whole. A chain of more
-    than ``LONG`` products without such a place (a decoder that reads an encoder's memory) is cut at
-    its narrowest places.
+    the block is also live, so blocks remain whole. A long chain of products without such a place (a
+    decoder that reads an encoder's memory) is cut at its narrowest places.
     """
     live = _live(flow)
     heavy = [p for p, i in enumerate(flow.active) if _is_heavy(flow, flow.program.operators[i])]
@@ -52,9 +51,9 @@ def ends_of(flow: Flow, ending: frozenset[str] = frozenset()) -> list[int]:
 
 
 def _bulges(widths: list[float], i: int) -> bool:
-    """Return whether a place is wider than both its neighbours, or than the only one at an end."""
-    beside = [*widths[max(0, i - 1) : i], *widths[i + 1 : i + 2]]
-    return bool(beside) and all(widths[i] > other for other in beside)
+    """Return whether a place is wider than its neighbours, of which there is one at an end."""
+    neighbours = [*widths[max(0, i - 1) : i], *widths[i + 1 : i + 2]]
+    return bool(neighbours) and all(widths[i] > other for other in neighbours)
 
 
 def _live(flow: Flow) -> list[tuple[float, int]]:
@@ -86,7 +85,7 @@ def _is_heavy(flow: Flow, op: Operator) -> bool:
 def kind_of(flow: Flow, start: int, end: int) -> str:
     """Return a name that is the same for layers with the same operators at the same shapes.
 
-    Values from the batch itself, which have no gradient, count as different from values of a layer.
+    Values of the batch itself have no gradient and therefore differ from values of a layer.
     """
     digest = hashlib.sha256()
     busiest, most = "gather", 0.0

@@ -22,13 +22,10 @@ class Flow:
     root: list[int]  # the value of which this one is a view
     # For a value from weights alone: its parameters (or slices of them).
     sources: dict[int, frozenset[int]]
-    last_read: list[int]  # position in ``active`` of the last reader of a root; -1 if there is none
+    last_read: list[int]  # position in ``active`` of the last reader of a root; -1 without readers
 
     def activation(self, value: int) -> bool:
-        """Return whether a value is an activation.
-
-        It then depends on the batch and is not the batch itself.
-        """
+        """Return whether a value is an activation, i.e. computed from the batch."""
         return self.from_batch[value] and self.root[value] not in self.program.batch
 
     def amount(self, values: set[int]) -> float:

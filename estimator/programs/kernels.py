@@ -48,7 +48,7 @@ def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
         if flow.program.operators[i].name in HEAVY
         for v in flow.program.operators[i].reads
     }
-    held: set[int] = set()  # kept, or a boundary, by the layers so far
+    held: set[int] = set()  # values that the layers so far keep or hand on
     prints, start = [], 0
     for end in ends:
         kernels = fuse_operators(flow, start, end)
@@ -82,16 +82,16 @@ def _touched(flow: Flow, kernel: Kernel) -> float:
 
 
 def _unstacked(flow: Flow) -> list[int]:
-    """Return the residuals. Those that a scan stacked are returned one by one."""
+    """Return the residuals. Residuals that a scan stacked are returned one by one."""
     stacks = {op.writes[0]: op.reads for op in flow.program.operators if op.name == "stack_of"}
-    found, todo = [], list(flow.program.residuals)
+    residuals, todo = [], list(flow.program.residuals)
     while todo:
         value = todo.pop()
         if value in stacks:
             todo.extend(stacks[value])
         else:
-            found.append(value)
-    return found
+            residuals.append(value)
+    return residuals
 
 
 def fuse_operators(flow: Flow, start: int, end: int) -> list[Kernel]:
@@ -107,7 +107,8 @@ def fuse_operators(flow: Flow, start: int, end: int) -> list[Kernel]:
             n = parent[n]
         return n
 
-    # A kernel's level is above those of the kernels it waits for. Only equal levels are fused.
+    # The level of a kernel is above the levels of the kernels that it reads. Only kernels of equal
+    # level are fused.
     for n, op in enumerate(ops):
         before = [writer[v] for v in op.reads if v in writer]
         level[n] = max((level[m] + _ends_kernel(flow, ops[m]) for m in before), default=0)
@@ -170,8 +171,8 @@ def _kept(
         wanted = (residuals & written) - held
         kept |= wanted if kernel.alone else wanted & operands
         here = {r for r, origins in derived.items() if max(origins) in written}
-        # Keep either the remaining values or, if they are fewer bytes, the values to compute them
-        # from.
+        # Keep the remaining values, or the values from which they are computed if these have fewer
+        # bytes.
         rest = (wanted - kept) | {r for r in here if not derived[r] <= kept | held}
         origins = set[int]().union(*(derived[r] for r in here & rest))
         instead = origins if kernel.alone else kernel.inputs | (origins - written)
@@ -185,7 +186,7 @@ def _derived(flow: Flow, residuals: set[int]) -> dict[int, set[int]]:
     active = {v for i in flow.active for v in flow.program.operators[i].writes}
     active = {flow.root[v] for v in active} | set(flow.program.batch)
     writer = {v: op for op in flow.program.operators for v in op.writes}
-    found: dict[int, set[int]] = {}
+    derived: dict[int, set[int]] = {}
     for residual in residuals - active:
         origins: set[int] = set()
         stack, seen = [residual], {residual}
@@ -200,8 +201,8 @@ def _derived(flow: Flow, residuals: set[int]) -> dict[int, set[int]]:
                 else:
                     stack.append(value)
         if origins := origins.difference(flow.program.batch):
-            found[residual] = origins
-    return found
+            derived[residual] = origins
+    return derived
 
 
 def _working(flow: Flow, kernels: list[Kernel], held: set[int]) -> float:

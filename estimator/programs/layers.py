@@ -32,7 +32,7 @@ def divide_into_layers(
     """Return the layers of a program whose batch has ``samples`` samples.
 
     The operators in ``ending`` stay in the layer that they end
-    (:func:`tessera.estimator.programs.cutting.ends_of`).
+    (:func:`tessera.estimator.programs.cuts.ends_of`).
 
     Reductions, exchanges and divisions follow the rules of Megatron and GShard
     (:mod:`tessera.estimator.programs.parallel`).
@@ -42,7 +42,9 @@ def divide_into_layers(
     """
     flow = flow_of(program)
     if not flow.active:
-        raise Untraceable(f"{name}: the loss does not depend on the batch; use it in the loss")
+        raise Untraceable(
+            f"{name}: the loss does not depend on the batch; compute the loss from the batch"
+        )
     cuts = ends_of(flow, ending)
     division, prints, dtype = divide(flow, cuts), footprints(flow, cuts), _dtype(flow)
     scalar = DTYPE_BYTES[dtype] * samples
@@ -90,14 +92,11 @@ def _crossing(flow: Flow, end: int) -> set[int]:
 
 
 def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, float]]:
-    """Return each layer's weights by their division.
-
-    Shared weights count where they are used first.
-    """
+    """Return each layer's weights by their division. Shared weights count where they are first used."""
     divided = set[int]().union(*(flow.sources[v] for v in division.weight_axis))
     expert = set[int]().union(*(flow.sources[v] for v in division.expert_axis))
     seen: set[int] = set()
-    found, start = [], 0
+    layers, start = [], 0
     for end in ends:
         reads = {v for i in flow.active[start:end] for v in flow.program.operators[i].reads}
         used = set[int]().union(*(flow.sources.get(v, frozenset()) for v in reads)) - seen
@@ -115,9 +114,9 @@ def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, 
                 )
                 counts[field] += float(math.prod(shape))
         seen |= used
-        found.append(counts)
+        layers.append(counts)
         start = end
-    return found
+    return layers
 
 
 def _dtype(flow: Flow) -> str:

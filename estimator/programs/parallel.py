@@ -27,7 +27,7 @@ class Division:
 
     tensor: dict[int, int] = field(default_factory=dict)  # value: its divided axis
     expert: dict[int, int] = field(default_factory=dict)
-    # Value from weights: its divided axis.
+    # The divided axis of each value that is computed from weights.
     weight_axis: dict[int, int] = field(default_factory=dict)
     expert_axis: dict[int, int] = field(default_factory=dict)
     reduced: list[float] = field(default_factory=list)
@@ -39,8 +39,8 @@ class Division:
 def divide(flow: Flow, ends: list[int]) -> Division:
     """Return the division of a program whose layers end at ``ends``. Its lists are by layer.
 
-    A divided value that crosses into the next layer is gathered. An all-gather moves half the bytes
-    of an all-reduce.
+    A divided value that crosses into the next layer is gathered. It counts half, because an
+    all-gather moves half the bytes of an all-reduce.
     """
     division = Division()
     start = 0

@@ -14,10 +14,7 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Shape and data type of a value.
-
-    If ``floating``, it can have a gradient and be a parameter.
-    """
+    """The shape and data type of a value. A ``floating`` one can be a parameter and have a gradient."""
 
     shape: Dims
     dtype: str
@@ -40,7 +37,7 @@ class Operator:
 class Program:
     """Operators in order over numbered values.
 
-    Values without an operator are inputs or constants.
+    Values that no operator writes are inputs or constants.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -49,7 +46,7 @@ class Program:
     batch: list[int] = field(default_factory=list)
     loss: int = -1
     residuals: list[int] = field(default_factory=list)
-    """Values kept for the backward pass if nothing is computed again."""
+    """The values that are kept for the backward pass if nothing is computed again."""
 
     def append(self, value: Value) -> int:
         """Add a value and return its number."""

@@ -14,11 +14,11 @@ def function_of(target: str) -> Callable[..., Any]:
     """Return the function with the name ``module:function``.
 
     Raises:
-        Untraceable: not of that form, or not there.
+        Untraceable: the name does not have that form, or there is no such function.
     """
     module_name, colon, function_name = target.partition(":")
     if not colon or not module_name or not function_name:
-        raise Untraceable(f"{target!r} is no step; write it as module:function")
+        raise Untraceable(f"{target!r} does not name a function; write it as module:function")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -30,8 +30,8 @@ def function_of(target: str) -> Callable[..., Any]:
         raise Untraceable(
             f"{target}: {module_name} has no function {function_name}; check its name"
         )
-    found: Callable[..., Any] = make
-    return found
+    function: Callable[..., Any] = make
+    return function
 
 
 def check_call(target: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ def program_of(step: Step) -> JaxProgram:
     (``jax.vjp``), so that a ``jax.checkpoint`` in the step has its effect.
 
     Raises:
-        Untraceable: why it cannot be traced, and what to do.
+        Untraceable: the step cannot be traced; the message says why and what to do.
     """
     shape = _traced(step, lambda: jax.eval_shape(step.loss, step.params, step.batch))
     if getattr(shape, "shape", None) != () or not np.issubdtype(shape.dtype, np.floating):

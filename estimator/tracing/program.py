@@ -37,9 +37,7 @@ OPAQUE = ("pallas_call", "ffi_call", "pure_callback", "io_callback", "custom_cal
 """Primitives whose work cannot be seen from outside."""
 
 UNROLLED = 50_000
-"""Largest number of operators to which a scan is unrolled.
-
-A longer scan remains a single operator.
+"""Largest number of operators to which a scan is unrolled. A longer scan remains a single operator.
 """
 
 

@@ -32,7 +32,7 @@ class Step:
         """Return the first axis of the batch.
 
         Raises:
-            Untraceable: a leaf without one, or leaves that differ.
+            Untraceable: a leaf has no first axis, or the leaves have different ones.
         """
         leading = {tuple(leaf.shape)[:1] for leaf in jax.tree.leaves(self.batch)}
         if len(leading) != 1 or leading == {()}:
@@ -52,7 +52,8 @@ def load_step(target: str, arguments: Mapping[str, Any] | None = None) -> Step:
     """Return the step that ``module:function`` makes, called with these keyword arguments.
 
     Raises:
-        Untraceable: not of that form, not there, or it returns something else.
+        Untraceable: the name does not have that form, there is no such function, or it returns
+            something else.
     """
     make, given = function_of(target), dict(arguments or {})
     check_call(target, make, given)

@@ -1,4 +1,4 @@
-"""A step as a graph of layers: ``trace`` for the graph, ``trace_program`` for the program as well."""
+"""The graph of layers of a step. ``trace_program`` also returns the program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trace(step: Step | str) -> Graph:
     Amounts are divided by the samples of the step's batch.
 
     Raises:
-        Untraceable: why it cannot be traced, and what to do.
+        Untraceable: the step cannot be traced; the message says why and what to do.
     """
     return trace_program(step).graph
 
@@ -41,7 +41,7 @@ def trace_program(step: Step | str) -> Traced:
     """Return the graph with the program from which it is made.
 
     Raises:
-        Untraceable: as in :func:`trace`.
+        Untraceable: as in :func:`graph_of_step`.
     """
     step = load_step(step) if isinstance(step, str) else step
     samples = step.samples
@@ -69,7 +69,7 @@ def parameter_axes(result: Traced) -> dict[int, tuple[str, int]]:
         for op in program.operators
         if op.name == "slice_of" and flow.sources.get(op.writes[0]) == frozenset(op.writes)
     }
-    found: dict[int, tuple[str, int]] = {}
+    by_leaf: dict[int, tuple[str, int]] = {}
     for how, axes in (
         ("tensor", result.division.weight_axis),
         ("expert", result.division.expert_axis),
@@ -81,5 +81,5 @@ def parameter_axes(result: Traced) -> dict[int, tuple[str, int]]:
                 parameter, place = (
                     (origin[source], axis + 1) if source in origin else (source, axis)
                 )
-                found.setdefault(leaf[parameter], (how, place))
-    return found
+                by_leaf.setdefault(leaf[parameter], (how, place))
+    return by_leaf

@@ -44,14 +44,14 @@ MEANS = (
     "decide_p50_s",
     "decide_max_s",
 )
-"""The figures of a run (``simulator.metrics.figures``) that appear in a row as the mean over seeds,
+"""The figures of a run (``simulator.metrics.run_figures``) that appear in a row as the mean over seeds,
 if all runs have them."""
 
 
 def finished_by(runs: Sequence[Ran], until_s: float = math.inf) -> Bools:
     """Return which jobs all of these runs of one workload finished by ``until_s``, bool[jobs]."""
     ended: Bools = np.logical_and.reduce(
-        [np.isfinite(one.end_s) & (one.end_s <= until_s) for one in runs]
+        [np.isfinite(run.end_s) & (run.end_s <= until_s) for run in runs]
     )
     return ended
 
@@ -80,15 +80,15 @@ def throughput_ratio(ours: Runs, theirs: Runs) -> Interval:
 def best_ilp(by_policy: ByPolicy) -> str:
     """Return our integer program with the greatest normalised throughput divided by mean JCT.
 
-    JCT is over the jobs that all of our integer programs finished; both are means over seeds. One
-    rule serves both metrics, so that no two of our policies share the credit.
+    JCT is over the jobs that all of our integer programs finished. Both are means over seeds. A
+    single rule covers both metrics, so that one policy is compared in both.
 
     Raises:
-        InvalidInput: none of the policies is one.
+        InvalidInput: none of the policies is an integer program of ours.
     """
     own = [name for name in by_policy if is_ilp(name)]
     if not own:
-        raise InvalidInput("policies", "must have one of ours at least, e.g. ilp:jct")
+        raise InvalidInput("policies", "must include at least one of our own, e.g. ilp:jct")
     seeds = range(len(by_policy[own[0]]))
     common = [finished_by([by_policy[name][k] for name in own]) for k in seeds]
 
@@ -97,13 +97,13 @@ def best_ilp(by_policy: ByPolicy) -> str:
         jct_s = np.mean(
             [runs[k].jct_s[common[k]].mean() if common[k].any() else 1.0 for k in seeds]
         )
-        return float(np.mean([one.figures["throughput"] for one in runs]) / jct_s)
+        return float(np.mean([run.figures["throughput"] for run in runs]) / jct_s)
 
     return max(own, key=standing)
 
 
 def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
-    """Return the ranks of ``name`` by JCT and throughput, among itself and policies not ours.
+    """Return the ranks of ``name`` by JCT and throughput among the policies that are not ours.
 
     Another policy ranks higher if it has the lower mean JCT over the jobs that both finished, or
     the higher normalised throughput.
@@ -116,72 +116,74 @@ def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
 
 
 def bound_share(runs: Runs) -> float:
-    """Return the bound of mean JCT divided by the policy's own, for the jobs that it finished."""
-    over = [finished_by([one]) for one in runs]
-    least = sum(float(one.alone_s[o].sum()) for one, o in zip(runs, over, strict=True))
-    own = sum(float(one.jct_s[o].sum()) for one, o in zip(runs, over, strict=True))
+    """Return the lower bound of mean JCT divided by the policy's, for the jobs that it finished."""
+    over = [finished_by([run]) for run in runs]
+    least = sum(float(run.alone_s[o].sum()) for run, o in zip(runs, over, strict=True))
+    own = sum(float(run.jct_s[o].sum()) for run, o in zip(runs, over, strict=True))
     return least / own if own > 0 else math.nan
 
 
 def headline(
     by_policy: ByPolicy, bounds: Sequence[float] = (), baseline: str = "arena"
 ) -> tuple[str, dict[str, Figure]]:
-    """Return our best integer program and how it compares, including with ``baseline`` if that ran.
+    """Return our best integer program, and the figures of its comparison with the other policies.
 
-    ``bounds`` are upper bounds of the throughput of any policy, one for each seed. With several
-    seeds, the result includes the ends of the 95 % intervals of the gains.
+    If ``baseline`` ran, its comparison is included. ``bounds`` are upper bounds of the throughput of
+    any policy, one for each seed. With several seeds, the figures include the ends of the 95 %
+    intervals of the gains.
     """
     best = best_ilp(by_policy)
     ours = by_policy[best]
     jct_rank, throughput_rank = ranks(best, by_policy)
-    found: dict[str, Figure] = {
+    result: dict[str, Figure] = {
         "jct_rank": jct_rank,
         "throughput_rank": throughput_rank,
         "others": sum(not is_ours(name) for name in by_policy),
         "jct_bound_share": bound_share(ours),
     }
     if bounds:
-        found["throughput_bound_share"] = mean(ours, "throughput") / float(np.mean(bounds))
+        result["throughput_bound_share"] = mean(ours, "throughput") / float(np.mean(bounds))
     if baseline in by_policy:
         theirs = by_policy[baseline]
-        found |= _gain(f"jct_gain_vs_{baseline}", jct_ratio(ours, theirs), -1)
-        found |= _gain(f"throughput_gain_vs_{baseline}", throughput_ratio(ours, theirs), 1)
-        found |= _gain("jct_gain_within_horizon", jct_ratio(ours, theirs, within_horizon=True), -1)
-        found["jct_gain_limit"] = 1 - bound_share(theirs)
+        result |= _gain(f"jct_gain_vs_{baseline}", jct_ratio(ours, theirs), -1)
+        result |= _gain(f"throughput_gain_vs_{baseline}", throughput_ratio(ours, theirs), 1)
+        result |= _gain("jct_gain_within_horizon", jct_ratio(ours, theirs, within_horizon=True), -1)
+        result["jct_gain_limit"] = 1 - bound_share(theirs)
         if bounds:
-            found["throughput_gain_limit"] = float(np.mean(bounds)) / mean(theirs, "throughput") - 1
-    return best, found
+            result["throughput_gain_limit"] = (
+                float(np.mean(bounds)) / mean(theirs, "throughput") - 1
+            )
+    return best, result
 
 
 def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
-    """Return by how much a ratio is better than 1. If ``sign`` is -1, lower is better."""
+    """Return the gain of a ratio over 1. If ``sign`` is -1, lower ratios are better."""
     ends = sorted((sign * (ratio.low - 1), sign * (ratio.high - 1)))
-    found: dict[str, Figure] = {name: sign * (ratio.value - 1)}
+    gain: dict[str, Figure] = {name: sign * (ratio.value - 1)}
     if not math.isnan(ends[0]):
-        found |= {f"{name}_low": ends[0], f"{name}_high": ends[1]}
-    return found
+        gain |= {f"{name}_low": ends[0], f"{name}_high": ends[1]}
+    return gain
 
 
 def rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure | str]]:
     """Return a row for each policy, sorted by mean JCT over the jobs that all policies finished."""
-    found = [row(name, by_policy, baseline) for name in by_policy]
-    return sorted(found, key=lambda r: float(r["jct_mean_s"]))
+    table = [row(name, by_policy, baseline) for name in by_policy]
+    return sorted(table, key=lambda r: float(r["jct_mean_s"]))
 
 
 def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
     """Return a policy's row of means over seeds.
 
-    ``jct`` is over the jobs that all policies finished.
-
-    ``jct_completed_mean_s`` is over all jobs that the policy itself finished. With several seeds,
-    ``low`` and ``high`` bound the 95 % interval of the mean.
+    ``jct`` is over the jobs that all policies finished, and ``jct_completed_mean_s`` over all jobs
+    that the policy itself finished. With several seeds, ``low`` and ``high`` are the ends of the
+    95 % interval of the mean.
     """
     runs = by_policy[name]
     common = [finished_by([other[k] for other in by_policy.values()]) for k in range(len(runs))]
     times = [one.jct_s[c] for one, c in zip(runs, common, strict=True)]
     jct = mean_interval([float(t.mean()) if len(t) else math.nan for t in times])
     work = mean_interval([one.figures["throughput"] for one in runs])
-    found: dict[str, Figure | str] = {
+    result: dict[str, Figure | str] = {
         "policy": name,
         "ours": is_ours(name),
         "jobs_of_all": float(np.mean([c.sum() for c in common])),
@@ -190,20 +192,20 @@ def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str
     }
     for percent in (50, 95, 99):
         of_seeds = [float(np.percentile(t, percent)) if len(t) else math.nan for t in times]
-        found[f"jct_p{percent}_s"] = float(np.mean(of_seeds))
-    found["jct_completed_mean_s"] = mean(runs, "jct_mean_s")
-    found["jct_bound_share"] = bound_share(runs)
-    found |= {"throughput": work.value, **_ends("throughput", work, "")}
+        result[f"jct_p{percent}_s"] = float(np.mean(of_seeds))
+    result["jct_completed_mean_s"] = mean(runs, "jct_mean_s")
+    result["jct_bound_share"] = bound_share(runs)
+    result |= {"throughput": work.value, **_ends("throughput", work, "")}
     if baseline in by_policy:
-        found[f"jct_over_{baseline}"] = jct_ratio(runs, by_policy[baseline]).value
-        found[f"throughput_over_{baseline}"] = throughput_ratio(runs, by_policy[baseline]).value
-    found |= {key: mean(runs, key) for key in MEANS if all(key in one.figures for one in runs)}
-    return found | {"stuck_runs": sum(one.figures["stuck"] > 0 for one in runs)}
+        result[f"jct_over_{baseline}"] = jct_ratio(runs, by_policy[baseline]).value
+        result[f"throughput_over_{baseline}"] = throughput_ratio(runs, by_policy[baseline]).value
+    result |= {key: mean(runs, key) for key in MEANS if all(key in one.figures for one in runs)}
+    return result | {"stuck_runs": sum(one.figures["stuck"] > 0 for one in runs)}
 
 
 def mean(runs: Runs, key: str) -> float:
     """Return the mean of a figure over seeds."""
-    return float(np.mean([one.figures[key] for one in runs]))
+    return float(np.mean([run.figures[key] for run in runs]))
 
 
 def _ends(name: str, interval: Interval, unit: str) -> dict[str, Figure]:

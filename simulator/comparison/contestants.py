@@ -1,4 +1,4 @@
-"""The policies by their names in benchmarks, and the information that each may see."""
+"""Names of policies in simulations and benchmarks, and the information that each policy sees."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ OURS: Final = (
 not tuned on any data."""
 
 DATED: Final = ("arena-deadline", "edf")
-"""Policies that are left out of comparisons without deadlines. The first is then the same as
-Arena's policy, and the second has no meaning."""
+"""Policies that are left out of comparisons without deadlines. Without deadlines, the first is
+the same as Arena's policy, and the second has no meaning."""
 
 INFORMATION: Final = ("estimates", "optimum", "data-parallel", "single-gpu")
 
 
 def everyone() -> tuple[str, ...]:
-    """Return all policies that have their own name, published ones first."""
+    """Return all policies that have a name of their own, with published schedulers first."""
     return (*registry.names(), *OURS)
 
 
@@ -67,12 +67,12 @@ def is_ours(policy: str) -> bool:
 def options_of(policy: str, seed: int = 0) -> RoundOptions:
     """Return the options with which rounds are decided under a policy.
 
-    A published scheduler goes by its name. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are ours,
-    with any objective of the grammar. ``@`` adds options of a round, e.g.
+    A published scheduler has its own name. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are our own
+    policies with any objective of the grammar. ``@`` adds options of a round, e.g.
     ``ilp:jct@restart_horizon_s=7200``.
 
     Raises:
-        InvalidInput: the policy is not one of these.
+        InvalidInput: there is no such policy.
     """
     name, *settings = (part.strip() for part in policy.split("@"))
     given: dict[str, Any] = dict(_setting(part) for part in settings)
@@ -84,8 +84,8 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
             return RoundOptions(**given | {"seed": seed, "objective": objective, "solver": solver})
     raise InvalidInput(
         "policies",
-        f"unknown {name!r}; choose from {', '.join(registry.names())}, or ilp:OBJECTIVE"
-        " and greedy:OBJECTIVE, e.g. ilp:jct",
+        f"unknown policy {name!r}; use one of {', '.join(registry.names())}, or ilp:OBJECTIVE"
+        " or greedy:OBJECTIVE, e.g. ilp:jct",
     )
 
 
@@ -106,7 +106,8 @@ def _setting(text: str) -> tuple[str, str | int | float | bool]:
     except ValueError:
         pass  # the error is raised below
     raise InvalidInput(
-        "policies", f"{text!r} is not an option of a round; write NAME=VALUE, e.g. max_changes=3"
+        "policies",
+        f"{text!r} is not an option of a round; write NAME=VALUE, e.g. max_changes=3",
     )
 
 
@@ -116,7 +117,7 @@ def information_of(name: str, dp_memory: Path | None = None) -> Information:
     ``dp_memory`` is the file that "data-parallel" needs.
 
     Raises:
-        InvalidInput: there is no such information, or the file is not named.
+        InvalidInput: there is no such information, or no file is given for it.
     """
     if name == "estimates":
         return estimates
@@ -126,21 +127,20 @@ def information_of(name: str, dp_memory: Path | None = None) -> Information:
         return single_gpu()
     if name == "data-parallel":
         if dp_memory is None:
-            raise InvalidInput("dp_memory", "is absent: name it, or set TESSERA_DATA")
+            raise InvalidInput("dp_memory", "is missing; name the file or set TESSERA_DATA")
         return data_parallel(read_dp_memory(dp_memory))
-    raise InvalidInput("information", f"unknown {name!r}; choose from {', '.join(INFORMATION)}")
+    raise InvalidInput("information", f"unknown {name!r}; use one of {', '.join(INFORMATION)}")
 
 
 def split_list(text: str, known: tuple[str, ...] = ()) -> list[str]:
     """Return the distinct parts of a comma-separated list.
 
-    If ``known`` is not empty, all must be in it.
+    Raises:
+        InvalidInput: the list is empty, or ``known`` is not empty and a part is not in it.
     """
-    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
-        raise InvalidInput("list", "must name at least one")
-    if known and (strange := [part for part in found if part not in known]):
-        raise InvalidInput(
-            "list", f"{', '.join(strange)} are not known; choose from {', '.join(known)}"
-        )
-    return found
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise InvalidInput("list", "must name at least one item")
+    if known and (unknown := [part for part in parts if part not in known]):
+        raise InvalidInput("list", f"unknown {', '.join(unknown)}; use {', '.join(known)}")
+    return parts

@@ -20,7 +20,7 @@ GIB = 2**30
 def read_dp_memory(path: Path) -> DpMemory:
     """Return the peak memory of data-parallel runs from ``arena/dp_memory.csv`` of the data sets.
 
-    A row that is not ``ok`` ran out of memory or was not measured: the file does not distinguish
+    A row that is not ``ok`` ran out of memory or was not measured. The file does not distinguish
     the two.
 
     Raises:
@@ -45,19 +45,22 @@ def read_dp_memory(path: Path) -> DpMemory:
             ),
         )
     except (KeyError, ValueError) as error:
-        raise InvalidInput(path.name, f"not a table of data-parallel memory: {error!r}") from None
+        raise InvalidInput(
+            path.name, f"is not a table of data-parallel memory: {error!r}"
+        ) from None
 
 
 def memory_file(information: Collection[str], given: Path | None) -> str:
-    """Return the file that data-parallel information needs.
+    """Return the file that data-parallel information needs. If no policy needs it, return "".
 
-    If no policy uses it, return "". Raises MissingData.
+    Raises:
+        MissingData: the file is needed and does not exist.
     """
     if "data-parallel" not in information:
         return ""
-    found = data_file(given, "arena", "dp_memory.csv")
-    if found is None:
+    file = data_file(given, "arena", "dp_memory.csv")
+    if file is None:
         raise MissingData(
-            f"{given or 'dp_memory.csv'} is absent: pass --dp-memory, or set TESSERA_DATA"
+            f"{given or 'dp_memory.csv'} does not exist; pass --dp-memory or set TESSERA_DATA"
         )
-    return str(found)
+    return str(file)

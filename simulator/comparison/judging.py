@@ -1,4 +1,4 @@
-"""The quality of decisions relative to each round's optimum, outside the policy's time."""
+"""Measurement of decisions against each round's optimum, without charging the policy for the time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.solvers.schedulers.base import translate_choice
 
 
 class Watch:
-    """The system's clock, minus the time for which it was stopped."""
+    """The system's clock without the time of work that it does not count."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
@@ -29,16 +29,17 @@ class Watch:
     def without(self, work: Callable[[], float]) -> float:
         """Return the result of ``work``, without counting its time."""
         began_s = self._clock.monotonic_s()
-        found = work()
+        result = work()
         self._stopped_s += self._clock.monotonic_s() - began_s
-        return found
+        return result
 
 
 class Judged:
-    """A decider that has some of its rounds decided by the ILP as well, outside its own time.
+    """A decider that compares some of its rounds with the decisions of the ILP.
 
-    Each entry of ``shares`` is the value of the decider's placement divided by that of the ILP's.
-    Both are in normalised throughput less the restart cost, by the estimates that rounds see.
+    The ILP's time does not count as the decider's. Each entry of ``shares`` is the value of the
+    decider's placement divided by that of the ILP's. Both values are normalised throughput less the
+    restart cost, by the estimates that rounds see.
     """
 
     def __init__(self, decide: Callable[[Snapshot], Outcome], every: int, watch: Watch) -> None:
@@ -49,7 +50,7 @@ class Judged:
         self._rounds = 0
 
     def __call__(self, snapshot: Snapshot) -> Outcome:
-        """Return the decider's outcome, and judge it if it is the round's turn."""
+        """Return the decider's outcome, and judge it in each ``every``-th round."""
         outcome = self._decide(snapshot)
         if self._every and self._rounds % self._every == 0 and not outcome.violations:
             share = self._watch.without(lambda: self._share(snapshot, outcome))

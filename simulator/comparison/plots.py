@@ -1,4 +1,4 @@
-"""The plots of a comparison of policies: courses over time, JCT, queues, gaps, and GPU maps."""
+"""The plots of a comparison of policies: throughput, JCT, queues, gaps and GPU maps."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tessera.simulator.statistics import Interval
 
 ARENA: Final = "arena"
 DRAWN: Final = 7
-"""The most lines in a plot: our best policy, Arena's, and the best others by mean JCT."""
+"""Largest number of lines in a plot: our best policy, Arena's, and the best others by mean JCT."""
 
 
 def pictures(
     by_policy: ByPolicy, best: str, shown: Sequence[str] = (), mapped: Sequence[str] = ()
 ) -> list[Plot]:
-    """Return the plots of a comparison. Courses, gaps and maps are those of the first seed.
+    """Return the plots of a comparison. Plots over time, gaps and maps are of the first seed.
 
-    ``shown`` are the policies whose lines are drawn, by default those of ``drawn``. ``mapped`` are
-    the policies whose GPUs are drawn, by default ``best`` and Arena's.
+    ``shown`` are the policies whose lines are drawn, by default ``policies_to_draw``. ``mapped`` are
+    the policies whose GPU maps are drawn, by default ``best`` and Arena's policy.
     """
     lines = list(shown) or policies_to_draw(by_policy, best)
     return list(_pictures(by_policy, best, lines, list(mapped) or [best, ARENA]))
@@ -47,13 +47,13 @@ def _pictures(
         totals={n: len(r.jct_s) for n, r in first.items()},
         seconds=True,
         styles=looks,
-        caption="All jobs, run to completion.",
+        caption="All jobs, after all of them have run to completion.",
     )
     for title, key, label in (
         ("Throughput", "normalised", "normalised throughput"),
         ("Raw throughput", "samples_per_s", "samples/s"),
-        ("Queue", "waiting", "jobs that wait"),
-        ("GPUs held", "gpus", "GPUs"),
+        ("Queue", "waiting", "waiting jobs"),
+        ("Allocated GPUs", "gpus", "GPUs"),
     ):
         series = {name: (ran.course["at_s"], ran.course[key]) for name, ran in first.items()}
         yield over_time(title, series, label=label, end_s=end_s, styles=looks)
@@ -62,7 +62,7 @@ def _pictures(
     if own:
         yield gap_over_rounds(
             "Gap to the proven bound",
-            {name: (np.arange(len(found)), found[:, 1]) for name, found in gaps.items()},
+            {name: (np.arange(len(gap)), gap[:, 1]) for name, gap in gaps.items()},
             styles=styles(own, bold=[best]),
         )
     for name in dict.fromkeys(mapped):
@@ -79,34 +79,35 @@ def _pictures(
 
 def policies_to_draw(by_policy: ByPolicy, best: str) -> list[str]:
     """Return the policies to draw: our best, Arena's, then the others not ours by mean JCT."""
-    others = [str(found["policy"]) for found in rows(by_policy) if not found["ours"]]
+    others = [str(result["policy"]) for result in rows(by_policy) if not result["ours"]]
     arena = [name for name in others if name == ARENA]
     return list(dict.fromkeys([best, *arena, *others]))[:DRAWN]
 
 
 def _ratios(by_policy: ByPolicy) -> Plot:
-    """Return each policy's JCT and throughput divided by Arena's.
+    """Plot each policy's JCT and throughput divided by those of Arena's policy.
 
-    If Arena's did not run, return the mean JCT in hours.
+    If Arena's policy did not run, plot the mean JCT in hours.
     """
     if ARENA not in by_policy:
-        mean_s = {str(found["policy"]): float(found["jct_mean_s"]) for found in rows(by_policy)}
+        mean_s = {str(result["policy"]): float(result["jct_mean_s"]) for result in rows(by_policy)}
         hours = {
             name: Interval(value=seconds / 3600, low=np.nan, high=np.nan)
             for name, seconds in mean_s.items()
         }
         return bars("Mean JCT", {"mean JCT": hours}, label="hours")
     arena = by_policy[ARENA]
-    order = [str(found["policy"]) for found in rows(by_policy)]
+    order = [str(result["policy"]) for result in rows(by_policy)]
     return bars(
-        "JCT and throughput over Arena's",
+        "JCT and throughput relative to Arena",
         {
-            "mean JCT (less is better)": {n: jct_ratio(by_policy[n], arena) for n in order},
-            "throughput (more is better)": {
+            "mean JCT (lower is better)": {n: jct_ratio(by_policy[n], arena) for n in order},
+            "throughput (higher is better)": {
                 n: throughput_ratio(by_policy[n], arena) for n in order
             },
         },
-        label="over Arena's policy",
-        caption="JCT over the jobs that both finished, to completion; normalised throughput over the horizon."
-        f" Ours: {', '.join(n for n in order if is_ours(n))}.",
+        label="ratio to Arena's policy",
+        caption="The JCT is the mean over the jobs that both policies finished. The throughput is"
+        " normalised and taken over the horizon."
+        f" Our own policies: {', '.join(n for n in order if is_ours(n))}.",
     )

@@ -1,4 +1,4 @@
-"""A simulated run of a policy on a workload as a task of a sweep, and the run as read back."""
+"""Simulated runs of a policy on a workload, as tasks of a sweep and as read back from results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tessera.simulator.truth import perturb_estimates
 from tessera.solvers.schedulers.base import Published
 
 BINS: Final = 400
-"""The number of points of a course over time."""
+"""The number of points of a series over time."""
 TASK: Final = "tessera.simulator.comparison.runs:simulate_request"
 BOUND_TASK: Final = "tessera.simulator.comparison.runs:bound_throughput"
 
@@ -42,16 +42,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request for a run: a policy on a workload, the information it sees, and the output wanted.
+    """A request for a run of a policy on a workload, with the information that the policy sees.
 
-    ``error`` is that of the estimates that rounds see (``tessera.simulator.truth.perturb_estimates``),
-    drawn by ``error_seed``. The ILP also decides each ``judge_every``-th round; 0 means none. With
+    ``error`` is the relative error of the estimates that rounds see
+    (``tessera.simulator.truth.perturb_estimates``), drawn by ``error_seed``. Each
+    ``judge_every``-th round is judged against the ILP. If it is 0, no round is judged. With
     ``mapped``, the result records which job held which GPUs.
 
     Rounds take place when something has happened, at most one in each ``round_s``. With
-    ``every_round``, there is one every ``round_s``, which deadline schedules need if they start
-    jobs at times without an event. Without ``search``, CP-SAT does not look for promises beyond
-    those that first fits find.
+    ``every_round``, there is one every ``round_s``. Deadline schedules need this if they start jobs
+    at times without an event. Without ``search``, CP-SAT does not look for promises beyond those
+    that first fits find.
     """
 
     work: Work
@@ -76,7 +77,7 @@ class Asked:
 
 
 def simulate_request(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
-    """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``FinishedRun`` reads."""
     return run(Asked(work=Work(**work), **asked))
 
 
@@ -86,26 +87,26 @@ def bound_task(name: str, work: Work) -> Task:
 
 
 def bound_throughput(work: dict[str, Any]) -> dict[str, Any]:
-    """Return the upper bound of any policy's normalised throughput over the horizon."""
+    """Return the upper bound of the normalised throughput over the horizon under any policy."""
     world = make_scenario(Work(**work))
     return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
 
 
 def run(asked: Asked) -> dict[str, Any]:
-    """Run the request to the end of all jobs, and return the result that ``Ran`` reads."""
+    """Run the request to the end of all jobs, and return the result that ``FinishedRun`` reads."""
     return run_in(make_scenario(asked.work), asked)
 
 
 def run_in(
     world: Made,
     asked: Asked,
-    told: Sequence[EstimateRecord] | None = None,
+    estimates: Sequence[EstimateRecord] | None = None,
     policy: Published | None = None,
 ) -> dict[str, Any]:
-    """Run the request in a world that was made before.
+    """Run the request in a given scenario.
 
-    ``told`` are the estimates that rounds see, before any error is added; if it is None, they see
-    the true ones. If ``policy`` is given, it decides in place of the requested one.
+    ``estimates`` are those that rounds see, before any error is added. If it is None, rounds see the
+    true ones. If ``policy`` is given, it decides in place of the requested one.
     """
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     watch = Watch()
@@ -119,48 +120,48 @@ def run_in(
         asked.judge_every,
         watch,
     )
-    visible = told
+    visible = estimates
     if asked.error:
-        visible = perturb_estimates(told or scenario.profiles, asked.error, asked.error_seed)
+        visible = perturb_estimates(estimates or scenario.profiles, asked.error, asked.error_seed)
     conditions = Conditions(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )
-    found = simulate(scenario, decide, conditions, watch)
-    return told_of(found, world, decide.shares, asked.mapped)
+    result = simulate(scenario, decide, conditions, watch)
+    return told_of(result, world, decide.shares, asked.mapped)
 
 
 def told_of(
-    found: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
+    result: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
 ) -> dict[str, Any]:
-    """Return the data that ``Ran`` reads of a run in ``world``.
+    """Return the data that ``FinishedRun`` reads of a run in ``world``.
 
-    ``shares`` are those of ``Judged``, if rounds were judged.
+    ``shares`` are those of ``JudgedDecider``, if rounds were judged.
     """
-    scenario, reference = found.scenario, reference_of(found.scenario)
+    scenario, reference = result.scenario, reference_of(result.scenario)
     return {
         "figures": {
-            **figures(found, reference, world.horizon_s),
+            **figures(result, reference, world.horizon_s),
             "optimum_share": float(np.mean(shares)) if shares else math.nan,
             "optimum_worst_share": min(shares, default=math.nan),
             "load": world.load,
             "dropped": world.dropped,
-            "stuck": found.stuck,
+            "stuck": result.stuck,
             "horizon_s": world.horizon_s,
         },
         "said": world.said,
-        "arrival_s": found.arrival_s.tolist(),
-        "end_s": _ended(found).tolist(),
-        "alone_s": alone_seconds(scenario, found.conditions.overheads).tolist(),
-        "course": _course(found, reference, world.horizon_s),
-        "gaps": [[row.at_s, row.gap] for row in found.rounds if not row.bound_is_trivial],
+        "arrival_s": result.arrival_s.tolist(),
+        "end_s": _ended(result).tolist(),
+        "alone_s": alone_seconds(scenario, result.conditions.overheads).tolist(),
+        "course": _course(result, reference, world.horizon_s),
+        "gaps": [[row.at_s, row.gap] for row in result.rounds if not row.bound_is_trivial],
         "node_gpus": [n.gpus for n in scenario.nodes],
         "node_types": [n.gpu_type for n in scenario.nodes],
-        "segments": _held(found, world.horizon_s) if mapped else [],
+        "segments": _held(result, world.horizon_s) if mapped else [],
     }
 
 
 def _ended(result: Result) -> Floats:
-    """Return the time at which each job succeeded. If it did not, the time is inf."""
+    """Return the time at which each job succeeded, or inf."""
     succeeded = np.array([state == "succeeded" for state in result.state])
     return np.where(succeeded, result.end_s, np.inf)
 
@@ -196,7 +197,7 @@ class Ran:
     """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
 
     figures: dict[str, float]
-    said: str  # a message about jobs that did not fit
+    said: str  # a message about jobs that were dropped
     arrival_s: Floats
     end_s: Floats  # inf: the job never succeeded
     alone_s: Floats  # the fewest seconds that any schedule can give each job
@@ -208,7 +209,7 @@ class Ran:
 
     @classmethod
     def read(cls, result: dict[str, Any]) -> Ran:
-        """Return the run from the JSON form of what ``run`` returned."""
+        """Return the run from the JSON form of a task's result."""
         segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
             figures={k: float(v) for k, v in result["figures"].items()},
@@ -225,16 +226,16 @@ class Ran:
 
     @property
     def jct_s(self) -> Floats:
-        """Return each job's completion time. If a job never succeeded, it is inf."""
+        """Return each job's completion time, or inf for a job that never succeeded."""
         return self.end_s - self.arrival_s
 
 
 def check(asked: Iterable[Asked], seeds: int) -> None:
-    """Refuse runs that would fail later, before anything runs.
+    """Check requests before anything runs, and refuse those that would fail.
 
     Raises:
         MissingData: a trace is absent.
-        InvalidInput: a policy is not known, a trace has no models, or all seeds draw the same jobs.
+        InvalidInput: a policy is unknown, a trace has no models, or all seeds draw the same jobs.
     """
     every = list(asked)
     for name in dict.fromkeys(one.policy for one in every):
@@ -247,5 +248,5 @@ def check(asked: Iterable[Asked], seeds: int) -> None:
 
 def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, Ran]:
     """Run the tasks and return each run under the key of its task."""
-    found = sweep.run(list(tasks.values()))
-    return {key: Ran.read(found[task.name]) for key, task in tasks.items()}
+    results = sweep.run(list(tasks.values()))
+    return {key: Ran.read(results[task.name]) for key, task in tasks.items()}

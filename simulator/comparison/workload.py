@@ -1,4 +1,4 @@
-"""A workload and its cluster by name, for a task of a sweep, and their scenario."""
+"""Specifications of workloads and clusters for tasks of a sweep, and the scenarios made from them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ OnBad = Literal["drop", "refuse", "keep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A workload and its cluster as text and numbers, so that a task can name it.
+    """A workload and its cluster as text and numbers, so that they can be options of a task.
 
-    ``gpus_share`` is the share of the cluster's nodes of each GPU type that exist. ``jobs`` and
-    ``load`` apply to synthetic jobs. A ``seed`` draws those, or ``jobs_share`` of a trace's jobs. A
-    ``tightness`` above 0 sets deadlines at that many times each job's duration as requested.
-    Otherwise the deadlines of the trace hold, if ``deadlines``, at ``deadline_factor`` times their
-    distance from arrival.
+    ``gpus_share`` is the share of the nodes of each GPU type that is used. ``jobs`` and ``load``
+    apply to synthetic jobs. The ``seed`` draws those jobs, or ``jobs_share`` of a trace's jobs. If
+    ``tightness`` is above 0, each deadline is that multiple of the job's duration as requested.
+    Otherwise, with ``deadlines``, the deadlines of the trace apply, at ``deadline_factor`` times
+    their distance from arrival.
     """
 
     trace: str = PHILLY
@@ -64,9 +64,9 @@ class Work:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return the named files that it is read from.
+        """Return the named files from which the workload is read.
 
-        Those of the data folder do not change and are left out.
+        Files of the data folder do not change and are left out.
         """
         named = (self.trace if self.trace not in (*NAMES, SYNTHETIC) else "", self.profiles)
         return tuple(Path(name) for name in named if name)
@@ -74,37 +74,34 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A scenario, the jobs of the workload that did not fit it, and its load on the cluster."""
+    """A scenario with its load, the number of jobs that were dropped, and a message about them."""
 
     scenario: Scenario
     dropped: int
     said: str
     load: float
-    """Requested GPU-hours of jobs with a known length, divided by the cluster's until the last
-    arrival."""
+    """GPU-hours requested by jobs of known length, divided by those that the cluster has until the
+    last arrival."""
     horizon_s: float
-    """The end of the rounds, or of arrivals if these end earlier."""
+    """The end of the rounds, or of the arrivals if that is earlier."""
 
 
 def default_trace(trace: str | None) -> str:
-    """Return the given trace.
-
-    Without one, return Philly if the data sets exist, else the synthetic one.
-    """
+    """Return the given trace, or else Philly if the data sets exist, or else the synthetic one."""
     return trace or (PHILLY if data_file(None, "arena", "trace_philly.csv") else SYNTHETIC)
 
 
 def resize_workload(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
-    """Return the workload at a size: ``jobs`` synthetic jobs, or ``jobs_share`` of a trace's."""
+    """Return the workload with ``jobs`` synthetic jobs, or with ``jobs_share`` of a trace's jobs."""
     share = 1.0 if work.trace == SYNTHETIC else jobs_share
     return replace(work, gpus_share=gpus_share, jobs_share=share, jobs=jobs)
 
 
 def check_trace(trace: str) -> None:
-    """Raise an error that says what is missing, before anything runs.
+    """Check that a trace can be read, before anything runs.
 
     Raises:
-        MissingData: the trace is absent.
+        MissingData: the trace does not exist.
         InvalidInput: the trace cannot be read, or has no models.
     """
     if trace in NAMES:
@@ -114,26 +111,31 @@ def check_trace(trace: str) -> None:
 
 
 def jobs_of(trace: Path) -> list[Arrival]:
-    """Return the jobs of a file. Raises as ``check_trace`` does."""
+    """Return the jobs of a file. The errors are those of ``check_trace``."""
     if not trace.is_file():
-        raise MissingData(f"{trace} is absent: pass it, or set TESSERA_DATA")
+        raise MissingData(f"{trace} does not exist; pass another file or set TESSERA_DATA")
     jobs = trace_of(trace)
     arrivals = [one for one in jobs if isinstance(one, Arrival)]
     if len(arrivals) < len(jobs):
         raise InvalidInput(
             "trace",
-            f"{trace.name} has durations and no models: `tessera import trace {trace} --redraw"
-            " --profiles FILE.csv --nodes TYPE=NODESxGPUS --to OUT.csv` draws them",
+            f"{trace.name} has durations and no models; draw models with `tessera import trace"
+            f" {trace} --redraw --profiles FILE.csv --nodes TYPE=NODESxGPUS --to OUT.csv`",
         )
     return arrivals
 
 
 def check_seeds(seeds: int, work: Work) -> None:
-    """Refuse several seeds if all would draw the same jobs. Raises InvalidInput."""
+    """Refuse several seeds if all would draw the same jobs.
+
+    Raises:
+        InvalidInput: the seeds would draw the same jobs.
+    """
     if seeds > 1 and work.jobs_share >= 1 and work.trace != SYNTHETIC:
         raise InvalidInput(
             "seeds",
-            f"draw a share of the jobs of {work.trace}: give --jobs-share below 1, or one seed",
+            f"all seeds would draw the same jobs of {work.trace}; give --jobs-share below 1, or use"
+            " one seed",
         )
 
 
@@ -141,7 +143,7 @@ def make_scenario(work: Work) -> Made:
     """Return the scenario of a workload.
 
     Raises:
-        MissingData: a data set is absent.
+        MissingData: a data set does not exist.
         InvalidInput: the workload cannot be made; the message says what is wrong.
     """
     source = _source(work)
@@ -151,16 +153,19 @@ def make_scenario(work: Work) -> Made:
     if not work.deadlines:
         kept = without_deadlines(kept)
     if work.on_bad != "keep":
-        found = screen(kept, whole.profiles, whole.gpu_types, whole.nodes, work.on_bad)
-        said, dropped = f"{said}\n{found.message()}".strip(), dropped + len(found.dropped)
-        kept = found.arrivals
+        screened = screen(kept, whole.profiles, whole.gpu_types, whole.nodes, work.on_bad)
+        said = f"{said}\n{screened.message()}".strip()
+        dropped += len(screened.dropped)
+        kept = screened.arrivals
     if work.jobs_share != 1:
         kept = sample_jobs(kept, work.jobs_share, work.seed)
     if work.tightness:
         bounds = (work.tightness, work.tightness)
         kept = with_deadlines(kept, Speeds(whole.profiles, Room.of(whole.nodes)), bounds, work.seed)
     if not kept:
-        raise InvalidInput("trace", "has no job that can run here; try more rounds or GPUs")
+        raise InvalidInput(
+            "trace", "has no job that can run on this cluster; use more rounds or more GPUs"
+        )
     last_s = ROUND_S * max(1, math.ceil(kept[-1].arrival_s / ROUND_S))
     return Made(
         scenario=replace(whole, arrivals=kept),
@@ -191,7 +196,7 @@ def _source(work: Work) -> _Source:
     )
     if profiles is None:
         missing = work.profiles or "alpa_optimal.csv"
-        raise MissingData(f"{missing} is absent: pass it, or set TESSERA_DATA")
+        raise MissingData(f"{missing} does not exist; pass --profiles or set TESSERA_DATA")
     gpu_types, nodes = preset(work.cluster or CLUSTER, work.gpus_share)
     return _Source(
         scenario=Scenario(
@@ -212,7 +217,7 @@ def _synthetic(work: Work) -> Scenario:
 def samples(cluster: str) -> tuple[EstimateRecord, ...]:
     """Return sample profiles of a cluster's GPU types.
 
-    They are cached: they take a second, and every task needs them.
+    They are cached, because they take a second and every task needs them.
     """
     return tuple(sample_profiles(hardware_of(cluster)))
 
@@ -221,31 +226,31 @@ def _published(work: Work) -> _Source:
     if work.profiles or work.on_bad == "keep":
         raise InvalidInput(
             "trace",
-            f"{work.trace} has profiles of its own and is screened by them; name its file to have"
-            " others, or to keep jobs that cannot run as requested",
+            f"{work.trace} has its own profiles, by which its jobs are screened; pass the trace as a"
+            " file to use other profiles, or to keep jobs that cannot run as requested",
         )
-    found = _read_published(work)
-    scenario = found.scenario
+    published = _read_published(work)
+    scenario, screened = published.scenario, published.screened
     if work.cluster:
         gpu_types, nodes = preset(work.cluster, work.gpus_share)
         scenario = replace(scenario, gpu_types=gpu_types, nodes=nodes)
     elif work.gpus_share != 1:
         scenario = replace(scenario, nodes=shrunk(scenario.nodes, work.gpus_share))
-    return _Source(
-        scenario=scenario, dropped=len(found.screened.dropped), said=found.screened.message()
-    )
+    return _Source(scenario=scenario, dropped=len(screened.dropped), said=screened.message())
 
 
 def _read_published(work: Work) -> Published:
     folder = data_dir()
     if folder is None:
-        raise MissingData(f"the data sets are absent, and {work.trace} with them: set TESSERA_DATA")
+        raise MissingData(
+            f"{work.trace} needs the data sets, which are not on this machine; set TESSERA_DATA"
+        )
     try:
         return load_published(
             work.trace, folder, "refuse" if work.on_bad == "refuse" else "drop", work.seed
         )
     except FileNotFoundError as error:
-        raise MissingData(f"{error.filename} is absent: set TESSERA_DATA") from error
+        raise MissingData(f"{error.filename} does not exist; set TESSERA_DATA") from error
 
 
 def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
@@ -255,7 +260,7 @@ def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
         InvalidInput: the share is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
-        raise InvalidInput("gpus_share", "must lie above 0 and be at most 1, or name a cluster")
+        raise InvalidInput("gpus_share", "must be above 0 and at most 1 unless a cluster is named")
     of_type: dict[str, list[NodeSpec]] = {}
     for node in nodes:
         of_type.setdefault(node.gpu_type, []).append(node)

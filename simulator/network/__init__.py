@@ -1,1 +1,1 @@
-"""Simulated jobs that share a network, at the rates that they reach when they share links."""
+"""Simulated jobs that share the links of a network, with their rates and slowdowns."""

@@ -9,12 +9,12 @@ from tessera.simulator.run import Result
 
 
 def contention_figures(result: Result, seen: Met) -> dict[str, float]:
-    """Return the run's loss by contention, from its segments, and the time of planning.
+    """Return the loss of a run by contention, from its segments, and the time of planning.
 
     ``contention_loss`` is the share of the GPU time held, over the whole run, that jobs would not
     have needed without contention. A job's slowdown is the time that it trained, divided by the
-    time that this would have taken alone, stragglers apart. Mean and worst slowdown are over the
-    jobs that trained.
+    time that the same training would have taken alone. Stragglers are not counted as contention.
+    Mean and worst slowdown are over the jobs that trained.
     """
     rows = result.segments
     job = np.array([s.job for s in rows], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The number of network plans and the time that they took."""
+"""The number of network plans and the time spent on them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ class Plans:
         contention: Contention,
         clock: Callable[[], float],
     ) -> NetworkPlan:
-        """Return the network plan.
-
-        ``clock`` is read before and after, and influences no decision.
-        """
+        """Return the network plan. ``clock`` is read before and after, and influences no decision."""
         before_s = clock()
-        found = plan(contention)
+        result = plan(contention)
         took_s = clock() - before_s
         self.plans += 1
         self.plan_s += took_s
         self.slowest_plan_s = max(self.slowest_plan_s, took_s)
-        return found
+        return result

@@ -1,7 +1,4 @@
-"""Long-run rates of jobs under a network plan.
-
-A group that has not changed is not simulated again.
-"""
+"""Long-run rates of jobs under a network plan. Groups that have not changed are not simulated again."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ FEW = 12
 class Window:
     """The time for which a group of jobs is simulated to find long-run rates.
 
-    It is a multiple of the longest iteration alone. ``docs/internals/simulator.md`` has its cost
-    in accuracy. ``noise`` is that of compute times.
+    It is a multiple of the longest iteration alone. ``docs/internals/simulator.md`` states the
+    accuracy. ``noise`` is that of compute times.
     """
 
     iterations: float = 20.0
-    of_few: float = 120.0  # the same for groups of at most ``FEW`` jobs, which cost little
+    of_few: float = 120.0  # the same for small groups, which cost little to simulate
     warm: float = 0.25  # share of the window before counting begins
     noise: float = 0.0
     seed: int = 0
@@ -39,17 +36,18 @@ class Window:
     def __post_init__(self) -> None:
         """Refuse windows in which nothing would be counted."""
         if not (self.iterations > 0 and self.of_few > 0 and self.warm >= 0):
-            raise InvalidInput("window", "must be longer than 0 iterations, and warm at least 0")
+            raise InvalidInput(
+                "window", "iterations and of_few must be above 0, and warm at least 0"
+            )
 
 
 class Rates:
-    """The rates of jobs by group.
+    """The rates of jobs, simulated by group.
 
-    The jobs of a group can slow each other down, directly or through others.
-
-    A group is simulated again only if its jobs, their loads, the order of their priority levels or
-    their shifts differ from the last call. Without shifts, a job begins at a moment of its
-    iteration that is drawn from its name, like a job that nobody aligned.
+    The jobs of a group can slow each other down, directly or through others. A group is simulated
+    again only if its jobs, their loads, the order of their priority levels or their shifts differ
+    from the last call. Without shifts, a job begins at a point of its iteration that is drawn from
+    its name, like a job that is not aligned with others.
     """
 
     def __init__(self, window: Window | None = None) -> None:
@@ -61,7 +59,7 @@ class Rates:
         self, names: Sequence[str], demand: Demand, level: Ints, offset_s: Floats | None = None
     ) -> Floats:
         """Return each job's iterations/s, float64[jobs]."""
-        found: Floats = 1.0 / demand.alone_s
+        rates: Floats = 1.0 / demand.alone_s
         now: dict[bytes, Floats] = {}
         for jobs in meetings(demand):
             group = demand.among(jobs)
@@ -78,9 +76,9 @@ class Rates:
             else:
                 now[key] = self._played(group, rank, begin_s)
                 self.played += 1
-            found[jobs] = now[key]
+            rates[jobs] = now[key]
         self._last = now
-        return found
+        return rates
 
     def _phase(self, name: str) -> float:
         return crc32(f"{self.window.seed} {name}".encode()) / 2**32

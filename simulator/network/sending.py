@@ -1,4 +1,4 @@
-"""The traffic that a scenario's jobs send on a topology, by their Cells and GPUs."""
+"""The traffic that a scenario's jobs send on a topology, given their Cells and GPUs."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from tessera.simulator.truth import truth_of
 from tessera.solvers.network.paths import least_comm_s
 
 NEAR = 0.01
-"""The tolerance for the time of an iteration alone, as a share of the profile's time."""
+"""Tolerance of the time of an iteration alone, as a share of the profile's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The traffic of a Cell by its number of nodes.
+    """The traffic of a Cell by number of nodes.
 
-    If it is unknown, ``why`` is the reason, else "".
+    ``why`` says why the traffic is unknown, or is "".
     """
 
     traffic: dict[int, Traffic]
     why: str = ""
 
     def on(self, nodes: int) -> Traffic:
-        """Return the traffic of the shape, or else of the first one: they differ little."""
+        """Return the traffic of the shape, or else that of the first shape, which differs little."""
         return self.traffic.get(nodes, next(iter(self.traffic.values())))
 
 
 class Sending:
-    """A source of each job's part of the network's contention (``slowdowns.Contended``).
+    """A source of each job's part of the network's contention (``slowdowns.ContentionSlowdowns``).
 
     A Cell sends the ``traffic`` of its profile. If the profile has none, the traffic is derived
-    from the model, if that is a published one on a GPU type of the catalogue. Compute is scaled so
-    that an iteration alone takes as long as in the profile, if the traffic leaves room for that.
-    Jobs without a part in the contention are recorded with the reason, for all runs together.
+    from the model, if it is a published model on a GPU type of the catalogue. Compute is scaled so
+    that an iteration alone takes as long as in the profile, if the traffic leaves time for that.
+    Jobs that take no part in the contention are recorded with the reason, over all runs.
 
     Raises:
         InvalidInput: the traffic of a profile is not valid, or is for another number of GPUs.
@@ -60,7 +60,7 @@ class Sending:
         self.unknown: dict[str, str] = {}  # job -> why its traffic is not known
         self.outside: dict[str, str] = {}  # job -> why it has no part in the network
         self.misfit: dict[str, str] = {}  # job -> how its iteration differs from the profile's
-        self._names = [one.spec.name for one in scenario.arrivals]
+        self._names = [arrival.spec.name for arrival in scenario.arrivals]
         self._workload, self._workloads = store.workload, store.workloads
         self._cell, self._nodes = store.cell, store.node_names
         self._truth = truth_of(store.snapshot(0.0))
@@ -72,7 +72,7 @@ class Sending:
         self._known = _given(scenario)
 
     def __call__(self, change: Change, gang: Gang) -> Contention | None:
-        """Return the job's loads and choices of paths. If it has no part in it, return None."""
+        """Return the job's loads and choices of paths, or None if it takes no part in contention."""
         name = self._names[change.job]
         workload, cell = int(self._workload[change.job]), self._cell(change.cell)
         rate = self._truth.iterations_per_s(workload, cell.on(gang.nodes))
@@ -91,7 +91,7 @@ class Sending:
     def _is_there(self, name: str, members: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
         for host, gpus in members:
             if max(gpus) >= self._gpus_there.get(host, 0):
-                self.outside[name] = f"the topology lacks GPUs of {host}"
+                self.outside[name] = f"the topology does not have all GPUs of {host}"
                 return False
         return True
 
@@ -105,7 +105,9 @@ class Sending:
         part, _ = with_times(part, comm_s, np.array([period_s]))
         alone_s = max(float(part.compute_s[0]), float(part.start_s[0] + comm_s[0]))
         if abs(alone_s - period_s) > NEAR * period_s:
-            self.misfit[job.name] = f"{alone_s:.3g} s an iteration alone, {period_s:.3g} s profiled"
+            self.misfit[job.name] = (
+                f"an iteration takes {alone_s:.3g} s alone, but {period_s:.3g} s in the profile"
+            )
         return part
 
     def _derived(self, workload: Workload, cell: Cell) -> _Known:
@@ -116,11 +118,11 @@ class Sending:
         if cell.gpu_type not in self._hardware:
             return _Known({}, f"{cell.gpu_type} is not in the hardware catalogue")
         degrees = None if cell.pipeline_degree == BEST_FOUND else [cell.pipeline_degree]
-        each = self._estimator.cells(workload, cell.gpu_type, cell.gpus, degrees)
-        found = [one.record for one in each]
-        fits = [(r.iter_time_s, r.cell.nodes, r.traffic) for r in found if r.traffic is not None]
+        estimates = self._estimator.cells(workload, cell.gpu_type, cell.gpus, degrees)
+        records = [estimate.record for estimate in estimates]
+        fits = [(r.iter_time_s, r.cell.nodes, r.traffic) for r in records if r.traffic is not None]
         if not fits:
-            return _Known({}, f"no plan of {workload.model} {workload.params} is known to fit")
+            return _Known({}, f"no plan of {workload.model} {workload.params} fits")
         _, nodes, sent = min(fits, key=lambda fit: fit[0])
         return _Known({nodes: sent.traffic()})
 
@@ -144,13 +146,15 @@ def _hardware(scenario: Scenario) -> dict[str, Hardware]:
 
 def _given(scenario: Scenario) -> dict[tuple[Workload, Cell], _Known]:
     """Return the traffic that profiles have, by workload and Cell on any nodes."""
-    found: defaultdict[tuple[Workload, Cell], dict[int, Traffic]] = defaultdict(dict)
+    by_cell: defaultdict[tuple[Workload, Cell], dict[int, Traffic]] = defaultdict(dict)
     types = {kind.name for kind in scenario.gpu_types}
     for e in scenario.profiles:
         sent, name = e.traffic, f"traffic of {e.workload.model} {e.workload.params}"
         if sent is None or e.cell.gpu_type not in types:
             continue
         if sent.gpus != e.cell.gpus:
-            raise InvalidInput(name, f"is of {sent.gpus} GPUs, and its profile of {e.cell.gpus}")
-        found[e.workload, e.cell.on(0)][e.cell.nodes] = sent.traffic()
-    return {of: _Known(traffic) for of, traffic in found.items()}
+            raise InvalidInput(
+                name, f"is for {sent.gpus} GPUs, but its profile is for {e.cell.gpus}"
+            )
+        by_cell[e.workload, e.cell.on(0)][e.cell.nodes] = sent.traffic()
+    return {of: _Known(traffic) for of, traffic in by_cell.items()}

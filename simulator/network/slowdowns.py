@@ -15,15 +15,12 @@ from tessera.simulator.network.rates import Rates
 from tessera.simulator.store import Change
 
 MOST = 1e6
-"""The slowdown of a job that never gets a link, so that it still ends, far in the future."""
+"""The slowdown of a job that never gets a link. The job still ends, far in the future."""
 
 
 @dataclass(slots=True)
 class Met(Plans):
-    """The contention that a run saw.
-
-    A job is contended if it shares a link, even if the link is not full.
-    """
+    """The contention of a run. A job is contended if it shares a link, even if the link is not full."""
 
     contended: set[int] = field(default_factory=set)  # jobs that were contended at some time
 
@@ -35,11 +32,11 @@ def _stands() -> float:
 class Contended:
     """The slowdowns of jobs that share links: the rate alone over that under the network plan.
 
-    ``met`` returns one job's part of the network's contention, from its Cell and its GPUs. The
-    links are the same for all jobs. If it returns None, the job has no known traffic. A job counts
-    as soon as it holds its GPUs, though it sends nothing before it is loaded. If the jobs with
-    traffic are the same as before, nothing is planned. ``clock`` is read before and after planning,
-    and influences no decision.
+    ``met`` returns one job's part of the network's contention, from its Cell and its GPUs, or None
+    if its traffic is unknown. The links are the same for all jobs. A job counts as soon as it holds
+    its GPUs, although it sends nothing while it is loaded. If the jobs with traffic are the same as
+    before, nothing is planned. ``clock`` is read before and after planning, and influences no
+    decision.
     """
 
     def __init__(

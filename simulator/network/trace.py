@@ -1,6 +1,7 @@
-"""A trace of jobs on a network.
+"""The run of a trace of jobs on a network.
 
-Jobs are placed once, planned again at each start and end, and slowed by contention.
+Each job is placed once. The network is planned again at each start and end, and contention slows
+jobs down.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tessera.simulator.network.planning import Plans
 from tessera.simulator.network.rates import Rates
 
 OVER = 1e-9
-"""The share of its iterations below which a job has ended: the difference is rounding."""
+"""The share of its iterations that a job may have left when it ends. Such a rest is due to rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +43,34 @@ class TraceJob:
             0 <= self.arrival_s < math.inf and 0 < self.iterations < math.inf and self.gpus > 0
         ):
             raise InvalidInput(
-                self.name, "must arrive at 0 or later, and have iterations and GPUs, above 0"
+                self.name, "must arrive at 0 or later, with more than 0 iterations and GPUs"
             )
 
 
 class Places(Protocol):
-    """The allocator of GPUs: it knows which job holds which."""
+    """An allocator that records which job holds which GPUs."""
 
     def allocate(self, job: str, gpus: int) -> Gang | None:
-        """Give the job its GPUs. If there is no place now, return None and change nothing."""
+        """Allocate GPUs to the job. If it does not fit now, return None and change nothing."""
 
     def release(self, job: str) -> None:
-        """Take the job's GPUs back."""
+        """Release the job's GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """The cluster of a trace, with its allocator and its network planner.
 
-    ``met`` returns one job's part of the network's contention; the links are the same for all jobs.
+    ``met`` returns one job's part of the network's contention. The links are the same for all jobs.
     ``clock`` is read before and after planning, and influences no decision. Jobs are tried in order
-    of arrival. A job that fits may pass one that does not, unless ``in_turn``.
+    of arrival. A job that fits may overtake one that does not, unless ``in_turn`` is set.
 
     ``changed`` is called before each plan. It returns, by name, the parts of running jobs that
     differ from before (jobs that share GPUs slow each other down).
 
-    ``beside`` are other planners, by name. Their plans are evaluated on the jobs that run at each
-    time, and never carried out. In two separate runs, a job that ends a little earlier would change
-    which jobs share links, so that the runs would also differ by chance.
+    ``beside`` has other planners by name. Their plans are evaluated on the jobs that run at each
+    time, and never carried out. Two separate runs would also differ by chance, because a job that
+    ends a little earlier changes which jobs share links.
     """
 
     gpus: int
@@ -86,9 +87,8 @@ class Cluster:
 class TraceResult:
     """The outcome of a trace.
 
-    Arrays are by job in the order given; sums are over time until ``ended_s``.
-
-    A job is contended if it shares a link with another, even if they cannot fill it.
+    Arrays are by job in the given order. Sums are over time until ``ended_s``. A job is contended if
+    it shares a link with another, even if they cannot fill it.
     """
 
     start_s: Floats  # (J,) inf: the job has never started
@@ -100,7 +100,7 @@ class TraceResult:
     flop: float  # work done: U_T (Crux, eq. 1)
     beside_flop: dict[str, float]  # work that the running jobs would have done under these plans
     held_gpu_s: float
-    computing_gpu_s: float  # of those held, in which GPUs computed
+    computing_gpu_s: float  # the part of ``held_gpu_s`` in which GPUs computed
     contended_gpu_s: float
     contended_job_s: float
     link_use: Floats  # (links,) mean share of each link's bandwidth that was used
@@ -127,7 +127,7 @@ def run_trace(
     Transients of a few iterations are ignored.
     """
     if twice := [n for n, times in Counter(job.name for job in jobs).items() if times > 1]:
-        raise InvalidInput("jobs", f"must have unique names; {twice[0]} repeats")
+        raise InvalidInput("jobs", f"must have unique names; {twice[0]} occurs twice")
     if not horizon_s > 0:
         raise InvalidInput("horizon_s", "must be above 0")
     trace = _Trace(jobs, cluster, Rates() if rates is None else rates)
@@ -230,24 +230,24 @@ class _Trace:
         return bool(over.any())
 
     def _start(self) -> bool:
-        """Start the waiting jobs that fit, in order, and return whether any has started."""
+        """Start the waiting jobs that fit, in order, and return whether any job has started."""
         started, full = set[int](), set[int]()
         for job in self.waiting:
-            one = self.jobs[job]
+            trace_job = self.jobs[job]
             gang = None
-            if one.gpus <= self.free and one.gpus not in full:
-                gang = self.cluster.places.allocate(one.name, one.gpus)
+            if trace_job.gpus <= self.free and trace_job.gpus not in full:
+                gang = self.cluster.places.allocate(trace_job.name, trace_job.gpus)
             if gang is None:
-                full.add(one.gpus)
+                full.add(trace_job.gpus)
                 if self.cluster.in_turn:
                     break
                 continue
             started.add(job)
-            self.free -= one.gpus
+            self.free -= trace_job.gpus
             self.start_s[job] = self.now_s
             self.run.jobs.append(job)
-            self.run.parts.append(self.cluster.met(one, gang))
-            self.run.left = np.append(self.run.left, one.iterations)
+            self.run.parts.append(self.cluster.met(trace_job, gang))
+            self.run.left = np.append(self.run.left, trace_job.iterations)
         self.waiting = [job for job in self.waiting if job not in started]
         return bool(started)
 

@@ -13,15 +13,15 @@ from tessera.simulator.report.style import LIGHT, Style, drawing, legend, percen
 from tessera.simulator.statistics import Interval, mean_intervals
 
 BANDS: Final = 5
-"""The most curves that are drawn with bands. More curves have bars, which hide less."""
+"""Largest number of curves that are drawn with bands. More curves have bars, which hide less."""
 MARKED: Final = 9
-"""The most values of the parameter that are marked on the axis."""
+"""Largest number of values of the parameter that are marked on the axis."""
 _BAR_IN: Final = 0.19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Values at ``x`` and their intervals. Where there is no value or interval, it is NaN."""
+    """Values at ``x`` with their intervals. Missing values and intervals are NaN."""
 
     x: np.ndarray
     value: np.ndarray
@@ -51,7 +51,7 @@ def curves(
     With ``percent``, values are fractions.
     """
     looks = styles_for(series, styles)
-    said = []
+    descriptions = []
     with drawing(3.8) as (figure, axes):
         for name, curve in series.items():
             look = looks[name]
@@ -63,7 +63,7 @@ def curves(
             else:
                 axes.vlines(curve.x, curve.low, curve.high, color=look.colour, linewidth=0.9)
             first, last = (format_value(float(curve.value[k])) for k in (0, -1))
-            said.append(f"{name} {first} to {last}")
+            descriptions.append(f"{name} {first} to {last}")
         axes.set(xlabel=x_label, ylabel=y_label)
         given = np.unique(np.concatenate([curve.x for curve in series.values()]))
         if len(given) <= MARKED:
@@ -79,7 +79,7 @@ def curves(
         drawing=figure,
         caption=caption,
         alt=f"Curves of {y_label} for {x_label} from {format_value(float(x[0]))} to "
-        f"{format_value(float(x[-1]))}: {', '.join(said)}.",
+        f"{format_value(float(x[-1]))}: {', '.join(descriptions)}.",
     )
 
 
@@ -94,25 +94,27 @@ def bars(
 ) -> Plot:
     """Plot bars from left to right, with groups as rows: series -> group -> value.
 
-    Groups suit things with many long names, such as policies. Series differ by colour and suit few
-    things, such as kinds of information. A group that a series lacks has no bar.
+    Groups suit many items with long names, such as policies. Series differ in colour and suit few
+    items, such as kinds of information. A group that a series lacks has no bar.
     """
     looks = styles_for(series, styles)
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     thick = 0.84 / max(1, len(series))
-    said = []
+    descriptions = []
     with drawing(0.9 + _BAR_IN * len(groups) * (len(series) + 0.35)) as (figure, axes):
         for k, (name, values) in enumerate(series.items()):
             at = np.array([groups.index(group) for group in values])
             at = at + (k - (len(series) - 1) / 2) * thick
-            found = list(values.values())
-            size = np.array([one.value for one in found], float)
+            intervals = list(values.values())
+            size = np.array([one.value for one in intervals], float)
             axes.barh(at, size, 0.92 * thick, label=name, color=looks[name].colour)
-            low, high = [one.low for one in found], [one.high for one in found]
+            low, high = [one.low for one in intervals], [one.high for one in intervals]
             axes.hlines(at, low, high, color=LIGHT["page"], linewidth=3.2)
             axes.hlines(at, low, high, color=LIGHT["ink"], linewidth=1.2)
-            _values(axes, at, found, percent)
-            said += [f"{name}, {g}: {_value(one.value, percent)}" for g, one in values.items()]
+            _values(axes, at, intervals, percent)
+            descriptions += [
+                f"{name}, {g}: {_value(one.value, percent)}" for g, one in values.items()
+            ]
         axes.set_yticks(range(len(groups)), groups)
         axes.set(xlabel=label, ylim=(len(groups) - 0.45, -0.55))
         axes.grid(visible=False, axis="y")
@@ -122,17 +124,24 @@ def bars(
             axes.xaxis.set_major_formatter(lambda value, _: percentage(value))
         legend(figure, axes)
     return Plot(
-        title=title, drawing=figure, caption=caption, alt=f"Bars of {label}. {'; '.join(said)}."
+        title=title,
+        drawing=figure,
+        caption=caption,
+        alt=f"Bars of {label}. {'; '.join(descriptions)}.",
     )
 
 
-def _values(axes: Any, at: np.ndarray, found: Sequence[Interval], percent: bool) -> None:
+def _values(axes: Any, at: np.ndarray, intervals: Sequence[Interval], percent: bool) -> None:
     """Write each value to the right of its bar."""
-    for y, one in zip(at, found, strict=True):
-        if np.isfinite(one.value):
-            end = max(one.value, one.high) if np.isfinite(one.high) else max(0.0, one.value)
+    for y, interval in zip(at, intervals, strict=True):
+        if np.isfinite(interval.value):
+            end = (
+                max(interval.value, interval.high)
+                if np.isfinite(interval.high)
+                else max(0.0, interval.value)
+            )
             axes.annotate(
-                _value(one.value, percent),
+                _value(interval.value, percent),
                 (end, y),
                 xytext=(4, 0),
                 textcoords="offset points",

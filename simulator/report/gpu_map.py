@@ -16,12 +16,14 @@ from tessera.simulator.report.style import LIGHT, drawing
 
 COLUMNS: Final = 1000
 ROWS: Final = 400
-"""The fewest rows of the picture, so that a small cluster is not blurred."""
+"""Smallest number of rows of the picture, so that a small cluster is not blurred."""
 MOST: Final = 1600
-"""The most rows of the picture. Of larger clusters, only each second, third ... GPU is drawn."""
+"""Largest number of rows of the picture. Of larger clusters, only each second, third ... GPU is
+drawn."""
 FREE: Final = (128, 128, 128, 40)
 HUES: Final = 0.61803398875
-"""The hue step between jobs, as a share of a full turn, by which neighbours in time differ most."""
+"""Step of hue between consecutive jobs, as a share of a full turn. With this one, jobs that follow
+each other in time differ most."""
 SAME_S: Final = 1e-6
 
 Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
@@ -30,7 +32,7 @@ Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A job's hold of GPUs, which are numbered from 0 in order of nodes."""
+    """The GPUs that a job holds for some time. GPUs are numbered from 0 in order of nodes."""
 
     job: str
     start_s: float
@@ -49,10 +51,9 @@ def gpu_map(
 ) -> Plot:
     """Plot the GPUs of all nodes over time, with a colour for each job.
 
-    GPUs are from top to bottom in order of nodes, and time is from left to right.
-
-    ``node_types`` names the GPU type of each node; nodes of a type must be adjacent. Only the
-    number of GPUs on each node is known, so that the map gives a job the first free ones.
+    GPUs are ordered by node from top to bottom, and time runs from left to right. ``node_types``
+    names the GPU type of each node. Nodes of a type must be adjacent. Only the number of GPUs on
+    each node is known, so that the map shows a job on the first free ones.
     """
     held = place_segments(segments, node_gpus)
     scale, unit = time_unit(end_s)
@@ -69,21 +70,22 @@ def gpu_map(
     return Plot(
         title=title,
         drawing=figure,
-        caption=f"One colour a job; pale: free. {caption}".strip(),
+        caption=f"Each job has one colour. Free GPUs are pale. {caption}".strip(),
         alt=f"Map of {total:,} GPUs on {len(node_gpus):,} nodes over {format_value(end_s / scale)} {unit}: "
         f"{jobs:,} jobs hold {share:.1f} % of the GPU time.",
     )
 
 
 def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
-    """Return which GPUs each segment holds, and refuse more than a node has.
+    """Return the GPUs that each segment holds. A job keeps those of its previous segment if free.
 
-    A job keeps the GPUs of its previous segment if they are free.
+    Raises:
+        InvalidInput: segments hold more GPUs than a node has.
     """
     first = np.cumsum([0, *node_gpus])
     until_s = np.full(int(first[-1]), -np.inf)
     holder = np.full(int(first[-1]), "", dtype=object)
-    found = []
+    held = []
     for job, start_s, end_s, shares in sorted(segments, key=lambda s: (s[1], s[0])):
         gpus = []
         for node, count in shares:
@@ -92,24 +94,24 @@ def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> lis
             if len(free) < count:
                 raise InvalidInput(
                     "segments",
-                    f"hold more than the {node_gpus[node]} GPUs of node {node}"
-                    f" at {start_s:g} s, with {job}",
+                    f"with {job}, hold more than the {node_gpus[node]} GPUs of node {node}"
+                    f" at {start_s:g} s",
                 )
-            mine = free[np.argsort(holder[free] != job, kind="stable")][:count]
-            until_s[mine], holder[mine] = end_s, job
-            gpus.append(np.sort(mine))
+            chosen = free[np.argsort(holder[free] != job, kind="stable")][:count]
+            until_s[chosen], holder[chosen] = end_s, job
+            gpus.append(np.sort(chosen))
         members = np.concatenate(gpus) if gpus else np.zeros(0, np.int64)
-        found.append(Held(job=job, start_s=start_s, end_s=end_s, gpus=members))
-    return found
+        held.append(Held(job=job, start_s=start_s, end_s=end_s, gpus=members))
+    return held
 
 
 def colours(jobs: Sequence[str]) -> dict[str, np.ndarray]:
     """Return a colour for each job, as four bytes. Neighbours differ in hue and in lightness."""
-    found = {}
+    colour = {}
     for k, job in enumerate(dict.fromkeys(jobs)):
         hsv = (k * HUES % 1.0, 0.55 + 0.3 * (k % 2), (0.62, 0.86, 0.74)[k % 3])
-        found[job] = np.append(np.rint(255 * mpl.colors.hsv_to_rgb(hsv)), 255).astype(np.uint8)
-    return found
+        colour[job] = np.append(np.rint(255 * mpl.colors.hsv_to_rgb(hsv)), 255).astype(np.uint8)
+    return colour
 
 
 def _image(held: Sequence[Held], total: int, end_s: float) -> np.ndarray:
@@ -123,7 +125,7 @@ def _image(held: Sequence[Held], total: int, end_s: float) -> np.ndarray:
 
 
 def _types(axes: Any, node_gpus: Sequence[int], node_types: Sequence[str] | None) -> None:
-    """Write the GPU types at the right, with lines between them."""
+    """Write the GPU types at the right, with lines between the types."""
     if node_types is None:
         return
     first = np.cumsum([0, *node_gpus])

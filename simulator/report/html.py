@@ -11,7 +11,7 @@ from tessera.simulator.report.style import DARK, LIGHT
 from tessera.simulator.report.templates import TEMPLATES, resource
 
 LONG: Final = 20
-"""Tables with more rows than this may be broken across printed pages."""
+"""Largest number of rows of a table that is not broken across printed pages."""
 
 
 def page(report: RunReport) -> str:
@@ -24,7 +24,7 @@ def page(report: RunReport) -> str:
         long=LONG,
         numeric=_numeric,
         written=format_value,
-        origin=_pairs("What ran", "what", _origin(report)),
+        origin=_pairs("Run", "item", _origin(report)),
     )
 
 

@@ -14,14 +14,14 @@ POINTS: Final = 400
 """The largest number of points drawn for a line. A longer line is drawn as means over this many
 equal parts of the time."""
 CROWD: Final = (8, 150)
-"""The number of series from which lines get fewer points, and the number of points then. Means over
-longer times are easier to distinguish."""
+"""The number of series from which each line has fewer points, and that number of points. Many lines
+are easier to distinguish if their points are means over longer times."""
 UNITS: Final = (
     (3 * 86_400.0, 86_400.0, "days"),
     (10_800.0, 3600.0, "hours"),
     (180.0, 60.0, "minutes"),
 )
-"""The number of seconds from which a unit is used, the seconds of the unit, and its name."""
+"""The seconds from which a unit of time is used, the seconds of the unit, and its name."""
 TICKS: Final = {
     1: "1 s",
     10: "10 s",
@@ -36,7 +36,7 @@ TICKS: Final = {
 """The marks of a logarithmic axis of seconds."""
 
 Steps = tuple[np.ndarray, np.ndarray]
-"""Times in seconds, ascending, and the values from each time on."""
+"""Ascending times in seconds, and the value from each time on."""
 
 
 def over_time(
@@ -55,7 +55,7 @@ def over_time(
     scale, unit = time_unit(end_s)
     points = CROWD[1] if len(series) >= CROWD[0] else POINTS
     looks = styles_for(series, styles)
-    said, averaged = [], False
+    descriptions, averaged = [], False
     with drawing() as (figure, axes):
         for name, (at_s, values) in series.items():
             edges_s, shown, coarse = thin_steps(
@@ -64,25 +64,26 @@ def over_time(
             averaged |= coarse
             axes.stairs(shown, edges_s / scale, baseline=None, label=name, **looks[name].line)
             mean = float(np.average(shown, weights=np.diff(edges_s))) if len(shown) else 0.0
-            said.append(f"{name} {format_value(mean)}")
+            descriptions.append(f"{name} {format_value(mean)}")
         axes.set(xlabel=f"time ({unit})", ylabel=label, xlim=(0, end_s / scale))
         axes.set_ylim(bottom=0)
         legend(figure, axes)
-    means = f"Means over {format_value(round(end_s / points))} s each. " if averaged else ""
+    seconds = format_value(round(end_s / points))
+    means = f"Each value is a mean over {seconds} s. " if averaged else ""
     return Plot(
         title=title,
         drawing=figure,
         caption=f"{means}{caption}".strip(),
-        alt=f"Lines of {label} over {format_value(end_s / scale)} {unit}. Means: {', '.join(said)}.",
+        alt=f"Lines of {label} over {format_value(end_s / scale)} {unit}. Means: {', '.join(descriptions)}.",
     )
 
 
 def thin_steps(
     at_s: np.ndarray, values: np.ndarray, end_s: float, points: int = POINTS
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the edges and values of steps, and whether they are means.
+    """Return the edges and values of at most ``points`` steps, and whether they are means.
 
-    The area below stays the same.
+    The area below the steps stays the same.
     """
     inside = at_s < end_s
     at_s, values = at_s[inside], values[inside]
@@ -104,24 +105,25 @@ def distribution(
     caption: str = "",
     styles: Mapping[str, Style] | None = None,
 ) -> Plot:
-    """Plot the share of jobs with at most a value, such as the JCT, on a logarithmic axis.
+    """Plot the cumulative distribution of a value of jobs, such as the JCT, on a logarithmic axis.
 
-    ``totals`` counts all jobs of a series. If some have no value, because they did not finish, the
-    curve ends below 1. With ``seconds``, the axis has marks at minutes, hours and days.
+    ``totals`` has the number of all jobs of each series. If some jobs have no value, because they
+    did not finish, the curve ends below 1. With ``seconds``, the axis has marks at minutes, hours
+    and days.
     """
     looks = styles_for(samples, styles)
-    said = []
+    medians = []
     with drawing() as (figure, axes):
-        for name, found in samples.items():
-            ordered = np.sort(np.asarray(found, float))
+        for name, values in samples.items():
+            ordered = np.sort(np.asarray(values, float))
             total = len(ordered) if totals is None else totals[name]
             shares = np.arange(1, len(ordered) + 1) / max(1, total)
             kept = np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).astype(int)
             axes.step(ordered[kept], shares[kept], where="post", label=name, **looks[name].line)
             half = format_value(float(np.median(ordered))) if len(ordered) else "none"
-            said.append(f"{name} {half} ({len(ordered):,} of {total:,} jobs)")
+            medians.append(f"{name} {half} ({len(ordered):,} of {total:,} jobs)")
         axes.set(xlabel=label, ylabel="share of jobs", ylim=(0, 1.02))
-        if any(np.any(np.asarray(found) > 0) for found in samples.values()):
+        if any(np.any(np.asarray(values) > 0) for values in samples.values()):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(lambda value, _: number(value))
             if seconds:
@@ -135,7 +137,7 @@ def distribution(
         drawing=figure,
         caption=caption,
         alt=f"Cumulative shares of jobs by {label}. Medians{' in seconds' if seconds else ''}: "
-        f"{', '.join(said)}.",
+        f"{', '.join(medians)}.",
     )
 
 
@@ -148,19 +150,17 @@ def gap_over_rounds(
 ) -> Plot:
     """Plot relative gaps to a proven bound as points, round by round.
 
-    Below 0.01 % the axis is linear.
-
-    A series is (round numbers, gaps as fractions). Rounds without a bound have an infinite gap;
-    they are counted below the picture and not drawn. If there are many rounds, each point is the
-    largest gap of a few.
+    A series is (round numbers, gaps as fractions). Rounds without a bound have an infinite gap. They
+    are not drawn, and their number is stated below the picture. If there are many rounds, each point
+    is the largest gap of a few. Below 0.01 %, the axis is linear.
     """
     looks = styles_for(series, styles)
-    said, unbounded, few = [], [], 1
+    largest_gaps, unbounded, few = [], [], 1
     with drawing() as (figure, axes):
         for name, (rounds, gaps) in series.items():
-            found = np.asarray(gaps, float)
-            known = np.isfinite(found)
-            at, largest, of = worst(np.asarray(rounds)[known], found[known])
+            gap = np.asarray(gaps, float)
+            known = np.isfinite(gap)
+            at, largest, of = worst(np.asarray(rounds)[known], gap[known])
             few = max(few, of)
             axes.plot(
                 at,
@@ -173,28 +173,28 @@ def gap_over_rounds(
                 markeredgewidth=0,
             )
             most = f"{format_value(100 * float(largest.max()))} %" if known.any() else "none"
-            said.append(f"{name} {most}")
+            largest_gaps.append(f"{name} {most}")
             if not known.all():
-                unbounded.append(f"{name} {int((~known).sum()):,} of {len(found):,}")
+                unbounded.append(f"{name} {int((~known).sum()):,} of {len(gap):,}")
         axes.set(xlabel="round", ylabel="gap (%)")
         axes.set_yscale("symlog", linthresh=0.01)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: number(value))
         legend(figure, axes, marks=1.8)
-    grouped = f"A point is the largest gap of up to {few} rounds. " if few > 1 else ""
+    grouped = f"Each point is the largest gap of up to {few} rounds. " if few > 1 else ""
     without = f"Rounds without a bound: {', '.join(unbounded)}. " if unbounded else ""
     return Plot(
         title=title,
         drawing=figure,
         caption=f"{grouped}{without}{caption}".strip(),
-        alt=f"Gap to the bound by round. Largest: {', '.join(said)}.",
+        alt=f"Gap to the bound by round. Largest: {', '.join(largest_gaps)}.",
     )
 
 
 def worst(
     rounds: np.ndarray, gaps: np.ndarray, points: int = POINTS
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the round and size of the largest gap in each group of rounds, and the group size."""
+    """Return the round and the size of the largest gap in each group of rounds, and the group size."""
     few = -(-len(gaps) // points) or 1
     starts = range(0, len(gaps), few)
     at = np.array([s + int(np.argmax(gaps[s : s + few])) for s in starts], np.int64)

@@ -23,9 +23,11 @@ Value = Figure | str | None
 
 ReportFolder = Annotated[
     Path | None,
-    typer.Option("--report", file_okay=False, help="Write an HTML page and Markdown here."),
+    typer.Option(
+        "--report", file_okay=False, help="Write a report as HTML and Markdown to this folder."
+    ),
 ]
-"""The option of a case that can write a report."""
+"""The option of a benchmark that can write a report."""
 
 MINUS: Final = "\N{MINUS SIGN}"
 NOTHING: Final = "\N{EN DASH}"
@@ -77,11 +79,11 @@ class RunReport:
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """Paragraphs to read with the figures: deviations and their reasons."""
+    """Paragraphs that explain the figures, e.g. deviations and their reasons."""
 
 
 def report_of(
-    found: Report,
+    outcome: Report,
     *,
     title: str,
     options: Mapping[str, Any],
@@ -91,17 +93,17 @@ def report_of(
     summary: str = "",
     notes: Sequence[str] = (),
 ) -> RunReport:
-    """Return the report of a case's results, which the command line of this process ran."""
-    results = [Table.from_rows("Results", found.table)] if found.table else []
+    """Return the report of results that the command line of this process produced."""
+    results = [Table.from_rows("Results", outcome.table)] if outcome.table else []
     return RunReport(
         title=title,
         summary=summary,
         command=shlex.join(["tessera", *sys.argv[1:]]),
         commit=commit(),
-        seeds=tuple(seeds) or (found.seed,),
+        seeds=tuple(seeds) or (outcome.seed,),
         versions=versions(),
         options=dict(options),
-        figures=dict(found.figures),
+        figures=dict(outcome.figures),
         plots=tuple(plots),
         tables=(*results, *tables),
         notes=tuple(notes),
@@ -109,22 +111,19 @@ def report_of(
 
 
 def versions() -> dict[str, str]:
-    """Return the machine and the versions of what results or times depend on."""
+    """Return the machine, and the versions of everything on which results or times depend."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    found = {"machine": machine, "python": platform.python_version(), "tessera": release()}
+    facts = {"machine": machine, "python": platform.python_version(), "tessera": release()}
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            facts[library] = version(library)
         except PackageNotFoundError:
-            found[library] = "not installed"
-    return found
+            facts[library] = "not installed"
+    return facts
 
 
 def format_value(value: object) -> str:
-    """Return a value as people read it: four digits, with thousands separated.
-
-    A missing value is a dash.
-    """
+    """Return a value for readers: four digits, with thousands separated. A missing value is a dash."""
     match value:
         case None:
             return NOTHING
@@ -144,7 +143,7 @@ def format_value(value: object) -> str:
 
 
 def as_given(option: object) -> str:
-    """Return an option's value in the form in which it could be given again."""
+    """Return an option's value in the form in which users give it."""
     if isinstance(option, list | tuple):
         return ", ".join(map(str, option))
     return "none" if option is None else str(option)

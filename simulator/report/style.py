@@ -30,7 +30,7 @@ LIGHT: Final = {
     "s5": "#5c410a",
     "s6": "#4713ae",
 }
-"""The colours of the page. A drawing that follows the theme may use no others."""
+"""The colours of the light page. A drawing that follows the theme may use no other colours."""
 DARK: Final = {
     "page": "#15181d",
     "ink": "#e8ebee",
@@ -73,7 +73,7 @@ class Style:
 def styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
     """Return a style for each name, by its position. The lines of names in ``bold`` are thicker.
 
-    Give the result to every plot of a report, so that a policy looks the same in all of them.
+    Pass the result to every plot of a report, so that a policy looks the same in all of them.
     """
     return {
         name: Style(
@@ -123,12 +123,12 @@ def drawing(height_in: float = 3.4) -> Iterator[tuple[Drawing, Any]]:
 
 
 def number(value: float) -> str:
-    """Return a tick's label, with thousands separated and no needless digits."""
+    """Return the label of a tick, with thousands separated and without needless digits."""
     return f"{round(value, 10):,.12g}".replace("-", "\N{MINUS SIGN}")
 
 
 def percentage(value: float) -> str:
-    """Return a tick's label for a fraction."""
+    """Return the label of a tick for a fraction, in percent."""
     return f"{number(100 * value)} %"
 
 

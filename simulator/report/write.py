@@ -1,4 +1,4 @@
-"""A writer of reports into a folder."""
+"""Writing of reports into a folder."""
 
 from __future__ import annotations
 

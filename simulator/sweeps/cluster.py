@@ -18,9 +18,9 @@ def outcomes(
 ) -> Generator[Outcome, None, None]:
     """Yield each task's outcome as it ends. Closing the iterator cancels the tasks that run.
 
-    Our code is sent to the nodes, whatever is installed there. The libraries that it needs and the
-    files that options name must be there already. A task takes one CPU, and at most ``limit`` tasks
-    run at a time. Ray repeats those whose node was lost.
+    Our code is sent to the nodes and replaces any version that is installed there. The libraries
+    that it needs and the files that options name must already be on the nodes. A task takes one CPU,
+    and at most ``limit`` tasks run at a time. Ray repeats tasks whose node was lost.
     """
     ray = library()
     ours = not ray.is_initialized()
@@ -63,8 +63,8 @@ def _connect(ray: Any, address: str) -> None:
         )
     except (ConnectionError, ValueError) as error:
         raise Unavailable(
-            f"no Ray cluster answers at {address}: {error}; `ray status` says where one is, and one "
-            "that asks for a token needs RAY_AUTH_MODE=token here"
+            f"no Ray cluster answers at {address}: {error}; find its address with `ray status`, and"
+            " set RAY_AUTH_MODE=token if the cluster asks for a token"
         ) from error
 
 

@@ -17,9 +17,9 @@ from typing import Final
 from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
 
 SAID: Final = 8000
-"""Bytes of a failed task's standard error that are reported, counted from its end."""
+"""Number of bytes at the end of a failed task's standard error that are reported."""
 GOODBYE_S: Final = 10.0
-"""Seconds that a process without work has to end on its own."""
+"""Seconds that a process without work may take to end before it is killed."""
 
 
 def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, None]:
@@ -30,11 +30,11 @@ def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, No
         idle.put(process)
 
     def run(task: Task) -> Outcome:
-        mine = idle.get()
+        worker = idle.get()
         try:
-            return mine.run(task)
+            return worker.run(task)
         finally:
-            idle.put(mine)
+            idle.put(worker)
 
     pool = ThreadPoolExecutor(max_workers=len(processes))
     left = len(tasks)
@@ -62,36 +62,38 @@ def here(tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
 
 
 class _Worker:
-    """A process for one task after another, which is replaced if a task has ended it.
+    """A process that runs one task after another, and is replaced if a task ends it.
 
     It is a fresh interpreter in a separate session. An interrupt at the terminal therefore reaches
-    only us, and we can end the process together with everything that it started.
+    only this process, which can end the worker together with everything that it started.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._killed = False
         self._lock = threading.Lock()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
 
     def run(self, task: Task) -> Outcome:
         """Run ``task`` and wait for it."""
-        self._said.seek(0)
-        self._said.truncate()
+        self._stderr.seek(0)
+        self._stderr.truncate()
         process = self._started()
         if process.stdin is None or process.stdout is None:
-            raise AssertionError("both are pipes")
+            raise AssertionError("the process has pipes for input and output")
         reply = ""
-        with contextlib.suppress(BrokenPipeError):  # it ended before it read; its status says how
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # the process ended before it read; its status says how
             process.stdin.write(task.call + "\n")
             process.stdin.flush()
             reply = process.stdout.readline()
         if reply.endswith("\n"):
             return Outcome(task=task, result=reply)
         code = self._end()
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - SAID))
-        said = self._said.read().decode(errors="replace")
-        return Outcome(task=task, failure=f"{said}its process ended {_how(code)}")
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
+        output = self._stderr.read().decode(errors="replace")
+        return Outcome(task=task, failure=f"{output}its process ended {_how(code)}")
 
     def kill(self) -> None:
         """End the process with all that it started, and do not start another."""
@@ -101,10 +103,10 @@ class _Worker:
                 _kill(self._process)
 
     def close(self) -> None:
-        """Let the process end on its own, and release its resources. No task may be running."""
+        """Wait for the process to end, and release its resources. No task may be running."""
         if self._process is not None:
             self._end()
-        self._said.close()
+        self._stderr.close()
 
     def _started(self) -> subprocess.Popen[str]:
         with self._lock:
@@ -122,7 +124,7 @@ class _Worker:
                     ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=self._said,
+                    stderr=self._stderr,
                     text=True,
                     encoding="utf-8",
                     start_new_session=True,
@@ -135,8 +137,8 @@ class _Worker:
         with self._lock:
             process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
-            raise AssertionError("there is a process, and both are pipes")
-        with contextlib.suppress(BrokenPipeError):  # calls that it never read
+            raise AssertionError("the process exists and has pipes for input and output")
+        with contextlib.suppress(BrokenPipeError):  # the process has not read all calls
             process.stdin.close()
         try:
             code = process.wait(GOODBYE_S)
@@ -156,4 +158,4 @@ def _how(code: int) -> str:
     if code >= 0:
         return f"with exit status {code}"
     name = signal.Signals(-code).name
-    return f"by {name}" + (" (too little memory?)" if name == "SIGKILL" else "")
+    return f"by {name}" + (" (possibly out of memory)" if name == "SIGKILL" else "")

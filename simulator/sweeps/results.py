@@ -24,12 +24,12 @@ class Results:
         if self.folder is None or not (file := self.folder / f"{key}.json").exists():
             return None
         try:
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["result"]
+            result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["result"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(
                 str(file), f"is not a result that a sweep wrote ({error}); delete it"
             ) from error
-        return found
+        return result
 
     def save(self, key: str, task: Task, result: dict[str, Any]) -> None:
         """Write a result atomically: the file is complete or absent, even after a crash."""

@@ -1,7 +1,4 @@
-"""The execution of a sweep.
-
-Finished tasks are skipped, failures lose nothing, and progress is shown.
-"""
+"""The execution of a sweep, with progress. Finished tasks are skipped, and failures lose no results."""
 
 from __future__ import annotations
 
@@ -35,16 +32,23 @@ Workers = Annotated[
     typer.Option(
         "--workers",
         min=0,
-        help="Runs at a time, by default one a core, or what Ray has; 0: one by one in this process.",
+        help="Number of runs at a time. 0: one after another in this process. Default: one for each"
+        " core, or as many as Ray has CPUs.",
     ),
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option("--ray", help="Run on the Ray cluster at this address ('auto': the one here)."),
+    typer.Option(
+        "--ray", help="Run on the Ray cluster at this address. 'auto': the one of this machine."
+    ),
 ]
 ResultsFolder = Annotated[
     Path | None,
-    typer.Option("--results", file_okay=False, help="Keep each result here; run again to go on."),
+    typer.Option(
+        "--results",
+        file_okay=False,
+        help="Keep each result in this folder. The same command continues an interrupted sweep.",
+    ),
 ]
 
 
@@ -87,13 +91,15 @@ def run_tasks(
     ends the sweep.
     """
     if workers == 0 and (folder is not None or ray is not None):
-        raise InvalidInput("--workers", "0 runs in this process: neither --ray nor --results fits")
+        raise InvalidInput(
+            "--workers", "0 runs in this process; give another number, or omit --ray and --results"
+        )
     if len({task.name for task in tasks}) < len(tasks):
         raise InvalidInput("tasks", "must have unique names")
     code = code_digest()
     keys = {task.name: task.key(code) for task in tasks}
     kept = Results(folder=folder, commit=commit())
-    results = {key: found for key in keys.values() if (found := kept.load(key)) is not None}
+    results = {key: result for key in keys.values() if (result := kept.load(key)) is not None}
     todo: dict[str, Task] = {}
     for task in tasks:
         if keys[task.name] not in results:
@@ -131,7 +137,7 @@ def _outcomes(
 
 @contextmanager
 def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
-    """Show progress on standard error: a bar on a terminal, else a line for each task."""
+    """Show progress on standard error, as a bar on a terminal or else as a line for each task."""
     console = Console(stderr=True, highlight=False, markup=False)
     columns = (
         BarColumn(),
@@ -158,7 +164,7 @@ def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
             progress.update(bar, completed=done, description=name)
 
         if done:
-            console.print(f"{done} of {count} runs were done before")
+            console.print(f"{done} of {count} runs had been done before")
         try:
             yield ended
         except KeyboardInterrupt:

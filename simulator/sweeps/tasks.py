@@ -28,17 +28,15 @@ _DRAWING: Final = ROOT / "simulator" / "report"
 ONE_THREAD: Final = {
     f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")
 }
-"""The environment of every task. Sums must not depend on how many threads a machine has."""
+"""The environment of every task. Sums must not depend on the number of threads of a machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A call of ``function``, as "module:function", with ``options`` by name.
 
-    It returns a dictionary.
-
-    The result may depend only on the options, the code and the contents of ``files``, so that it
-    can be kept and read again. A seed is an option.
+    The function returns a dictionary. It may depend only on the options, the code and the contents
+    of ``files``, so that it can be kept and read again. A seed is an option.
     """
 
     name: str
@@ -65,7 +63,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a task: a ``result`` as JSON, or the error output of a failed task."""
+    """The outcome of a task: a ``result`` as JSON, or the error output of a failed task."""
 
     task: Task
     result: str = ""
@@ -73,15 +71,15 @@ class Outcome:
 
 
 class TasksFailed(TesseraError):
-    """An error of a sweep of which some tasks failed.
+    """An error for a sweep in which some tasks failed.
 
-    ``failures`` has the output of each; the others are kept.
+    ``failures`` has the output of each. The results of the other tasks are kept.
     """
 
     reason = "TASKS_FAILED"
 
     def __init__(self, failures: Mapping[str, str], count: int) -> None:
-        shown = "\n\n".join(f"{name}:\n{said.strip()}" for name, said in failures.items())
+        shown = "\n\n".join(f"{name}:\n{output.strip()}" for name, output in failures.items())
         super().__init__(f"{len(failures)} of {count} tasks failed\n\n{shown}")
         self.failures = dict(failures)
 
@@ -97,9 +95,9 @@ def answer(call: str) -> str:
 
 
 def code_digest() -> str:
-    """Return the digest of our code without the parts that only draw.
+    """Return the digest of our code, without the parts that only draw.
 
-    Commits that change no code keep it.
+    Commits that change no code keep the digest.
     """
     digest = hashlib.sha256()
     for package in packages():
@@ -112,7 +110,7 @@ def code_digest() -> str:
 
 def packages() -> list[Path]:
     """Return the folders of our own packages."""
-    generated = next(found for place in GENERATED if (found := ROOT / place).is_dir())
+    generated = next(folder for place in GENERATED if (folder := ROOT / place).is_dir())
     return [*(ROOT / name for name in PACKAGES), generated]
 
 

@@ -1,8 +1,8 @@
-"""A process that carries out calls, one for each line of JSON, until there are no more.
+"""A process that carries out calls, one for each line of JSON, until its input ends.
 
-``python -m tessera.simulator.sweeps.worker`` answers on its original standard output; what tasks
-print goes to standard error. A task that raises ends the process. The process also ends if its
-parent is gone.
+``python -m tessera.simulator.sweeps.worker`` answers on its original standard output. The output of
+tasks goes to standard error. A task that raises an error ends the process. The process also ends if
+its parent has ended.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tessera.simulator.sweeps.tasks import answer
 def main() -> None:
     """Answer each line of standard input."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", closefd=False)
-    # the copy closes with the process, so that a reader who sees its end has all the output
+    # The copy closes with the process, so that a reader that sees its end has all the output.
     os.dup2(2, 1)
     asked = os.fdopen(os.dup(0), encoding="utf-8")
-    # processes that tasks start must not read the calls
+    # Processes that tasks start must not read the calls.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     calls: queue.SimpleQueue[str] = queue.SimpleQueue()
     busy = threading.Event()
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _read(asked: TextIO, calls: queue.SimpleQueue[str], busy: threading.Event) -> None:
-    """Pass the calls on, and an empty one at the end. End the process if a task still runs then."""
+    """Pass the calls on, and an empty one at the end. End the process if a task still runs."""
     for call in asked:
         calls.put(call)
     calls.put("")

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from tessera.formulation.errors import InvalidInput
 
 MAX_ERRORS = 20
-"""The number of mistakes after which reading stops. All are reported together."""
+"""Number of mistakes after which reading stops. All mistakes are reported together."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"
+NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit"
 GPU_TYPE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 GPU_TYPE_RULE = NAME_RULE.replace("100 letters", "63 lower-case letters")
 
@@ -26,27 +26,28 @@ class Mistakes:
     """The mistakes in a file, each with its line and column."""
 
     file: str
-    found: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def add(self, line: int, column: str, allowed: str) -> None:
-        """Record a mistake. At the twentieth, raise InvalidInput with all of them."""
+        """Record a mistake. After ``MAX_ERRORS`` mistakes, raise InvalidInput with all of them."""
         place = f"{self.file} line {line}" + (f", column {column}" if column else "")
-        self.found.append(f"{place}: {allowed}")
-        if len(self.found) >= MAX_ERRORS:
-            self.found.append(f"{self.file}: reading stopped after {MAX_ERRORS} mistakes")
+        self.messages.append(f"{place}: {allowed}")
+        if len(self.messages) >= MAX_ERRORS:
+            self.messages.append(f"{self.file}: reading stopped after {MAX_ERRORS} mistakes")
             self.check()
 
     def check(self) -> None:
         """Raise InvalidInput with every mistake, one on each line, if there are any."""
-        if self.found:
-            raise InvalidInput("", "\n".join(self.found))
+        if self.messages:
+            raise InvalidInput("", "\n".join(self.messages))
 
 
 @dataclass(slots=True)
 class Row:
     """A row of the file.
 
-    Its methods record a mistake in a field and return a substitute value; see ``ok``.
+    If a field is wrong, its methods record the mistake and return a substitute. ``ok`` is then
+    false.
     """
 
     line: int
@@ -127,15 +128,12 @@ def decode_file(data: bytes, file: str) -> str:
         raise InvalidInput("", f"{file} line {line}: must be UTF-8 text") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise InvalidInput("", f"{file} line {line}: must be text, without NUL characters")
+        raise InvalidInput("", f"{file} line {line}: must be text without NUL characters")
     return text
 
 
 def header_of(text: str) -> tuple[str, ...]:
-    """Return the column names of the first line that is not empty.
-
-    Without such a line, return no names.
-    """
+    """Return the column names of the first line that is not empty, or none without such a line."""
     first = next((line for line in text.splitlines() if line), "")
     return tuple(cell.strip() for cell in next(csv.reader([first]), []))
 
@@ -162,7 +160,7 @@ def rows(
             if header is None:
                 header = _header(cells, start, mistakes, required, optional)
             elif len(cells) != len(header):
-                allowed = f"must have {len(header)} fields as the header has, not {len(cells)}"
+                allowed = f"must have {len(header)} fields, like the header, not {len(cells)}"
                 mistakes.add(start, "", allowed)
             else:
                 yield Row(start, dict(zip(header, cells, strict=True)), mistakes)
@@ -187,11 +185,11 @@ def _header(
             mistakes.add(line, column, "is missing from the header")
     for i, column in enumerate(header):
         if column in header[:i]:
-            mistakes.add(line, column[:100], "must be in the header once")
+            mistakes.add(line, column[:100], "must occur only once in the header")
         elif column not in required and column not in optional:
-            mistakes.add(line, repr(column[:100]), "is not known")
-    if mistakes.found:
-        mistakes.found.append(
+            mistakes.add(line, repr(column[:100]), "is not a known column")
+    if mistakes.messages:
+        mistakes.messages.append(
             f"{mistakes.file}: the header must name {','.join(required)}"
             + (f" and may name {','.join(optional)}" if optional else "")
         )

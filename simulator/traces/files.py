@@ -19,7 +19,12 @@ from tessera.simulator.traces.trace import (
 
 
 def profiles_of(path: Path) -> list[EstimateRecord]:
-    """Read profiles, either ours or Morphling's measurements. Raises InvalidInput and OSError."""
+    """Read profiles in our own format, or Morphling's measurements.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     data = path.read_bytes()
     if "exec_plan_raw" in header_of(decode_file(data, path.name)):
         return morphling.parse_measured(data, path.name)
@@ -27,7 +32,7 @@ def profiles_of(path: Path) -> list[EstimateRecord]:
 
 
 def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] | list[Asked]:
-    """Read a trace: ours, Arena's or Morphling's, or one with durations whose models must be drawn.
+    """Read a trace in the format of ours, Arena or Morphling, or one of durations without models.
 
     Raises:
         InvalidInput: the first 20 mistakes of the file.

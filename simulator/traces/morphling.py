@@ -76,12 +76,22 @@ _WORKLOAD_REST: Final = (
 
 
 def read_measured(path: Path) -> list[EstimateRecord]:
-    """Read measurements. Raises InvalidInput (with every mistake) and OSError."""
+    """Read measurements.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     return parse_measured(path.read_bytes(), path.name)
 
 
 def read_workload(path: Path) -> list[Arrival]:
-    """Read a trace. Raises InvalidInput (with every mistake) and OSError."""
+    """Read a trace.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     return parse_workload(path.read_bytes(), path.name)
 
 
@@ -94,10 +104,10 @@ class _Measured(NamedTuple):
 def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
     """Return one estimate for each model, plan, pipeline degree, and number of GPUs and nodes.
 
-    If several placements share these (4+4, 3+5 and 2+6 GPUs on two nodes), the most even one is
-    taken, because our gangs are spread evenly over nodes. Uneven ones run up to 6 times slower
-    (ViT). If a placement was measured with several numbers of CPU threads, the fastest is taken. A
-    configuration that did not run has inf.
+    If several placements agree in these (4+4, 3+5 and 2+6 GPUs on two nodes), the most even one is
+    taken, because our gangs are spread evenly over nodes. Uneven ones take up to 6 times as long
+    (ViT). If a placement was measured with several numbers of CPU threads, the fastest is taken. The
+    time of a configuration that did not run is inf.
 
     Raises:
         InvalidInput: the first 20 mistakes, one on each line.
@@ -107,16 +117,16 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
     for row in rows(decode_file(data, file), mistakes, MEASURED, _MEASURED_REST):
         placement = row.get("placement")
         if not (placement.isascii() and placement.isdigit()):
-            row.wrong("placement", "must be digits, one a node: its GPUs")
+            row.wrong("placement", "must have one digit for each node, its number of GPUs")
         record = _estimate(row, file)
         if not row.ok:
             continue
-        found = _Measured(max(map(int, placement)), record.iter_time_s, record)
+        measured = _Measured(max(map(int, placement)), record.iter_time_s, record)
         key = record.workload, record.cell
-        if key not in best or found[:2] < best[key][:2]:
-            best[key] = found
+        if key not in best or measured[:2] < best[key][:2]:
+            best[key] = measured
     mistakes.check()
-    return [found.record for found in best.values()]
+    return [measured.record for measured in best.values()]
 
 
 def parse_workload(data: bytes, file: str) -> list[Arrival]:
@@ -128,7 +138,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
         InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     lines: dict[str, int] = {}
     for row in rows(decode_file(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
         model = row.choice("model", tuple(MODELS))
@@ -144,13 +154,13 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
             labels={PLAN: _plan(row)},
         )
         if row.ok and spec.name in lines:
-            row.wrong("job_id", f"must be unique; line {lines[spec.name]} has it too")
+            row.wrong("job_id", f"must be unique; line {lines[spec.name]} has the same")
         if row.ok:
             lines[spec.name] = row.line
-            found.append(Arrival(submit_s, spec))
+            arrivals.append(Arrival(submit_s, spec))
     mistakes.check()
-    first_s = min((a.arrival_s for a in found), default=0.0)
-    moved = [Arrival(a.arrival_s - first_s, a.spec) for a in found]
+    first_s = min((a.arrival_s for a in arrivals), default=0.0)
+    moved = [Arrival(a.arrival_s - first_s, a.spec) for a in arrivals]
     return sorted(moved, key=lambda a: a.arrival_s)
 
 

@@ -1,4 +1,4 @@
-"""Profiles: measured or estimated iteration times from a CSV file (format: docs/traces.md)."""
+"""Profiles, i.e. measured or estimated iteration times, from a CSV file (format: docs/traces.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ MAX_ITERATION_S = 1e6
 
 
 def read_profiles(path: Path) -> list[EstimateRecord]:
-    """Read a file. Raises InvalidInput (with every mistake) and OSError."""
+    """Read a file.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     return parse_profiles(path.read_bytes(), path.name)
 
 
@@ -39,7 +44,7 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
         InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
-    found: list[EstimateRecord] = []
+    records: list[EstimateRecord] = []
     lines: dict[tuple[Workload, Cell], int] = {}
     for row in rows(decode_file(data, file), mistakes, REQUIRED, OPTIONAL):
         record = _record(row, file)
@@ -49,9 +54,9 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
         if key in lines:
             row.wrong("", f"must not repeat the configuration of line {lines[key]}")
         lines.setdefault(key, row.line)
-        found.append(record)
+        records.append(record)
     mistakes.check()
-    return found
+    return records
 
 
 def _record(row: Row, file: str) -> EstimateRecord:

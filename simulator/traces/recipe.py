@@ -1,4 +1,4 @@
-"""A sequence of steps that shape a trace, in the one order in which they make sense together."""
+"""A sequence of steps that shape a trace, in the only order in which they make sense together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.simulator.traces.trace import Arrival, Asked
 class Recipe:
     """The changes to make to a trace.
 
-    A step that is None or False is skipped. The functions of each step say more.
+    A step that is None or False is skipped. The functions of the steps describe them.
     """
 
     redraw: bool = False
@@ -32,7 +32,7 @@ class Recipe:
     load: float | None = None
     guaranteed_share: float | None = None
     quota_gpus: int | None = None
-    """The quota in GPUs. If None, it is all GPUs of the cluster, as in Morphling's trace MT."""
+    """The quota in GPUs. If it is None, it is all GPUs of the cluster, as in Morphling's trace MT."""
     tightness: tuple[float, float] | None = None
     deadline_factor: float | None = None
     without_deadlines: bool = False
@@ -57,44 +57,55 @@ def follow(
 ) -> tuple[list[Arrival], list[TenantSpec]]:
     """Return the jobs after all steps, and the tenants that they belong to.
 
-    The steps are, in this order: models are drawn; the busiest hours and a share of the jobs are
-    taken; large models are brought to their share; arrivals and lives are scaled; jobs are taken to
-    reach the load; tenants are drawn; deadlines are set.
+    The steps have this order:
 
-    ``speeds`` must know the cluster's capacity if ``recipe.needs_speeds``. Jobs whose models are
-    redrawn may have run elsewhere before. Each step has a separate seed, so that an extra step does
-    not change what the others draw.
+    1. Models are drawn.
+    2. The busiest hours and a share of the jobs are taken.
+    3. Large models are brought to their share.
+    4. Arrivals and lives are scaled.
+    5. Jobs are taken to reach the load.
+    6. Tenants are drawn.
+    7. Deadlines are set.
+
+    ``speeds`` must have the cluster's capacity if ``recipe.needs_speeds``. Jobs whose models are
+    redrawn need not be able to run on the cluster before. Each step has a separate seed, so that an
+    additional step does not change the draws of the others.
 
     Raises:
         InvalidInput: a step cannot be done, or needs ``speeds``.
     """
     if recipe.needs_speeds and speeds is None:
-        raise InvalidInput("profiles", "and a cluster are needed to know how long jobs take")
+        raise InvalidInput(
+            "profiles", "give profiles and a cluster, from which the durations of jobs follow"
+        )
     seeds = [int(s) for s in np.random.SeedSequence(recipe.seed).generate_state(6)]
-    found = _drawn(recipe, jobs, speeds, seeds[0])
+    arrivals = _drawn(recipe, jobs, speeds, seeds[0])
     if recipe.busiest_hours is not None:
-        found = shaping.busiest(found, recipe.busiest_hours)
+        arrivals = shaping.busiest(arrivals, recipe.busiest_hours)
     if recipe.share is not None:
-        found = shaping.sample_jobs(found, recipe.share, seeds[1])
+        arrivals = shaping.sample_jobs(arrivals, recipe.share, seeds[1])
     if recipe.large_share is not None and speeds is not None:
-        found = with_large_share(found, speeds, recipe.large_share, seeds[2], recipe.large_from)
+        arrivals = with_large_share(
+            arrivals, speeds, recipe.large_share, seeds[2], recipe.large_from
+        )
     if recipe.arrival_factor is not None:
-        found = shaping.faster_arrivals(found, recipe.arrival_factor)
+        arrivals = shaping.faster_arrivals(arrivals, recipe.arrival_factor)
     if recipe.life_factor is not None:
-        found = shaping.longer_lives(found, recipe.life_factor)
+        arrivals = shaping.longer_lives(arrivals, recipe.life_factor)
     if recipe.load is not None and speeds is not None:
-        found = shaping.sampled_to_load(found, speeds, gpus_of(speeds), recipe.load, seeds[3])
-    found, tenants = _tenants(recipe, found, speeds, seeds[4])
-    return _deadlines(recipe, found, speeds, seeds[5]), tenants
+        arrivals = shaping.sampled_to_load(arrivals, speeds, gpus_of(speeds), recipe.load, seeds[3])
+    arrivals, tenants = _tenants(recipe, arrivals, speeds, seeds[4])
+    return _deadlines(recipe, arrivals, speeds, seeds[5]), tenants
 
 
 def gpus_of(speeds: Speeds) -> int:
-    """Return the GPUs of the cluster that ``speeds`` was made for.
+    """Return the number of GPUs of the cluster for which ``speeds`` was made.
 
-    Raises InvalidInput if it has none.
+    Raises:
+        InvalidInput: no cluster is known, or it has no GPUs.
     """
     if speeds.room is None or not speeds.room.total_gpus:
-        raise InvalidInput("nodes", "are needed to know how many GPUs there are")
+        raise InvalidInput("nodes", "are missing; give the nodes of the cluster")
     return speeds.room.total_gpus
 
 
@@ -102,12 +113,12 @@ def _drawn(
     recipe: Recipe, jobs: Sequence[Arrival] | Sequence[Asked], speeds: Speeds | None, seed: int
 ) -> list[Arrival]:
     wanted = [one for one in jobs if isinstance(one, Asked)]
-    found = [one for one in jobs if isinstance(one, Arrival)]
+    arrivals = [one for one in jobs if isinstance(one, Arrival)]
     if wanted and not recipe.redraw:
-        raise InvalidInput("redraw", "is needed: the trace has durations and no models")
+        raise InvalidInput("redraw", "is required, because the trace has durations but no models")
     if recipe.redraw and speeds is not None:
-        found = redraw(wanted or job_requests(found, speeds.anywhere()), speeds, seed)
-    return found
+        arrivals = redraw(wanted or job_requests(arrivals, speeds.anywhere()), speeds, seed)
+    return arrivals
 
 
 def _tenants(
@@ -116,11 +127,11 @@ def _tenants(
     if recipe.guaranteed_share is None:
         return jobs, []
     if not 0 <= recipe.guaranteed_share <= 1:
-        raise InvalidInput("guaranteed", "must be a share in 0 to 1")
+        raise InvalidInput("guaranteed", "must be a share from 0 to 1")
     quota = recipe.quota_gpus
     if quota is None:
         if speeds is None:
-            raise InvalidInput("quota", "must be named where the cluster is not known")
+            raise InvalidInput("quota", "must be given if the cluster is not known")
         quota = gpus_of(speeds)
     return shaping.split_tenants(jobs, round(recipe.guaranteed_share * len(jobs)), quota, seed)
 

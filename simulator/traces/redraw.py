@@ -23,9 +23,9 @@ from tessera.simulator.traces.speeds import Speeds
 from tessera.simulator.traces.trace import PLAN, Arrival, Asked
 
 LARGE_FROM: Final = 6e9
-"""The number of parameters from which a model counts as large by default. LLaMA-7B and LLaMA-30B
-are Morphling's large ones (section 7.4), and 6.7B is the smallest of Arena's that data parallelism
-cannot run."""
+"""Number of parameters from which a model counts as large by default. Morphling's large models are
+LLaMA-7B and LLaMA-30B (section 7.4), and 6.7B is the smallest of Arena's models that data
+parallelism cannot run."""
 
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBT])", re.ASCII)
 _UNITS: Final = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -37,11 +37,12 @@ Size = tuple[str, str]
 def parameters(params: str) -> float:
     """Return the number of parameters of a size such as ``690M`` or ``1.3B``.
 
-    Raises InvalidInput.
+    Raises:
+        InvalidInput: the text is not a size.
     """
     match = _SIZE.fullmatch(params)
     if match is None:
-        raise InvalidInput("params", f"{params!r} is no size such as 690M or 1.3B")
+        raise InvalidInput("params", f"{params!r} is not a size such as 690M or 1.3B")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -51,20 +52,20 @@ def sizes(arrivals: Iterable[Arrival]) -> Counter[Size]:
 
 
 def job_requests(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
-    """Return the jobs' requests without the models.
+    """Return the requests of the jobs without their models.
 
     Raises:
-        InvalidInput: a job does not run as it was requested, so that its GPU-hours are unknown.
+        InvalidInput: a job does not run as requested, so that its GPU-hours are unknown.
     """
     duration_s = speeds.requested_s(arrivals).tolist()
-    found = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
-    if missing := [one.spec.name for one in found if one.duration_s == math.inf]:
+    requests = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
+    if missing := [one.spec.name for one in requests if one.duration_s == math.inf]:
         raise InvalidInput(
             "arrivals",
             f"have {len(missing):,} jobs that do not run as requested"
             f" ({', '.join(missing[:5])}); drop them",
         )
-    return found
+    return requests
 
 
 def redraw(
@@ -75,11 +76,11 @@ def redraw(
 ) -> list[Arrival]:
     """Return the jobs with models, GPU counts and types drawn by ``seed``, at equal GPU-hours.
 
-    The draws for each job are uniform: one of the model sizes ``among`` those that run, one of its
-    batches, and one of the GPU types that run it on the job's number of GPUs. If none does, the
-    nearest number by ratio is taken (the larger of two). Iterations are rounded to at least one. A
-    job's GPU-seconds therefore change by at most half an iteration, or to those of one iteration if
-    it lasts less. Deadlines stay as tight as they were.
+    Three uniform draws are made for each job: one of the model sizes that run and are ``among`` the
+    allowed ones, one of its batches, and one of the GPU types that run it on the job's number of
+    GPUs. If no type does, the nearest number by ratio is taken (the larger of two). Iterations are
+    rounded to at least one. A job's GPU-seconds therefore change by at most half an iteration, or
+    to those of one iteration if the job is shorter. Deadlines stay as tight as they were.
 
     Raises:
         InvalidInput: nothing that may be drawn runs, or a job's duration is not a positive number.
@@ -88,9 +89,11 @@ def redraw(
     for work in filter(among, speeds.workloads()):
         menu[work.model, work.params].append(work)
     if not menu:
-        raise InvalidInput("profiles", "have no model to draw that runs on the cluster")
+        raise InvalidInput("profiles", "have no model that may be drawn and runs on the cluster")
     if wrong := [one.spec.name for one in jobs if not 0 < one.duration_s < math.inf]:
-        raise InvalidInput("jobs", f"must last a positive time; {', '.join(wrong[:5])} do not")
+        raise InvalidInput(
+            "jobs", f"must have finite durations above 0; {', '.join(wrong[:5])} do not"
+        )
     rng, every = np.random.default_rng(seed), list(menu.values())
     return [_redrawn(rng, one, every, speeds) for one in jobs]
 
@@ -127,11 +130,11 @@ def with_large_share(
 ) -> list[Arrival]:
     """Return the jobs with the given share of large models (Morphling, section 7.4, Figure 11).
 
-    As few jobs as possible, drawn uniformly, are redrawn at equal GPU-hours: from small models to
-    large ones, or the other way.
+    As few jobs as possible, drawn uniformly, are redrawn at equal GPU-hours, from small models to
+    large ones or the reverse.
     """
     if not 0 <= share <= 1:
-        raise InvalidInput("share", "must lie in 0 to 1")
+        raise InvalidInput("share", "must be from 0 to 1")
 
     def large(work: Workload) -> bool:
         return parameters(work.params) >= large_from

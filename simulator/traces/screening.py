@@ -1,4 +1,4 @@
-"""A check for jobs of a trace that cannot be what their author meant.
+"""Checks for jobs of a trace that cannot be as their author intended.
 
 Such jobs are refused or dropped.
 """
@@ -24,17 +24,17 @@ NAMES_SHOWN = 5
 
 REPEATED = "the name of an earlier job"
 EMPTY = "no iterations to run, or no duration"
-UNKNOWN_MODEL = "a model, size and batch of which there is no estimate"
+UNKNOWN_MODEL = "a model, size and batch without estimates"
 ABSENT_TYPE = "a GPU type that the cluster lacks"
 TOO_LARGE = "more GPUs than the cluster has of the type"
-NOT_PROFILED = "a type and number of GPUs that nobody has tried for the model"
+NOT_PROFILED = "a type and number of GPUs without estimates for the model"
 INFEASIBLE = "a type and number of GPUs on which the model does not run"
 NEVER_RUNS = "a model, size and batch that run nowhere on the cluster"
 EARLY = "an arrival before 0"
 
 
 class Dropped(NamedTuple):
-    """A bad job, the reason (one of the constants above) and the detail that is wrong."""
+    """A bad job with the reason (one of the constants above) and the wrong detail."""
 
     job: str
     reason: str
@@ -55,7 +55,7 @@ class Screened(Generic[_T]):
     def message(self) -> str:
         """Return a line for each reason, with the number of jobs and the first of them.
 
-        If all is well, return "".
+        If no job is bad or out of order, return "".
         """
         return "\n".join([*bad_lines(self.dropped), *order_lines(self.reordered)])
 
@@ -70,12 +70,13 @@ def screen(
     """Return the jobs that can be simulated on a cluster, by arrival.
 
     A job is bad if it repeats a name, has no iterations, arrives before 0 or runs a model without
-    estimates. It is also bad if it asks for GPUs on which it cannot run, according to the cluster
-    or the profiles. A job that asks for no GPU type must run on some type with its number of GPUs.
-    Jobs that are out of order are sorted, which loses nothing.
+    estimates. It is also bad if it requests GPUs on which it cannot run, according to the cluster
+    or the profiles. A job that requests no GPU type must run on some type with its number of GPUs.
+    Jobs that are out of order are sorted and not dropped.
 
     Raises:
-        InvalidInput: ``on_bad`` is "refuse" and jobs are bad or out of order; all reasons with their counts.
+        InvalidInput: ``on_bad`` is "refuse" and jobs are bad or out of order; the message has all
+            reasons with their counts.
     """
     room = Room.of(nodes)
     speeds = Speeds(profiles, room)
@@ -86,9 +87,9 @@ def screen(
 def screen_profiled(
     arrivals: Sequence[Arrival], profiles: Iterable[EstimateRecord], on_bad: OnBad = "refuse"
 ) -> Screened[Arrival]:
-    """Return the jobs whose durations are known, whatever the cluster.
+    """Return the jobs whose durations are known, on any cluster.
 
-    Otherwise this works like ``screen``.
+    Otherwise this works like ``screen_jobs``.
     """
     speeds = Speeds(profiles)
     return _screened(arrivals, lambda one: _misshapen(one) or _unpriced(one.spec, speeds), on_bad)
@@ -97,7 +98,7 @@ def screen_profiled(
 def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> Screened[Arrival]:
     """Return the jobs with a unique name and some iterations, on any cluster.
 
-    Otherwise this works like ``screen``.
+    Otherwise this works like ``screen_jobs``.
     """
     return _screened(arrivals, _misshapen, on_bad)
 
@@ -105,7 +106,7 @@ def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> Screen
 def screen_durations(jobs: Sequence[Asked], on_bad: OnBad = "refuse") -> Screened[Asked]:
     """Return the jobs with a unique name and a duration, which can be redrawn.
 
-    Otherwise this works like ``screen``.
+    Otherwise this works like ``screen_jobs``.
     """
 
     def bad(one: Asked) -> Dropped | None:
@@ -124,18 +125,15 @@ def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
     for one in dropped:
         by_reason[one.reason].append(one)
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    return [_line(f"{_jobs(len(found))} with {reason}", found) for reason, found in ranked]
+    return [_line(f"{_jobs(len(jobs))} with {reason}", jobs) for reason, jobs in ranked]
 
 
 def order_lines(reordered: Sequence[str]) -> list[str]:
-    """Return a line about the jobs that are out of order.
-
-    If there are no such jobs, return no line.
-    """
+    """Return a line about the jobs that are out of order, or no line without such jobs."""
     if not reordered:
         return []
-    found = [Dropped(name, "") for name in reordered]
-    return [_line(f"{_jobs(len(found))} below others that arrive later", found)]
+    late = [Dropped(name, "") for name in reordered]
+    return [_line(f"{_jobs(len(late))} listed after a job that arrives later", late)]
 
 
 def _misshapen(one: Arrival) -> Dropped | None:
@@ -147,7 +145,7 @@ def _misshapen(one: Arrival) -> Dropped | None:
 
 
 def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped | None:
-    """Return the most basic fault of a job. If it has none, return None."""
+    """Return the most basic fault of a job, or None if the job is good."""
     spec = one.spec
     if (misshapen := _misshapen(one)) is not None:
         return misshapen
@@ -159,7 +157,7 @@ def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped |
 
 
 def _unpriced(spec: JobSpec, speeds: Speeds) -> Dropped | None:
-    """Return why it is not known how fast a job runs as requested. If it is known, return None."""
+    """Return the reason why a job's speed as requested is unknown, or None if it is known."""
     work = spec.workload
     if not speeds.knows(work):
         return Dropped(spec.name, UNKNOWN_MODEL, f"{work.model} {work.params} {work.global_batch}")
@@ -177,7 +175,7 @@ def _cell(spec: JobSpec) -> str:
 
 
 def _most(spec: JobSpec, room: Room) -> int:
-    """Return the most GPUs of one type that a job may ask for."""
+    """Return the largest number of GPUs of one type that a job may request."""
     if spec.requested_type:
         return room.gpus.get(spec.requested_type, 0)
     return max(room.gpus.values(), default=0)
@@ -188,14 +186,14 @@ def _screened(
 ) -> Screened[_T]:
     kept, dropped = _sift(items, bad)
     ordered, reordered = in_order(kept)
-    found = Screened(ordered, dropped, reordered)
-    if on_bad == "refuse" and (message := found.message()):
+    screened = Screened(ordered, dropped, reordered)
+    if on_bad == "refuse" and (message := screened.message()):
         raise InvalidInput(
             "arrivals",
-            f"({len(items):,} jobs) are not fit to run; correct them, or have them dropped"
-            f" and put in order:\n{message}",
+            f"({len(items):,} jobs) cannot be run as they are; correct the jobs below, or have bad jobs"
+            f" dropped and the others sorted:\n{message}",
         )
-    return found
+    return screened
 
 
 def _sift(
@@ -218,7 +216,7 @@ def _sift(
 
 
 def in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
-    """Return the jobs by arrival, and the names of those that were below one that arrives later."""
+    """Return the jobs by arrival, and the names of those listed after a job that arrives later."""
     late, latest_s = [], float("-inf")
     for one in items:
         if one.arrival_s < latest_s:
@@ -227,11 +225,11 @@ def in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
     return sorted(items, key=lambda one: one.arrival_s), late
 
 
-def _line(text: str, found: Sequence[Dropped]) -> str:
+def _line(text: str, jobs: Sequence[Dropped]) -> str:
     shown = ", ".join(
-        f"{one.job} ({one.detail})" if one.detail else one.job for one in found[:NAMES_SHOWN]
+        f"{one.job} ({one.detail})" if one.detail else one.job for one in jobs[:NAMES_SHOWN]
     )
-    return f"{text}: {shown}{', ...' if len(found) > NAMES_SHOWN else ''}"
+    return f"{text}: {shown}{', ...' if len(jobs) > NAMES_SHOWN else ''}"
 
 
 def _jobs(count: int) -> str:

@@ -1,10 +1,8 @@
-"""Functions that turn a trace into the one that an experiment needs.
-
-They are pure: from arrivals to arrivals.
+"""Pure functions from arrivals to arrivals, which adapt a trace to an experiment.
 
 Jobs keep their order and, unless stated otherwise, everything else. The same arguments give the
-same jobs. Functions that must know how long a job takes require that every job runs as requested:
-screen first.
+same jobs. Functions that need the durations of jobs require that every job runs as requested, so
+that traces must be screened first.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ def busiest(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
     """Return the jobs of the ``hours`` in which most jobs arrive, with times from their start.
 
     If several stretches of time are equally busy, the earliest is taken. Morphling, section 7.3,
-    takes Philly's busiest 12 hours and does not say by which measure. Here it is the number of
-    jobs, because GPU-hours would follow the single longest job.
+    takes Philly's busiest 12 hours and does not specify the measure. Here it is the number of jobs,
+    because a measure by GPU-hours would follow the single longest job.
     """
     _positive("hours", hours)
     times = np.array([a.arrival_s for a in arrivals])
@@ -66,9 +64,7 @@ def sample_jobs(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Ar
     cluster's (``share = gpus / traced_gpus``). Section 7.4 varies the load with it.
     """
     if not 0 < share <= 1:
-        raise InvalidInput(
-            "share", "must lie above 0 and be at most 1; a trace cannot be up-sampled"
-        )
+        raise InvalidInput("share", "must be above 0 and at most 1; a trace cannot be up-sampled")
     drawn = np.random.default_rng(seed).permutation(len(arrivals))
     return [arrivals[i] for i in np.sort(drawn[: round(share * len(arrivals))])]
 
@@ -76,9 +72,10 @@ def sample_jobs(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Ar
 def sampled_to_load(
     arrivals: Sequence[Arrival], speeds: Speeds, gpus: int, load: float, seed: int
 ) -> list[Arrival]:
-    """Return uniformly drawn jobs, as many as bring the load (``speeds.load``) nearest to ``load``.
+    """Return uniformly drawn jobs in the number that brings the load nearest to ``load``.
 
-    Jobs are drawn one by one until the load passes ``load`` for the last time.
+    Jobs are drawn one by one until the load passes ``load`` for the last time. The load is defined
+    in :mod:`tessera.simulator.traces.speeds`.
 
     Raises:
         InvalidInput: the load of all jobs is less than 0.99 of ``load``.
@@ -92,8 +89,8 @@ def sampled_to_load(
     if not len(loads) or loads[-1] < 0.99 * load:
         raise InvalidInput(
             "load",
-            f"is {loads[-1] if len(loads) else 0.0:.3g} with every job; let them arrive faster"
-            " or last longer to have more",
+            f"is only {loads[-1] if len(loads) else 0.0:.3g} with all jobs; let jobs arrive faster"
+            " or last longer",
         )
     below = np.flatnonzero(loads <= load)
     kept = int(below[-1]) + 1 if len(below) else 1
@@ -103,7 +100,7 @@ def sampled_to_load(
 
 
 def faster_arrivals(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
-    """Return the jobs with arrivals ``factor`` times as fast. The load grows as much."""
+    """Return the jobs with arrivals ``factor`` times as fast. The load grows by the same factor."""
     _positive("factor", factor)
     return [a._replace(arrival_s=a.arrival_s / factor) for a in arrivals]
 
@@ -151,13 +148,13 @@ def with_deadlines(
     low, high = tightness
     if not 0 < low <= high < math.inf:
         raise InvalidInput(
-            "tightness", "must be a positive number, or two of which the first is less"
+            "tightness", "must be a number above 0, or two such numbers in ascending order"
         )
     duration_s = speeds.requested_s(arrivals)
     _all_run(arrivals, duration_s)
     drawn = np.random.default_rng(seed).uniform(low, high, len(arrivals))
-    found = zip(arrivals, (drawn * duration_s).tolist(), strict=True)
-    return [a._replace(spec=replace(a.spec, deadline_s=max(s, 1e-6))) for a, s in found]
+    deadlines = zip(arrivals, (drawn * duration_s).tolist(), strict=True)
+    return [a._replace(spec=replace(a.spec, deadline_s=max(s, 1e-6))) for a, s in deadlines]
 
 
 def split_tenants(
@@ -171,13 +168,13 @@ def split_tenants(
     """
     if not 0 <= guaranteed_jobs <= len(arrivals):
         raise InvalidInput(
-            "guaranteed_jobs", f"must lie in 0 to {len(arrivals):,}, the jobs there are"
+            "guaranteed_jobs", f"must be from 0 to {len(arrivals):,}, the number of jobs"
         )
     if quota_gpus < 1:
         raise InvalidInput("quota_gpus", "must be 1 or more")
     drawn = np.random.default_rng(seed).permutation(len(arrivals))
     chosen = set(drawn[:guaranteed_jobs].tolist())
-    found = [
+    split = [
         a._replace(
             spec=replace(
                 a.spec, tenant=GUARANTEED if i in chosen else BEST_EFFORT, guaranteed=i in chosen
@@ -185,7 +182,7 @@ def split_tenants(
         )
         for i, a in enumerate(arrivals)
     ]
-    return found, [
+    return split, [
         TenantSpec(name=GUARANTEED, quotas={"": quota_gpus}),
         TenantSpec(name=BEST_EFFORT),
     ]
@@ -206,6 +203,6 @@ def _all_run(arrivals: Sequence[Arrival], values: Floats) -> None:
         first = ", ".join(missing[:5])
         raise InvalidInput(
             "arrivals",
-            f"have {len(missing):,} jobs that do not run as requested ({first}): there is no"
-            " telling how long they take; drop or redraw them",
+            f"have {len(missing):,} jobs that do not run as requested ({first}), so that their"
+            " durations are unknown; drop or redraw them",
         )

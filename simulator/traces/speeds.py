@@ -59,7 +59,7 @@ class Room:
 class Speeds:
     """The fastest shape, degree and plan of each workload on each GPU type and count in ``room``.
 
-    If ``room`` is None, everything fits.
+    If ``room`` is None, the capacity is unlimited.
     """
 
     def __init__(self, profiles: Iterable[EstimateRecord], room: Room | None = None) -> None:
@@ -83,11 +83,11 @@ class Speeds:
         return [work for work, cells in self._cells.items() if cells]
 
     def knows(self, workload: Workload) -> bool:
-        """Return whether a workload has any estimate, even that it does not run."""
+        """Return whether a workload has any estimate, including one that it does not run."""
         return workload in self._cells
 
     def tried(self, workload: Workload, gpu_type: str, gpus: int) -> bool:
-        """Return whether a workload has an estimate on a Cell, even that it does not run.
+        """Return whether a workload has an estimate on a Cell, including one that it does not run.
 
         If ``gpu_type`` is "", the estimate may be for any type.
         """
@@ -103,9 +103,8 @@ class Speeds:
     def iter_time_s(self, spec: JobSpec) -> float:
         """Return the seconds of an iteration as requested.
 
-        If the job does not run so, or nobody has tried, return inf.
-
-        A job that names no GPU type is assumed to run on the fastest one.
+        A job that names no GPU type is assumed to run on the fastest one. If the job does not run as
+        requested, or has no estimate, return inf.
         """
         cells, gpus = self.cells(spec.workload), spec.requested_gpus
         if spec.requested_type:
@@ -123,14 +122,14 @@ class Speeds:
 def gpu_seconds(arrivals: Sequence[Arrival], speeds: Speeds) -> Floats:
     """Return each job's GPU-seconds as requested, float64[jobs].
 
-    A job that does not run so has inf.
+    A job that does not run as requested has inf.
     """
     gpus: Floats = np.array([a.spec.requested_gpus for a in arrivals], float)
     return speeds.requested_s(arrivals) * gpus
 
 
 def load(arrivals: Sequence[Arrival], speeds: Speeds, gpus: int) -> float:
-    """Return the GPU-seconds that arrive, over those of ``gpus`` GPUs until the last arrival.
+    """Return the GPU-seconds that arrive, divided by those of ``gpus`` GPUs until the last arrival.
 
     Jobs that do not run as requested are not counted. If all jobs arrive at time 0, the load is
     inf.

@@ -1,4 +1,4 @@
-"""Traces: jobs and their arrival times, from a CSV file (format: docs/traces.md)."""
+"""Traces, i.e. jobs with their arrival times, from a CSV file (format: docs/traces.md)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ REQUIRED = (
 )
 OPTIONAL = ("arena_round", "gpu_type", "deadline_s", "tenant", "guaranteed", "plan")
 EXACT = "iterations"
-"""A column in place of ``num_iterations``. Its iterations are exact and never divided."""
+"""A column that replaces ``num_iterations``. Its iterations are exact and never divided."""
 DURATIONS = ("job_id", "submit_time_s", "duration_s", "num_gpus")
-"""The columns of a trace without models, like public ones. The rest is drawn (``redraw``)."""
+"""The columns of a trace without models, as in public traces. The other columns are drawn
+(``redraw``)."""
 PLAN = "plan"
 """The label with the execution plan that a job was submitted with."""
 MAX_ITERATIONS = 10**12
@@ -38,8 +39,8 @@ MAX_TIME_S = 1e12
 class Arrival(NamedTuple):
     """A job and its arrival time in seconds since the trace began.
 
-    The spec's ``deadline_s`` counts from the arrival. A caller that submits the job adds the time
-    of submission.
+    The spec's ``deadline_s`` counts from the arrival. A caller that submits the job must add the
+    time of submission.
     """
 
     arrival_s: float
@@ -65,12 +66,12 @@ class TraceOptions:
     """The divisor of iterations. The artifact has 5, because its generator multiplied by 5."""
     round_s: float | None = 300.0
     """Seconds by which ``arena_round`` is multiplied to get a job's arrival, if the file has that
-    column. If None, jobs arrive at ``submit_time_s``, less the smallest of all."""
+    column. If it is None, jobs arrive at ``submit_time_s``, less the smallest of all."""
     limit: int | None = None
-    """The number of rows to read, from the first. If None, all are read."""
+    """The number of rows to read, from the first. If it is None, all are read."""
     screened: bool = False
-    """Whether to leave the checks of ``screening`` to it: repeated names, no iterations, no
-    duration, the order."""
+    """Whether the caller screens the jobs. Repeated names, jobs without iterations or duration, and
+    the order are then not checked here."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -89,7 +90,12 @@ def read_trace(
     round_s: float | None = 300.0,
     limit: int | None = None,
 ) -> list[Arrival]:
-    """Read a file, with the options of ``TraceOptions``. Raises InvalidInput and OSError."""
+    """Read a file, with the options of ``TraceOptions``.
+
+    Raises:
+        InvalidInput: the first 20 mistakes of the file.
+        OSError: the file cannot be read.
+    """
     options = TraceOptions(iteration_divisor=iteration_divisor, round_s=round_s, limit=limit)
     return parse_trace(path.read_bytes(), path.name, options)
 
@@ -104,16 +110,16 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
     text = decode_file(data, file)
     header = header_of(text)
     if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
-        raise InvalidInput("", f"{file}: has durations and no models; draw them with --redraw")
+        raise InvalidInput("", f"{file}: has durations but no models; draw models with --redraw")
     required = tuple(EXACT if c == "num_iterations" and EXACT in header else c for c in REQUIRED)
-    found, mistakes = [], Mistakes(file)
+    arrivals, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, required):
         spec = _spec(timed, options)
         if timed.row.ok:
-            found.append((timed.time_s, spec))
+            arrivals.append((timed.time_s, spec))
     mistakes.check()
-    first_s = _first_s([time_s for time_s, _ in found], header, options)
-    moved = [Arrival(time_s - first_s, spec) for time_s, spec in found]
+    first_s = _first_s([time_s for time_s, _ in arrivals], header, options)
+    moved = [Arrival(time_s - first_s, spec) for time_s, spec in arrivals]
     return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
 
 
@@ -125,15 +131,15 @@ def parse_durations(data: bytes, file: str, options: TraceOptions | None = None)
     """
     options = options or TraceOptions()
     text = decode_file(data, file)
-    found, mistakes = [], Mistakes(file)
+    jobs, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, DURATIONS):
         duration_s = timed.row.decimal("duration_s", 0.0, MAX_TIME_S, above=not options.screened)
         spec = _request(timed, Workload(model="", params="", global_batch=1), 1)
         if timed.row.ok:
-            found.append(Asked(timed.time_s, duration_s, spec))
+            jobs.append(Asked(timed.time_s, duration_s, spec))
     mistakes.check()
-    first_s = _first_s([a.arrival_s for a in found], header_of(text), options)
-    moved = [a._replace(arrival_s=a.arrival_s - first_s) for a in found]
+    first_s = _first_s([a.arrival_s for a in jobs], header_of(text), options)
+    moved = [a._replace(arrival_s=a.arrival_s - first_s) for a in jobs]
     return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
 
 
@@ -148,7 +154,7 @@ class _Timed(NamedTuple):
 def _timed(
     text: str, mistakes: Mistakes, options: TraceOptions, required: tuple[str, ...]
 ) -> Iterator[_Timed]:
-    """Yield the rows. A name is a mistake if it repeats that of a row without mistakes."""
+    """Yield the rows. It is a mistake to repeat the name of a row without mistakes."""
     by_round = "arena_round" in header_of(text)
     lines: dict[str, int] = {}
     for row in islice(rows(text, mistakes, required, OPTIONAL), options.limit):
@@ -158,7 +164,7 @@ def _timed(
         yield _Timed(row, submit_s, time_s)
         name = row.get("job_id")
         if row.ok and name in lines and not options.screened:
-            row.wrong("job_id", f"must be unique; line {lines[name]} has it too")
+            row.wrong("job_id", f"must be unique; line {lines[name]} has the same")
         if row.ok:
             lines.setdefault(name, row.line)
 
@@ -173,8 +179,8 @@ def _first_s(times_s: list[float], header: tuple[str, ...], options: TraceOption
 def _spec(timed: _Timed, options: TraceOptions) -> JobSpec:
     row = timed.row
     exact = EXACT in row.fields
-    least = 0 if options.screened else 1
-    iterations = row.whole(EXACT if exact else "num_iterations", least, MAX_ITERATIONS)
+    minimum = 0 if options.screened else 1
+    iterations = row.whole(EXACT if exact else "num_iterations", minimum, MAX_ITERATIONS)
     if not exact:
         iterations = max(min(1, iterations), iterations // options.iteration_divisor)
     workload = Workload(
@@ -202,7 +208,7 @@ def _request(timed: _Timed, workload: Workload, iterations: int) -> JobSpec:
 
 
 def _deadline_s(row: Row, submit_s: float) -> float:
-    """Return the seconds from submission to the deadline. If the field is empty, return inf."""
+    """Return the seconds from submission to the deadline, or inf if the field is empty."""
     if not row.get("deadline_s"):
         return math.inf
     after_s = row.decimal("deadline_s", -MAX_TIME_S, MAX_TIME_S) - submit_s

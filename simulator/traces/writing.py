@@ -1,4 +1,4 @@
-"""Traces and profiles as the CSV that ``trace`` and ``profiles`` read."""
+"""Writers of traces and profiles as CSV that :mod:`tessera.simulator.traces` reads again."""
 
 from __future__ import annotations
 

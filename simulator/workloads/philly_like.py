@@ -30,10 +30,10 @@ class Habits:
 
     mean_gap_s: float = 20.0
     burst_share: float = 0.8
-    """The share of short gaps, whose mean is a fifth of the overall mean. The others are long."""
+    """Share of short gaps between arrivals. Their mean is a fifth of the overall mean."""
     gap_sigma: float = 1.0  # of the logarithm of gaps
     day_swing: float = 0.6
-    """The share by which the rate varies over a day. It is lowest at midnight, which is time 0."""
+    """Share by which the rate of arrivals varies over a day. It is lowest at midnight, i.e. time 0."""
     median_s: float = 1_800.0
     duration_sigma: float = 1.7  # of the logarithm of durations
     shortest_s: float = 60.0
@@ -51,9 +51,9 @@ def philly_like(
 ) -> list[Arrival]:
     """Return jobs by time of arrival.
 
-    Each job asks for a configuration that runs according to ``profiles``, and has as many
-    iterations as its drawn duration allows on it. If ``profiles`` is None, the sample profiles are
-    used. The same arguments give the same jobs.
+    Each job requests a configuration that runs according to ``profiles``. Its number of iterations
+    follows from its drawn duration. If ``profiles`` is None, the sample profiles are used. The same
+    arguments give the same jobs.
     """
     known = runnable(sample_profiles() if profiles is None else profiles, habits.gpus)
     rng = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ def philly_like(
     offered = [(n, p) for n, p in zip(habits.gpus, habits.gpu_shares, strict=True) if n in known]
     shares = np.array([p for _, p in offered])
     counts = rng.choice([n for n, _ in offered], size=jobs, p=shares / shares.sum())
-    found = []
+    drawn = []
     for i, (gpus, duration_s) in enumerate(zip(counts.tolist(), seconds.tolist(), strict=True)):
         gpu_type, work, iter_time_s = configuration(rng, known[gpus])
         spec = JobSpec(
@@ -73,15 +73,15 @@ def philly_like(
             requested_type=gpu_type,
             iterations=max(1, round(duration_s / iter_time_s)),
         )
-        found.append(Arrival(float(arrivals[i]), spec))
-    return found
+        drawn.append(Arrival(float(arrivals[i]), spec))
+    return drawn
 
 
 def arrival_times_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
     """Return ascending arrival times in seconds since a midnight, float64[jobs].
 
-    Gaps are a mixture of two log-normals (bursts and lulls), in a time that runs as fast as the
-    day's rate.
+    Gaps are a mixture of two log-normal distributions (bursts and lulls), in a time that runs at the
+    rate of the day.
     """
     warped = np.cumsum(gaps_s(rng, jobs, habits))
     clock, run = day(warped[-1] if jobs else 0.0, habits.day_swing)
@@ -97,9 +97,9 @@ def gaps_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
 
 
 def day(until_s: float, swing: float) -> tuple[Floats, Floats]:
-    """Return seconds since a midnight in steps of 300, and the time at the day's rate.
+    """Return seconds since a midnight in steps of 300, and the times of a clock at the day's rate.
 
-    The rate is 1 - ``swing`` at midnight and 1 + ``swing`` at noon, 1 on average. Both times reach
+    The rate is 1 - ``swing`` at midnight, 1 + ``swing`` at noon, and 1 on average. Both times reach
     ``until_s``.
     """
     amplitude = swing * DAY_S / (2 * math.pi)
@@ -118,11 +118,11 @@ def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[in
         key = (e.cell.gpus, e.cell.gpu_type, e.workload)
         if e.cell.gpus in gpus and math.isfinite(e.iter_time_s):
             fastest[key] = min(fastest[key], e.iter_time_s)
-    found: dict[int, Choices] = {}
+    choices: dict[int, Choices] = {}
     for (count, kind, work), iter_time_s in fastest.items():
-        by_model = found.setdefault(count, {}).setdefault(kind, {})
+        by_model = choices.setdefault(count, {}).setdefault(kind, {})
         by_model.setdefault(work.model, []).append((work, iter_time_s))
-    return found
+    return choices
 
 
 def configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:

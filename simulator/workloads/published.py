@@ -25,7 +25,7 @@ from tessera.simulator.traces.trace import Arrival, read_trace
 WEEK_H: Final = 2000 * 300 / 3600
 """The hours of 2,000 rounds of 300 s, for which Arena's artifact simulates Philly."""
 MT_GUARANTEED, MT_QUOTA_GPUS = 194, 64
-"""Morphling's trace MT: tenant A's number of jobs in the artifact and quota (section 7.3)."""
+"""Tenant A of Morphling's trace MT: its number of jobs in the artifact, and its quota (section 7.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +41,27 @@ _Made = tuple[str, Sequence[EstimateRecord], Sequence[Arrival], Sequence[TenantS
 
 
 def load_published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0) -> Published:
-    """Return one of ``NAMES``. Jobs whose speed the profiles do not give are dropped or refused.
+    """Return one of ``NAMES``. Jobs whose speed the profiles do not state are dropped or refused.
 
-    ``seed`` decides which jobs of morphling-mt are guaranteed; the other workloads draw nothing.
+    ``seed`` decides which jobs of morphling-mt are guaranteed. The other workloads draw nothing.
 
     Raises:
-        InvalidInput: there is no such workload, or jobs are bad and to be refused.
-        OSError: a file is absent.
+        InvalidInput: there is no such workload, or ``on_bad`` refuses jobs.
+        OSError: a file does not exist.
     """
     if name not in _MAKERS:
-        raise InvalidInput("workload", f"{name!r} is not known; there are {', '.join(NAMES)}")
+        raise InvalidInput("workload", f"unknown {name!r}; use one of {', '.join(NAMES)}")
     cluster, profiles, arrivals, tenants = _MAKERS[name](folder, seed)
     gpu_types, nodes = preset(cluster)
-    found = screen(arrivals, profiles, gpu_types, nodes, on_bad)
+    screened = screen(arrivals, profiles, gpu_types, nodes, on_bad)
     scenario = Scenario(
         gpu_types=gpu_types,
         nodes=nodes,
         profiles=profiles,
-        arrivals=found.arrivals,
+        arrivals=screened.arrivals,
         tenants=tenants,
     )
-    return Published(scenario, found)
+    return Published(scenario, screened)
 
 
 def _philly(folder: Path, _: int) -> _Made:
@@ -75,7 +75,7 @@ def _testbed_a(folder: Path, _: int) -> _Made:
 
 
 def _testbed_b(folder: Path, _: int) -> _Made:
-    """Return testbed B. Nothing of it was measured: the profiles are samples."""
+    """Return testbed B. Its profiles are samples, because no measurements of it are available."""
     arrivals = read_trace(folder / "arena" / "trace_testbed_244.csv", iteration_divisor=1)
     return "testbed-b", sample_profiles(hardware_of("testbed-b")), arrivals, ()
 
@@ -100,7 +100,7 @@ def _morphling(file: str) -> Callable[[Path, int], _Made]:
 def _morphling_mt(folder: Path, seed: int) -> _Made:
     """Return the base trace with two tenants (section 7.3).
 
-    Which jobs the artifact drew is not published.
+    The jobs that the artifact drew for each tenant are not published.
     """
     cluster, profiles, arrivals, _ = _morphling("workload_base.csv")(folder, seed)
     split, tenants = split_tenants(arrivals, MT_GUARANTEED, MT_QUOTA_GPUS, seed)

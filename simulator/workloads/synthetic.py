@@ -2,17 +2,17 @@
 
 The draws and the sources of their numbers:
 
-* Arrivals: a Poisson process (as in Gavel, OSDI 2020, section 7.1); or Philly-like bursts by day
-  and night (``philly_like``); or all at time 0, the static traces of the same section.
-* Durations as requested: log-normal, median 30 min, sigma 1.7 (judgement: Philly's are
-  heavy-tailed, ATC 2019, section 3); or Gavel's: 10^x minutes with x uniform in 1.5 to 3 for four
-  jobs of five, in 3 to 4 for the fifth.
-* GPUs: Philly's habits by judgement; or Gavel's, after the same trace: 70 % one, 25 % two or four,
-  5 % eight.
-* GPU type, then model, then size and batch: uniformly among those that run on the GPUs (Crius,
-  section 8.1, draws types and GPU counts for its traces too).
-* Deadlines: tightness times the duration, uniform in a range (ElasticFlow, ASPLOS 2023: 0.5 to
-  1.5).
+* Arrivals are a Poisson process (as in Gavel, OSDI 2020, section 7.1), Philly-like bursts by day
+  and night (``philly_like``), or all at time 0, like the static traces of the same section.
+* Durations as requested are log-normal with a median of 30 min and a sigma of 1.7 (judgement:
+  Philly's are heavy-tailed, ATC 2019, section 3). Or they are Gavel's: 10^x minutes, with x uniform
+  in 1.5 to 3 for four of five jobs, and in 3 to 4 for the fifth.
+* GPU counts follow Philly by judgement. Or they are Gavel's, after the same trace: 70 % one, 25 %
+  two or four, 5 % eight.
+* The GPU type, then the model, then the size and batch are drawn uniformly among those that run on
+  the GPUs (Crius, section 8.1, also draws types and GPU counts for its traces).
+* Deadlines are the duration times a tightness, which is uniform in a range (ElasticFlow, ASPLOS
+  2023: 0.5 to 1.5).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(
     dict(zip(_HABITS.gpus, _HABITS.gpu_shares, strict=True))
 )
 GAVEL_GPUS: Final[Mapping[int, float]] = MappingProxyType({1: 0.7, 2: 0.125, 4: 0.125, 8: 0.05})
-"""Gavel states 25 % for two to four GPUs together. The split into halves is ours."""
+"""GPU counts of Gavel, which states 25 % for two to four GPUs together. The even split is ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Synthetic:
     """A distribution of traces.
 
     ``load`` is the GPU-hours that jobs request, divided by those that the cluster has until the
-    last arrival. The rate of arrivals follows from it. With arrivals "at-once" it has no meaning.
+    last arrival. It determines the rate of arrivals, except for arrivals "at-once".
     """
 
     jobs: int
@@ -69,7 +69,8 @@ class Synthetic:
     shortest_s: float = _HABITS.shortest_s
     longest_s: float = _HABITS.longest_s
     gpu_shares: Mapping[int, float] = field(default_factory=lambda: PHILLY_GPUS)
-    """GPUs -> share of jobs. Counts on which nothing runs are left out, so that others grow."""
+    """The share of jobs by GPU count. Counts on which no workload runs are left out, and the shares
+    of the others grow."""
     large_share: float | None = (
         None  # of jobs with models from LARGE_FROM parameters; None: as drawn
     )
@@ -83,37 +84,37 @@ class Synthetic:
         if not 0 < self.load < math.inf:
             raise InvalidInput("load", "must be a positive number")
         if not (0 < self.shortest_s <= self.longest_s < math.inf and self.median_s > 0):
-            raise InvalidInput("durations", "must be positive, the shortest at most the longest")
+            raise InvalidInput("durations", "must be above 0, and the shortest at most the longest")
         shares = self.gpu_shares.values()
         if not shares or min(shares) < 0 or not 0 < sum(shares) < math.inf:
-            raise InvalidInput("gpu_shares", "must name GPU counts with shares that are not all 0")
+            raise InvalidInput(
+                "gpu_shares", "must give at least one GPU count a share above 0, and none below"
+            )
 
     def draw(
         self, profiles: Iterable[EstimateRecord], nodes: Sequence[NodeSpec], seed: int
     ) -> list[Arrival]:
-        """Return jobs by arrival.
+        """Return jobs by arrival. The same arguments give the same jobs.
 
-        According to ``profiles``, each runs as requested on the empty cluster.
-
-        The same arguments give the same jobs.
+        According to ``profiles``, each job runs as requested on the empty cluster.
 
         Raises:
-            InvalidInput: nothing runs on any of the GPU counts.
+            InvalidInput: no workload runs on any of the GPU counts.
         """
         room = Room.of(nodes)
         fitting = [record for record in profiles if room.holds(record)]
         seeds = np.random.SeedSequence(seed).generate_state(4)
         speeds = Speeds(fitting, room)
-        found = self._requests(np.random.default_rng(seeds[0]), fitting)
+        arrivals = self._requests(np.random.default_rng(seeds[0]), fitting)
         if self.large_share is not None:
-            found = with_large_share(
-                found, speeds, self.large_share, int(seeds[1]), self.large_from
+            arrivals = with_large_share(
+                arrivals, speeds, self.large_share, int(seeds[1]), self.large_from
             )
         if self.tightness is not None:
-            found = with_deadlines(found, speeds, self.tightness, int(seeds[2]))
-        span_s = float(gpu_seconds(found, speeds).sum()) / (self.load * max(room.total_gpus, 1))
+            arrivals = with_deadlines(arrivals, speeds, self.tightness, int(seeds[2]))
+        span_s = float(gpu_seconds(arrivals, speeds).sum()) / (self.load * max(room.total_gpus, 1))
         times = self._times_s(np.random.default_rng(seeds[3]), span_s).tolist()
-        return [a._replace(arrival_s=t) for a, t in zip(found, times, strict=True)]
+        return [a._replace(arrival_s=t) for a, t in zip(arrivals, times, strict=True)]
 
     def _requests(self, rng: Generator, profiles: Sequence[EstimateRecord]) -> list[Arrival]:
         """Return the jobs, all with arrival time 0."""
@@ -123,12 +124,13 @@ class Synthetic:
         offered = [(n, share) for n, share in self.gpu_shares.items() if n in known and share > 0]
         if not offered:
             raise InvalidInput(
-                "gpu_shares", f"name {sorted(self.gpu_shares)} GPUs, on which nothing runs"
+                "gpu_shares",
+                f"name the GPU counts {sorted(self.gpu_shares)}, on which no workload runs",
             )
         shares = np.array([share for _, share in offered])
         seconds = self._durations_s(rng).tolist()
         counts = rng.choice([n for n, _ in offered], size=self.jobs, p=shares / shares.sum())
-        found = []
+        arrivals = []
         for i, (duration_s, gpus) in enumerate(zip(seconds, counts.tolist(), strict=True)):
             gpu_type, work, iter_time_s = configuration(rng, known[gpus])
             spec = JobSpec(
@@ -138,8 +140,8 @@ class Synthetic:
                 requested_type=gpu_type,
                 iterations=max(1, round(duration_s / iter_time_s)),
             )
-            found.append(Arrival(0.0, spec))
-        return found
+            arrivals.append(Arrival(0.0, spec))
+        return arrivals
 
     def _durations_s(self, rng: Generator) -> Floats:
         if self.durations == "gavel":

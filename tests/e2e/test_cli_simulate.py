@@ -232,7 +232,7 @@ def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--policy", "fifo"), "policies: unknown 'fifo'; choose from fcfs"),
+        (("--policy", "fifo"), "policies: unknown policy 'fifo'; use one of fcfs"),
         (("--policy", "ilp:speed"), "'speed' is not an objective; choose from throughput"),
         (("--policy", "ilp:jct@x=1"), "'x=1' is not an option of a round"),
         (
@@ -242,11 +242,11 @@ def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
         (("--policy", "ilp:cost@cost_of=watts"), "--policy: ilp:cost@cost_of=watts counts watts"),
         (("--price", "a100=free"), "--price: 'a100=free': write a type and a positive number"),
         (("--price", "tpu=1"), "--price: names tpu, which the cluster lacks"),
-        (("--cluster", "moon"), "cluster: 'moon' is not known; there are arena-1280"),
+        (("--cluster", "moon"), "cluster: unknown 'moon'; use one of arena-1280"),
         (("--cluster", "tiny", "--nodes", "a100=1x4"), "--cluster: cannot be with --nodes"),
         (("--nodes", "a100=4"), "--nodes: 'a100=4': write each type once, as in a100=80x4"),
         (("--nodes", "tpu=1x4"), "--profiles: is needed: there are samples of a10"),
-        (("--overheads", "cheap"), "overheads: unknown 'cheap'; choose one of default"),
+        (("--overheads", "cheap"), "overheads: unknown 'cheap'; use one of default"),
         (("--horizon", "soon"), "--horizon: 'soon' is not a duration"),
         (("--round", "0"), "--round: must be longer than 0"),
         (("--failures", "0s"), "--failures: must be longer than 0"),

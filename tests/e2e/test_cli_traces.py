@@ -50,5 +50,5 @@ def test_a_trace_out_of_order_is_put_in_order_and_said_so(tessera: Tessera, tmp_
     header, *rows = TRACE.splitlines()
     file.write_text("\n".join([header, *reversed(rows), ""]))
     done = tessera("import", "trace", str(file)).stderr
-    assert "below others that arrive later" in done
+    assert "listed after a job that arrives later" in done
     assert "3 jobs imported" in done

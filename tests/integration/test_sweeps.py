@@ -95,7 +95,7 @@ def test_every_failure_is_told_and_a_process_that_dies_takes_no_other_along() ->
     said = failed.value.failures
     assert set(said) == {"leaves", "killed", "list", "nowhere"}
     assert "exit status 7" in said["leaves"]
-    assert "SIGKILL (too little memory?)" in said["killed"]
+    assert "SIGKILL (possibly out of memory)" in said["killed"]
     assert "must return a dictionary, not list" in said["list"]
     assert "no_such_function" in said["nowhere"]
 
@@ -192,7 +192,7 @@ def test_progress_is_a_line_for_each_run_where_there_is_no_terminal(
     assert captured.out == ""
     assert captured.err.splitlines() == [
         "1/1 [bold] 1",
-        "1 of 2 runs were done before",
+        "1 of 2 runs had been done before",
         "2/2 [bold] 2",
     ]
 

@@ -28,7 +28,7 @@ def places(draw: st.DrawFn) -> tuple[Shape, Groups]:
     beside = draw(st.integers(1, max(1, shape.gpus_per_node // inside)))
     size = nodes * inside
     columns = (np.array([x], dtype=np.int64) for x in (size, nodes, beside))
-    return shape, Groups(**dict(zip(("size", "nodes", "beside"), columns, strict=True)))
+    return shape, Groups(**dict(zip(("size", "nodes", "node_groups"), columns, strict=True)))
 
 
 def one(network: LinkNetwork | TableNetwork, p: Primitive, payload: float, g: Groups) -> float:
@@ -45,7 +45,9 @@ def test_more_bytes_and_more_groups_beside_never_take_less(
     network = LinkNetwork(hardware=kind, shape=shape)
     base = one(network, primitive, payload, group)
     assert one(network, primitive, payload * more, group) >= base
-    assert one(network, primitive, payload, replace(group, beside=group.beside + 1)) >= base
+    assert (
+        one(network, primitive, payload, replace(group, node_groups=group.node_groups + 1)) >= base
+    )
 
 
 @given(kinds, places(), payloads)
@@ -89,8 +91,8 @@ def test_rows_are_answered_one_by_one_as_together(
         LinkNetwork(hardware=kind, shape=shape, rates=LinkRates.of(kind)),
         TableNetwork(tables=tables, hardware=kind, shape=shape),
     ):
-        columns = (np.repeat(x, len(amounts)) for x in (group.size, group.nodes, group.beside))
-        many = Groups(**dict(zip(("size", "nodes", "beside"), columns, strict=True)))
+        columns = (np.repeat(x, len(amounts)) for x in (group.size, group.nodes, group.node_groups))
+        many = Groups(**dict(zip(("size", "nodes", "node_groups"), columns, strict=True)))
         together = network.seconds(primitive, np.array(amounts), many)
         assert (np.isfinite(together) & ((together > 0) | (group.size[0] == 1))).all()
         np.testing.assert_allclose(together, [one(network, primitive, x, group) for x in amounts])

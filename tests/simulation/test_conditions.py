@@ -30,10 +30,10 @@ from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, giv
         (lambda: a_scenario(nodes=some_specs(("a100", 1, 0))), "at least one GPU"),
         (lambda: a_scenario(nodes=some_specs(("a100", 1, 4), ("a100", 1, 2))), "unique names"),
         (lambda: a_scenario(an_arrival("a"), an_arrival("a")), "unique names"),
-        (lambda: a_scenario(an_arrival("a", 5.0), an_arrival("b", 1.0)), "in order of time"),
-        (lambda: a_scenario(an_arrival("a", -1.0)), "in order of time"),
-        (lambda: a_scenario(an_arrival("a", math.nan)), "in order of time"),
-        (lambda: a_scenario(an_arrival("a", math.inf)), "in order of time"),
+        (lambda: a_scenario(an_arrival("a", 5.0), an_arrival("b", 1.0)), "ordered by time"),
+        (lambda: a_scenario(an_arrival("a", -1.0)), "ordered by time"),
+        (lambda: a_scenario(an_arrival("a", math.nan)), "ordered by time"),
+        (lambda: a_scenario(an_arrival("a", math.inf)), "ordered by time"),
         (lambda: a_scenario(an_arrival("a", iterations=0)), "no iterations"),
         (lambda: a_scenario(an_arrival("a", requested_type="h100")), "the type h100"),
         (lambda: a_scenario(an_arrival("a", avoid_nodes=("x",))), "the node x"),
@@ -141,7 +141,7 @@ def test_a_failure_or_lag_without_a_meaning_is_refused(down_s: float, up_s: floa
 
 
 def test_a_failure_of_a_node_that_there_is_not_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no node is named a100-9"):
+    with pytest.raises(InvalidInput, match="no node named a100-9"):
         a_world(a_scenario(), failures=[Failure(node="a100-9", down_s=0.0, up_s=1.0)])
 
 

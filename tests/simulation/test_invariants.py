@@ -68,9 +68,9 @@ def service_from_nowhere(world: World) -> None:
     [
         (a_ghost, "the progress of b"),
         (free_work, "the progress of a"),
-        (a_stolen_gpu, "held by none or by two"),
-        (a_leaked_gpu, "held by none or by two"),
-        (forgotten_gpus, "that do not run"),
+        (a_stolen_gpu, "counts a GPU that it does not hold"),
+        (a_leaked_gpu, "counts a GPU that it does not hold"),
+        (forgotten_gpus, "holds GPUs but does not run"),
         (unpaid_gpu_seconds, "were served"),
         (service_from_nowhere, "were served"),
     ],
@@ -93,10 +93,10 @@ def test_progress_while_waiting_is_refused_even_if_the_log_agrees_with_it() -> N
 @pytest.mark.parametrize(
     ("members", "says"),
     [
-        ([("a100-0", [1])], "held already"),
-        ([("a100-1", [2, 2])], "held already"),
-        ([("a100-1", [4])], "that there are not"),
-        ([("a100-0", [-1])], "that there are not"),
+        ([("a100-0", [1])], "already held"),
+        ([("a100-1", [2, 2])], "already held"),
+        ([("a100-1", [4])], "that do not exist"),
+        ([("a100-0", [-1])], "that do not exist"),
         ([("a100-2", [0])], "away"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_round_cannot_give_other_gpus_than_it_chose() -> None:
     nodes = some_specs(("a100", 1, 4), ("v100", 1, 4))
     world = a_world(a_scenario(an_arrival("a"), nodes=nodes))
     mixed = [("a100-0", [0]), ("v100-0", [0])]
-    with pytest.raises(InvariantBroken, match="other GPUs than were chosen"):
+    with pytest.raises(InvariantBroken, match="other than those of its Cell"):
         carry_out(world, lambda snapshot: runs(snapshot, "a", mixed))
 
 

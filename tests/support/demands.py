@@ -16,7 +16,7 @@ def a_demand(
     *,
     links: int | None = None,
 ) -> Demand:
-    """Return jobs that keep each of their links busy for 1 s, so that their work is their intensity."""
+    """Return jobs that keep each of their links busy for 1 s, so that work equals intensity."""
     counts = [len(own) for own in links_of]
     found = [link for own in links_of for link in sorted(own)]
     ones = np.ones(len(links_of))

@@ -19,10 +19,8 @@ from tests.support.stored import (
 )
 
 HOSTS = ["a100-0", "a100-2", "a100-1", "a100-3"]
-"""The nodes in order of their ToRs, of which there are two.
-
-Jobs on nodes that are neighbours by name meet above the ToRs.
-"""
+"""The nodes in the order of their two ToRs. Nodes with consecutive names have different ToRs, so that
+jobs on them share links above the ToRs."""
 
 
 CLOS: dict[str, Any] = {

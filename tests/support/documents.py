@@ -27,7 +27,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a block, with the output in the document, or "" if there is none."""
+    """A command of a block, with its output in the document, or "" without output."""
 
     command: str
     shown: str = ""
@@ -65,7 +65,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def steps(block: Block) -> list[Step]:
-    """Return the commands of a block: its lines after ``$``, or all lines if there is no ``$``."""
+    """Return the commands of a block: the lines after ``$``, or all lines of a block without ``$``."""
     if not any(text.startswith(PROMPT) for text in block.lines):
         whole = "\n".join(block.lines).replace("\\\n", " ")
         return [Step(text) for text in whole.splitlines() if without_comment(text)]

@@ -59,7 +59,7 @@ class FlatNetwork:
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         passes = 2.0 if primitive is Primitive.ALL_REDUCE else 1.0
         share = 1.0 if primitive is Primitive.SEND else (groups.size - 1) / groups.size
-        port = self.across_bytes_per_s / groups.beside
+        port = self.across_bytes_per_s / groups.node_groups
         rate = np.where(groups.nodes > 1, port, self.inside_bytes_per_s)
         taken = self.latency_s + passes * share * payload_bytes / rate
         return np.where(groups.size > 1, taken, 0.0)

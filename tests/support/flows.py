@@ -9,16 +9,12 @@ import sys
 SO_SNDBUFFORCE = 32  # asm-generic/socket.h; not in this Python's socket module
 PORTS = (5001, 5002)
 BUFFER_BYTES = 2**20
-"""The bytes that a flow may have queued.
-
-They last while a busy machine delays the sender, so that both flows compete.
-"""
+"""Number of bytes that a flow may have queued. They last while a busy machine delays the sender, so
+that both flows always compete."""
 
 ON_THE_WAY = 2_500_000
-"""The bytes that are skipped at first.
-
-The queues of both flows and the receiver's buffers hold less.
-"""
+"""Number of bytes that are skipped at first. It exceeds the queues of both flows and the receiver's
+buffers together."""
 
 
 def send(address: str, tags: list[int]) -> None:

@@ -151,9 +151,9 @@ def sorted_levels(problem: Problem, goal: Levels, choice: Sequence[int]) -> list
 
 
 def best_answers(statement: Statement) -> list[tuple[int, ...]]:
-    """Return the best answers by the goals in order, by trying all.
+    """Return the best answers by the goals in order, by trying all answers.
 
-    If the problem is infeasible, there are none.
+    If the problem is infeasible, return none.
     """
     left = every_answer(statement.problem)
     for goal in statement.goals:

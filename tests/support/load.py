@@ -1,4 +1,4 @@
-"""Concurrent users who submit, cancel and schedule, repeat unanswered calls, and record answers."""
+"""Concurrent users that submit, cancel and schedule, repeat unanswered calls, and record answers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ M = TypeVar("M", bound=Message)
 Rng = np.random.Generator
 
 DEPTH: Final = 6
-"""The highest number of messages nested inside each other."""
+"""Largest depth of nested messages."""
 
 TEXTS: Final = (
     "",

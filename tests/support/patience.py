@@ -1,4 +1,4 @@
-"""The time for which tests wait. It is so long that only a missing event fails a test."""
+"""The time for which tests wait. It is long enough that only a missing event fails a test."""
 
 from typing import Final
 

@@ -40,9 +40,9 @@ from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
 FOLDER: Final = Path(__file__).parent.parent / "replays"
 SOLVE_S: Final = 20.0
-"""The seconds that a solver has while it is recorded. Replays repeat its work, not its time."""
+"""Seconds that a solver may take while a round is recorded. Replays repeat its work, not its time."""
 DRAWN: Final = 24
-"""The number of random small rounds with objectives of several stages."""
+"""Number of random small rounds with lexicographic objectives."""
 NETWORK_HOSTS: Final = 64
 """The hosts of a network that is full of jobs."""
 KEPT: Final = (2, 7)

@@ -1,7 +1,7 @@
 """The two kinds of stores of rounds behind one interface: PostgreSQL's and a simulated world's.
 
-The world is the clock of both. It determines the progress of jobs, which have ended, and which
-nodes are away. The simulated agents of PostgreSQL report the same to their store.
+The world is the clock of both. It determines the progress and ends of jobs, and the nodes that are
+away. The simulated agents of PostgreSQL report the same to their store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ C = "simulated"
 
 
 PASS_S = 10_000.0
-"""The simulated time of a step, which is so long that real time does not matter."""
+"""The simulated seconds of a step. The step is long enough that real time does not matter."""
 
 
 class Stored(Protocol):

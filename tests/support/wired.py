@@ -1,4 +1,4 @@
-"""A server as started by its command, on the test's own database."""
+"""A server that is started as by its command, on the test's own database."""
 
 from __future__ import annotations
 

@@ -22,11 +22,9 @@ class _Kept:
 class WorldRounds:
     """A world's store with the behaviour of the database.
 
-    It checks epochs, answers repeated requests, and stores rounds.
-
-    Time passes only by calls of the world. Nothing changes while a round is decided, so no decision
-    is skipped. The world releases the GPUs of silent nodes immediately, so nothing is left to
-    expire.
+    It checks epochs, answers repeated requests, and stores rounds. Time passes only in calls of the
+    world. Nothing changes while a round is decided, so no decision is skipped. The world releases
+    the GPUs of silent nodes immediately, so no lease has to expire.
     """
 
     def __init__(self, world: World) -> None:

@@ -30,13 +30,14 @@ FREE = Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0})
 """Overheads without any costs."""
 
 COSTLY = Overheads(save_s=7.0, load_s=11.0, search_s={1: 20.0, 4: 40.0}, checkpoint_every_s=100.0)
-"""Overheads where each kind differs: 7 s to save, 11 s to load, 20, 30 or 40 s to search."""
+"""Overheads of which each has a different cost: 7 s to save, 11 s to load, and 20, 30 or 40 s to
+search."""
 
 Members = Sequence[tuple[str, Sequence[int]]]
 
 
 class StoppedClock:
-    """A clock that stands still, since runs must not depend on it."""
+    """A clock that does not advance. Runs must not depend on the clock."""
 
     def monotonic_s(self) -> float:
         return 0.0

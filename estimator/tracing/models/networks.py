@@ -29,7 +29,7 @@ from tessera.estimator.tracing.models.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of a transformer.
+    """The sizes of a transformer.
 
     If ``experts`` is above 0, every second block has experts (GShard, section 2.2).
     """
@@ -50,10 +50,10 @@ class Sizes:
     dtype: str = "bf16"
 
     def divided(self, degree: int) -> Sizes:
-        """Return the sizes on one GPU of a tensor group: whole ``hidden``, divided experts.
+        """Return the sizes on one GPU of a tensor group, with whole ``hidden`` and divided experts.
 
         Raises:
-            Untraceable: a size that ``degree`` does not divide.
+            Untraceable: ``degree`` does not divide a size.
         """
         sizes = {
             "heads": self.heads,
@@ -180,7 +180,7 @@ class EncoderDecoder(eqx.Module):
 class Vision(eqx.Module):
     """ViT, with square patches as tokens.
 
-    The mean of the last tokens is classified, without a class token.
+    It has no class token. The mean of the tokens after the last block is classified.
     """
 
     patches: Array
@@ -217,8 +217,8 @@ class Vision(eqx.Module):
 class Bottleneck(eqx.Module):
     """A bottleneck block whose result is added to its input.
 
-    It has a 1x1 convolution, a 3x3 one with ``width`` times as many outputs, and a 1x1 one to four
-    times.
+    It has a 1x1 convolution, a 3x3 convolution with ``width`` times the outputs, and a 1x1
+    convolution to four times the channels.
     """
 
     steps: list[Convolution]

@@ -2,10 +2,10 @@
 
 An example of a target is ``tessera.estimator.tracing.models.steps:decoder``.
 
-Arguments are plain numbers and names, so that a step can be named to another process. Nothing is
+Arguments are plain numbers and names, so that another process can make the same step. Nothing is
 allocated: parameters and batches are shapes. ``samples`` is the batch. ``tp`` selects the part of
-one GPU of a tensor group (heads, feed-forward width and vocabulary are divided, and those of
-experts, too).
+one GPU of a tensor group, between whose GPUs heads, feed-forward widths (also of experts) and
+vocabulary are divided.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def decoder(*, name: str = "decoder", samples: int = 1, tp: int = 1, **sizes: An
 
 
 def encoder_decoder(*, name: str = "t5", samples: int = 1, tp: int = 1, **sizes: Any) -> Step:
-    """Return a step of T5 with equally many layers on both sides and equally long texts."""
+    """Return a step of T5 with the same number of layers and tokens on both sides."""
     s = Sizes(**sizes).divided(tp)
     params, apply = _shapes(lambda key: EncoderDecoder(s, key=key))
 
@@ -106,7 +106,7 @@ def perceptron(
     layers: int = 2,
     dtype: str = "f32",
 ) -> Step:
-    """Return ``layers`` pairs of products with a ReLU between them, the smallest step to divide."""
+    """Return a step of ``layers`` pairs of products with a ReLU between them, for small tests."""
     shapes = {"into": (width, inner // tp), "out": (inner // tp, width)}
     params = [
         {k: jax.ShapeDtypeStruct(v, DTYPES[dtype]) for k, v in shapes.items()}

@@ -97,7 +97,7 @@ def test_bad_jobs_are_refused_by_default_and_nothing_is_written(files: Files) ->
 def test_bad_jobs_are_dropped_when_asked_and_each_is_named(files: Files) -> None:
     done = files.run(BAD, "--on-bad", "drop")
     assert facts(done)["dropped"] == "4"
-    assert "below others that arrive later: late" in done.stderr
+    assert "listed after a job that arrives later: late" in done.stderr
     assert "wide (64 a100)" in done.stderr
     assert [a.spec.name for a in read_trace(files.out)] == ["t1", "late", "t2", "t3", "t4"]
 

@@ -350,7 +350,7 @@ def test_hosts_that_are_not_named_are_the_clusters_nodes(tmp_path: Path) -> None
 
 def test_a_profile_with_the_traffic_of_other_gpus_is_refused() -> None:
     scenario = two_jobs(sent(4, 1e9))
-    with pytest.raises(InvalidInput, match="is of 4 GPUs, and its profile of 8"):
+    with pytest.raises(InvalidInput, match="is for 4 GPUs, but its profile is for 8"):
         Sending(scenario, clos_of(scenario))
 
 

@@ -464,7 +464,7 @@ def test_a_batch_smaller_than_its_micro_batches_has_fewer() -> None:
 
 
 def test_an_unknown_model_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(InvalidInput, match=r"bert 2B; there are .*bert 1\.3B.*llama30 30B"):
+    with pytest.raises(InvalidInput, match=r"bert 2B; use one of .*bert 1\.3B.*llama30 30B"):
         find("bert", "2B")
 
 

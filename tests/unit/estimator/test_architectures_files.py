@@ -246,7 +246,7 @@ def without(values: dict[str, Any], field: str) -> dict[str, Any]:
     [
         (
             {"model_type": "mamba"},
-            r"model_type: 'mamba' is not supported; supported are gpt2.*archit",
+            r"model_type: 'mamba' is not supported; use one of gpt2.*archit",
         ),
         ({"model_type": 3}, "model_type: 3 is not supported"),
         (without(GPT2, "n_layer"), "n_layer: is missing"),
@@ -254,14 +254,17 @@ def without(values: dict[str, Any], field: str) -> dict[str, Any]:
         ({**GPT2, "n_embd": True}, "n_embd: must be a whole number"),
         ({**GPT2, "n_head": 0}, "n_head: must be at least 1"),
         ({**GPT2, "n_head": 7}, "heads: must divide hidden"),
-        ({**GPT2, "activation_function": "snake"}, "activation_function: unknown 'snake'"),
-        ({**GPT2, "architectures": ["GPT2ForTokenClassification"]}, "architectures: GPT2ForToken"),
+        ({**GPT2, "activation_function": "snake"}, "activation_function: unknown activation"),
+        (
+            {**GPT2, "architectures": ["GPT2ForTokenClassification"]},
+            "architectures: unknown class 'GPT2ForToken",
+        ),
         ({**GPT2, "architectures": "GPT2LMHeadModel"}, "architectures: must be a list"),
-        (without(T5, "n_positions"), "sequence: is needed: the configuration has no n_positions"),
+        (without(T5, "n_positions"), "sequence: is missing; the configuration has no n_positions"),
         ({**LLAMA, "torch_dtype": "int8"}, "torch_dtype: unknown 'int8'"),
         ({**LLAMA, "tie_word_embeddings": "no"}, "tie_word_embeddings: must be true or false"),
         ({**LLAMA, "hidden_size": 10**39}, "hidden_size: must be less than 9007199254740992"),
-        ({**LLAMA, "num_hidden_layers": 10**10}, "layers: must lie in 1 to 10,000"),
+        ({**LLAMA, "num_hidden_layers": 10**10}, "layers: must be from 1 to 10,000"),
     ],
 )
 def test_a_wrong_field_of_a_configuration_is_named(

@@ -91,7 +91,7 @@ def test_plans_that_were_made_beside_deeper_ones_send_as_much() -> None:
 def test_a_plan_that_cannot_run_has_no_traffic() -> None:
     setting = a_setting()
     narrow = replace(setting, training=setting.training.within(BATCH // 4))
-    with pytest.raises(InvalidInput, match="does not run"):
+    with pytest.raises(InvalidInput, match="cannot run"):
         traffic_of(narrow, one_stage(narrow, dp=8, tp=1))
 
 

@@ -45,9 +45,9 @@ SIZES = (1024, 65536, 2**22, 2**26)
 
 
 def groups(*layouts: tuple[int, int, int]) -> Groups:
-    """Return groups of (size, nodes, beside)."""
+    """Return groups of (size, nodes, node_groups)."""
     columns = np.array(layouts, dtype=np.int64).T
-    return Groups(size=columns[0], nodes=columns[1], beside=columns[2])
+    return Groups(size=columns[0], nodes=columns[1], node_groups=columns[2])
 
 
 def amounts(*values: float) -> Floats:
@@ -78,7 +78,7 @@ def a_curve(
     *,
     size: int = 2,
     nodes: int = 1,
-    beside: int = 1,
+    node_groups: int = 1,
     machine: Shape = TWO_BY_TWO,
     gpu_type: str = "a10",
     rates: LinkRates = RATES,
@@ -93,7 +93,7 @@ def a_curve(
         machine=machine,
         size=size,
         nodes=nodes,
-        beside=beside,
+        node_groups=node_groups,
     )
     payload = amounts(*sizes)
     seconds = times * link_seconds(rates, primitive, payload, groups_of([layout] * len(payload)))
@@ -106,7 +106,7 @@ def some_curves(times: float = 1.0) -> list[Curve]:
     for primitive in Primitive:
         found += [
             a_curve(primitive, times=times),
-            a_curve(primitive, nodes=2, beside=2, times=times),
+            a_curve(primitive, nodes=2, node_groups=2, times=times),
         ]
         if primitive is not Primitive.SEND:
             found.append(a_curve(primitive, size=4, nodes=2, times=times))
@@ -163,7 +163,7 @@ def test_groups_of_one_and_empty_payloads_take_no_time(primitive: Primitive) -> 
     [
         (math.nan, (2, 1, 1), "payload_bytes: must be finite"),
         (-1.0, (2, 1, 1), "payload_bytes: must be finite"),
-        (1.0, (2, 3, 1), "do not lie on 2 nodes of 2 GPUs"),
+        (1.0, (2, 3, 1), "do not fit on 2 nodes of 2 GPUs"),
         (1.0, (8, 2, 1), "groups of 8 GPUs on 2 nodes"),
         (1.0, (2, 1, 0), "0 groups of 2 GPUs"),
     ],
@@ -204,7 +204,7 @@ def test_a_type_whose_ports_were_not_measured_has_the_ports_of_others() -> None:
     slow = replace(RATES, network_bytes_per_s=A10.network_bytes_per_s / 5)
     curves = [
         a_curve(rates=slow),
-        a_curve(nodes=2, rates=slow, beside=2),
+        a_curve(nodes=2, rates=slow, node_groups=2),
         a_curve(gpu_type="v100", machine=Shape(nodes=1, gpus_per_node=2)),
     ]
     fits = fit_kinds(curves)
@@ -215,7 +215,7 @@ def test_a_type_whose_ports_were_not_measured_has_the_ports_of_others() -> None:
 
 
 def test_a_measured_table_is_met_at_its_sizes_and_in_logarithms_between() -> None:
-    curve = a_curve(nodes=2, beside=2)
+    curve = a_curve(nodes=2, node_groups=2)
     network = a_network()
     found = network.seconds(Primitive.ALL_REDUCE, curve.payload_bytes, groups(*[(2, 2, 2)] * 4))
     assert found == pytest.approx(curve.seconds)
@@ -240,7 +240,7 @@ def test_a_layout_that_was_not_measured_lies_as_far_from_the_links_as_those_that
         machine=TWO_BY_TWO,
         size=4,
         nodes=2,
-        beside=1,
+        node_groups=1,
     )
     for times in (1.0, 3.0):
         truth = a_curve(size=4, nodes=2, times=times)
@@ -288,11 +288,11 @@ def test_control_messages_are_taken_off_sends_but_no_more() -> None:
 def test_the_network_is_named_where_a_type_was_measured_on_several() -> None:
     other = a_curve(nodes=2)
     curves = [*some_curves(), replace(other, layout=replace(other.layout, network="ib"))]
-    with pytest.raises(InvalidInput, match="a10 was measured on default, ib; name one"):
+    with pytest.raises(InvalidInput, match="a10 was measured on several; name one of default, ib"):
         a_network(curves)
     tables = Tables.of(curves)
     TableNetwork(tables=tables, hardware=A10, shape=TWO_BY_TWO, network="ib")
-    with pytest.raises(InvalidInput, match="measured on default, ib only"):
+    with pytest.raises(InvalidInput, match="use one of default, ib"):
         TableNetwork(tables=tables, hardware=A10, shape=TWO_BY_TWO, network="tcp")
     with pytest.raises(InvalidInput, match="one measured table"):
         Tables.of([])
@@ -357,14 +357,14 @@ def test_repeated_sizes_are_one_and_degenerate_rows_none() -> None:
     (curve,) = curves_of(rows)
     assert curve.payload_bytes.tolist() == [1024]
     assert curve.seconds.tolist() == pytest.approx([2e-4])
-    with pytest.raises(InvalidInput, match="holds no measurement"):
+    with pytest.raises(InvalidInput, match="has no measurement"):
         curves_of(rows[-1:])
 
 
 def test_beside_counts_the_groups_on_the_same_nodes() -> None:
     across = a_record(num_nodes=4, group_nodes=2, group_gpus_per_node=1, num_groups=4)
     within = a_record(num_nodes=4, gpus_per_node=4, num_groups=8)
-    assert [c.layout.beside for c in curves_of([across, within])] == [2, 2]
+    assert [c.layout.node_groups for c in curves_of([across, within])] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_a_short_line_and_a_missing_column_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"comm\.csv:2: network is empty"):
         read_curves(path)
     path.write_text(lines[0].replace("time_s", "time"), encoding="utf-8")
-    with pytest.raises(InvalidInput, match="lacks the column time_s"):
+    with pytest.raises(InvalidInput, match="has no column time_s"):
         read_curves(path)
     with pytest.raises(InvalidInput, match="cannot be read"):
         read_curves(tmp_path / "none.csv")

@@ -126,7 +126,7 @@ def test_broken_json_is_refused_wherever_documents_are_read(
         ("<<: {a: 1}", "the key << is not allowed"),
         ("a: 1\na: 2", "line 2: the key 'a' occurs twice"),
         ("{a: 1, 'a': 2}", "the key 'a' occurs twice"),
-        ("? [a]\n: 1", "a key must be a text or a number"),
+        ("? [a]\n: 1", "a key must be a string or a number"),
         ("a: .inf", "line 1: a: must be a finite number, not inf"),
         ("a: 1.0e+999", "must be a finite number"),
         (f"a: {'9' * 900}", "a text may have at most 20 characters"),

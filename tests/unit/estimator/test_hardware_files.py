@@ -98,7 +98,7 @@ def test_a_file_that_holds_no_types_is_refused(tmp_path: Path, text: str) -> Non
 
 def test_a_type_given_twice_is_refused(tmp_path: Path) -> None:
     entry = "{name: fast, like: h100}"
-    with pytest.raises(InvalidInput, match="given twice"):
+    with pytest.raises(InvalidInput, match="occurs twice"):
         read_hardware(a_text(tmp_path, f"hardware: [{entry}, {entry}]"))
 
 

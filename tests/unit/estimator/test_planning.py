@@ -105,7 +105,7 @@ def test_the_balanced_partition_puts_equal_load_on_each_gpu() -> None:
 
 @pytest.mark.parametrize(("gpus", "stages"), [(2, 3), (8, 5)])
 def test_more_stages_than_gpus_or_layers_are_refused(gpus: int, stages: int) -> None:
-    with pytest.raises(NoPlan, match="no plan of"):
+    with pytest.raises(NoPlan, match=r"no plan (has|with)"):
         balance_stages(np.ones(4), gpus, stages)
 
 

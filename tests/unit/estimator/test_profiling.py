@@ -184,12 +184,12 @@ def test_joined_layers_take_the_sum_of_their_parts() -> None:
 
 
 def test_a_profile_of_another_type_or_an_empty_one_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="profile first"):
+    with pytest.raises(InvalidInput, match="must not be empty"):
         ProfiledCompute(records=[], fallback=Linear())
-    with pytest.raises(InvalidInput, match="several types"):
+    with pytest.raises(InvalidInput, match="must all have one data type"):
         ProfiledCompute(records=[a_record(), a_record(dtype="f32")], fallback=Linear())
     compute = ProfiledCompute(records=[a_record(dtype="f32")], fallback=Linear())
-    with pytest.raises(InvalidInput, match="the graph of bf16"):
+    with pytest.raises(InvalidInput, match="the graph has bf16"):
         seconds(compute, a_graph("dot-a"), 1)
 
 

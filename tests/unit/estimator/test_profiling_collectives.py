@@ -103,7 +103,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_measured_rows_are_tables_of_the_published_format(measured: Path) -> None:
     curves = read_curves(measured)
-    places = {(c.layout.primitive, c.layout.size, c.layout.beside) for c in curves}
+    places = {(c.layout.primitive, c.layout.size, c.layout.node_groups) for c in curves}
     collectives = set(Primitive) - {Primitive.SEND}
     assert places == {(p, 2, 2) for p in Primitive} | {(p, 4, 1) for p in collectives}
     assert {(c.layout.machine.nodes, c.layout.machine.gpus_per_node) for c in curves} == {(1, 4)}
@@ -162,8 +162,8 @@ def test_compiled_programs_run_the_collective_itself_in_a_loop(
 
 def test_what_cannot_be_measured_is_refused_by_name() -> None:
     tile, across, alone, size, stopped = on_four_devices(REFUSED).splitlines()
-    assert "1 nodes x 3 GPUs do not tile the 1 nodes x 4 GPUs" in tile
-    assert "2 nodes x 1 GPUs do not tile" in across
+    assert "1 nodes x 3 GPUs do not divide the available 1 nodes x 4 GPUs evenly" in tile
+    assert "2 nodes x 1 GPUs do not divide" in across
     assert "a group of one GPU sends nothing" in alone
     assert "sizes_bytes: must be positive, not 0" in size
-    assert "took 0.0 s" in stopped
+    assert "measured 0.0 s for" in stopped

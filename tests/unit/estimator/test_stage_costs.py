@@ -39,11 +39,11 @@ class Recording:
         return np.zeros(len(payload_bytes))
 
     def of(self, primitive: Primitive) -> list[tuple[float, int, int, int]]:
-        """Return (bytes, size, nodes, beside) of each collective that moves something."""
+        """Return (bytes, size, nodes, node_groups) of each collective that moves something."""
         return [
             (float(b), int(s), int(n), int(k))
             for kind, payload, g in self.asked
-            for b, s, n, k in zip(payload, g.size, g.nodes, g.beside, strict=True)
+            for b, s, n, k in zip(payload, g.size, g.nodes, g.node_groups, strict=True)
             if kind is primitive and b > 0 and s > 1
         ]
 
@@ -169,7 +169,7 @@ def test_a_divided_sequence_moves_as_many_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("dp", "tp", "tensor", "data"),
-    [  # (size, nodes, beside) on nodes of four
+    [  # (size, nodes, node_groups) on nodes of four
         (1, 4, (4, 1, 1), None),
         (2, 2, (2, 1, 2), (2, 1, 2)),
         (8, 2, (2, 1, 2), (8, 4, 2)),

@@ -68,7 +68,7 @@ def test_a_plan_that_does_not_fit_says_which_stage_and_what() -> None:
     assert found.needed_bytes == pytest.approx(memory_bytes(halves(), 2)[0])
     assert found.largest == "states"
     assert str(found).startswith("stage 0 needs")
-    assert "states alone are 14.9 GiB" in str(found)
+    assert "states alone need 14.9 GiB" in str(found)
 
 
 def test_gpipe_overflows_where_1f1b_fits() -> None:
@@ -81,7 +81,7 @@ def test_gpipe_overflows_where_1f1b_fits() -> None:
 
 
 def test_states_that_do_not_even_hold_a_weight_are_refused() -> None:
-    with pytest.raises(TesseraError, match="less than a f16 weight and its gradient"):
+    with pytest.raises(TesseraError, match="weight and gradient alone need 4 in f16"):
         parameter_bytes(a_graph(), replace(TRAINING, state_bytes=3.0))
 
 

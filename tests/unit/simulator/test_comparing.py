@@ -93,7 +93,7 @@ def test_our_best_is_chosen_by_throughput_over_jct_and_greedy_is_not_one() -> No
     assert best_ilp(BY_POLICY) == "ilp:throughput"
     slower = {**BY_POLICY, "ilp:throughput": [a_run([100, 150, 1000], 12.0)]}
     assert best_ilp(slower) == "ilp:jct"
-    with pytest.raises(InvalidInput, match="one of ours"):
+    with pytest.raises(InvalidInput, match="one of our own"):
         best_ilp({"arena": BY_POLICY["arena"]})
 
 
@@ -223,8 +223,8 @@ def test_losses_are_drawn_from_nothing_on() -> None:
     ("options", "message"),
     [
         ({"policies": "fcfs,arena"}, "one of ours"),
-        ({"policies": "ilp:jct,best"}, "unknown 'best'"),
-        ({"information": "all"}, "choose from estimates"),
+        ({"policies": "ilp:jct,best"}, "unknown policy 'best'"),
+        ({"information": "all"}, "use estimates"),
         ({"seeds": 2, "trace": "arena-testbed-a"}, "--jobs-share"),
     ],
 )

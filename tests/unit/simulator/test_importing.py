@@ -158,12 +158,12 @@ def test_reading_stops_at_the_twentieth_mistake() -> None:
 def test_a_missing_and_an_unknown_column_are_named() -> None:
     said = profile_message(PROFILE.replace("status", "state"))
     assert "line 1, column status: is missing" in said
-    assert "line 1, column 'state': is not known" in said
+    assert "line 1, column 'state': is not a known column" in said
     assert "the header must name model,params,global_batch," in said
 
 
 def test_a_column_given_twice_is_refused() -> None:
-    assert "column model: must be in the header once" in profile_message(PROFILE + ",model")
+    assert "column model: must occur only once in the header" in profile_message(PROFILE + ",model")
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\r\n", b"\xef\xbb\xbf"])
@@ -182,7 +182,7 @@ def test_a_byte_order_mark_crlf_blanks_and_empty_lines_are_fine() -> None:
     ("data", "message"),
     [
         (a_file(PROFILE) + b"\xff\xfe", "p.csv line 2: must be UTF-8 text"),
-        (a_file(PROFILE) + b"a\0b", "p.csv line 2: must be text, without NUL characters"),
+        (a_file(PROFILE) + b"a\0b", "p.csv line 2: must be text without NUL characters"),
         (a_file(PROFILE, a_profile()) + b'"open', "p.csv line 3: must be valid CSV"),
         (a_file(PROFILE) + b'"a"b,', "p.csv line 2: must be valid CSV"),
         (a_file(PROFILE) + b"x" * 200_000, "p.csv line 2: must be valid CSV (field larger"),
@@ -265,7 +265,7 @@ def test_a_wrong_time_is_reported_once() -> None:
 
 def test_a_job_given_twice_names_both_lines() -> None:
     said = trace_message(TRACE, a_trace_row(), a_trace_row())
-    assert said == "t.csv line 3, column job_id: must be unique; line 2 has it too"
+    assert said == "t.csv line 3, column job_id: must be unique; line 2 has the same"
 
 
 @pytest.mark.parametrize(

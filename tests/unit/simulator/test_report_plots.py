@@ -76,7 +76,10 @@ def test_lines_of_twenty_policies_have_a_legend_that_covers_none_of_them() -> No
 
 def test_means_are_said_to_be_means() -> None:
     many = (np.arange(1000.0), np.ones(1000))
-    assert over_time("t", {"a": many}, label="x", end_s=1000.0).caption == "Means over 2 s each."
+    assert (
+        over_time("t", {"a": many}, label="x", end_s=1000.0).caption
+        == "Each value is a mean over 2 s."
+    )
     assert over_time("t", {"a": (many[0][:9], many[1][:9])}, label="x", end_s=9.0).caption == ""
 
 
@@ -222,7 +225,7 @@ def test_a_job_that_goes_on_keeps_its_gpus() -> None:
 
 def test_more_gpus_than_a_node_has_are_refused() -> None:
     segments: list[Segment] = [("a", 0.0, 5.0, [(1, 2)]), ("b", 4.0, 9.0, [(1, 1)])]
-    with pytest.raises(InvalidInput, match="more than the 2 GPUs of node 1 at 4 s, with b"):
+    with pytest.raises(InvalidInput, match="with b, hold more than the 2 GPUs of node 1 at 4 s"):
         place_segments(segments, [8, 2])
 
 

@@ -75,7 +75,7 @@ def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason(
     with pytest.raises(InvalidInput) as caught:
         screen(jobs, PROFILES, [a_type()], NODES)
     text = str(caught.value)
-    assert "8 jobs) are not fit to run" in text
+    assert "8 jobs) cannot be run as they are" in text
     lines = text.splitlines()[1:]
     assert lines[0].startswith(f"7 jobs with {screening.TOO_LARGE}: big0 (16 a100), big1")
     assert lines[0].endswith("big4 (16 a100), ...")
@@ -84,7 +84,7 @@ def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason(
 
 def test_jobs_out_of_order_are_refused_or_put_in_order_and_named_but_never_lost() -> None:
     jobs = [an_arrival("a", 5.0), an_arrival("b", 3.0), an_arrival("c", 4.0), an_arrival("d", 5.0)]
-    with pytest.raises(InvalidInput, match="2 jobs below others that arrive later: b, c"):
+    with pytest.raises(InvalidInput, match="2 jobs listed after a job that arrives later: b, c"):
         screen(jobs, PROFILES, [a_type()], NODES)
     found = screen(jobs, PROFILES, [a_type()], NODES, "drop")
     assert [a.spec.name for a in found.arrivals] == ["b", "c", "a", "d"]

@@ -84,7 +84,7 @@ def test_a_sample_to_a_load_has_it_and_a_load_out_of_reach_is_refused() -> None:
     assert load(sampled_to_load(jobs, speeds, 8, 0.7, seed=1), speeds, 8) == pytest.approx(
         0.7, abs=0.02
     )
-    with pytest.raises(InvalidInput, match=r"2\.51 with every job"):
+    with pytest.raises(InvalidInput, match=r"2\.51 with all jobs"):
         sampled_to_load(jobs, speeds, 8, 3.0, seed=1)
 
 
@@ -194,9 +194,9 @@ def test_a_redrawn_deadline_is_as_tight_and_the_plan_of_the_old_model_is_gone() 
 
 
 def test_nothing_to_draw_and_jobs_of_no_duration_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="no model to draw"):
+    with pytest.raises(InvalidInput, match="no model that may be drawn"):
         redraw([an_asked()], Speeds([a_record(1, iter_time_s=math.inf)]), 1)
-    with pytest.raises(InvalidInput, match="positive time; j do not"):
+    with pytest.raises(InvalidInput, match="durations above 0; j do not"):
         redraw([an_asked(duration_s=0.0)], Speeds([a_record(1)]), 1)
     with pytest.raises(InvalidInput, match="do not run as requested"):
         job_requests([an_arrival(gpus=3)], Speeds([a_record(1)]))
@@ -216,7 +216,7 @@ def test_the_share_of_large_models_is_met_by_redrawing_as_few_as_needed(share: f
 
 def test_sizes_are_read_as_parameters() -> None:
     assert [parameters(p) for p in ("690M", "1.3B", "27B")] == [690e6, 1.3e9, 27e9]
-    with pytest.raises(InvalidInput, match="no size"):
+    with pytest.raises(InvalidInput, match="not a size"):
         parameters("large")
 
 

@@ -113,7 +113,7 @@ def test_what_is_no_policy_is_refused(name: str) -> None:
 def test_information_goes_by_name() -> None:
     assert information_of("estimates") is estimates
     assert information_of("optimum") is optimum
-    with pytest.raises(InvalidInput, match="choose from estimates"):
+    with pytest.raises(InvalidInput, match="use one of estimates"):
         information_of("everything")
     with pytest.raises(InvalidInput, match="TESSERA_DATA"):
         information_of("data-parallel")
@@ -121,7 +121,7 @@ def test_information_goes_by_name() -> None:
 
 def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
     assert split_list(" a, b ,a,") == ["a", "b"]
-    with pytest.raises(InvalidInput, match="c are not known"):
+    with pytest.raises(InvalidInput, match="unknown c"):
         split_list("a,c", ("a", "b"))
     with pytest.raises(InvalidInput, match="at least one"):
         split_list(" ,")
@@ -169,9 +169,13 @@ def test_data_that_is_absent_is_said_to_be(
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / folder))
     assert default_trace(None) == SYNTHETIC
     for trace in ("arena-philly", "morphling-mt", str(tmp_path / "absent.csv")):
-        with pytest.raises(MissingData, match="absent"):
+        with pytest.raises(
+            MissingData, match=r"arena-philly needs|morphling-mt needs|does not exist"
+        ):
             make_scenario(Work(trace=trace))
-        with pytest.raises(MissingData, match="absent"):
+        with pytest.raises(
+            MissingData, match=r"arena-philly needs|morphling-mt needs|does not exist"
+        ):
             check([Asked(work=Work(trace=trace), policy="fcfs")], seeds=1)
 
 

@@ -97,7 +97,7 @@ def test_a_trace_of_durations_knows_gpus_and_times_only() -> None:
     assert parse_durations(zero, "t.csv", SCREENED)[0].duration_s == 0.0
     with pytest.raises(InvalidInput, match="duration_s: must be a number above 0"):
         parse_durations(zero, "t.csv")
-    with pytest.raises(InvalidInput, match="draw them with --redraw"):
+    with pytest.raises(InvalidInput, match="draw models with --redraw"):
         parse_trace(data, "t.csv")
 
 
@@ -143,7 +143,7 @@ def test_mistakes_in_morphlings_files_are_named() -> None:
         parse_measured(a_file(MEASURED, "gpt9,ga,1,1,1,1,64,1,0.15"), "m.csv")
     with pytest.raises(InvalidInput, match="line 2, column placement"):
         parse_measured(a_file(MEASURED, "vit,ga,1,4-4,2,8,64,1,0.15"), "m.csv")
-    with pytest.raises(InvalidInput, match="job_id: must be unique; line 2 has it too"):
+    with pytest.raises(InvalidInput, match="job_id: must be unique; line 2 has the same"):
         parse_workload(a_file(WORKLOAD, "a,0,vit,2,ga,5,0", "a,3,vit,2,ga,5,0"), "w.csv")
 
 

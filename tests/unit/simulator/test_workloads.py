@@ -108,7 +108,7 @@ def test_counts_beyond_the_cluster_are_not_drawn_and_nothing_that_runs_is_refuse
 ) -> None:
     jobs = Synthetic(jobs=50, gpu_shares={1: 0.5, 16: 0.5}).draw(profiles, NODES[:4], 1)
     assert {a.spec.requested_gpus for a in jobs} == {1}
-    with pytest.raises(InvalidInput, match="on which nothing runs"):
+    with pytest.raises(InvalidInput, match="on which no workload runs"):
         drawn(profiles, gpu_shares={3: 1.0})
     assert drawn(profiles, jobs=0) == []
 
