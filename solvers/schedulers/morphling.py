@@ -156,9 +156,9 @@ class _Round:
             job
             for job in waiting
             if jobs.guaranteed[job]
-            and (curve := self._curves.get(job)) is not None
-            and curve.possible
-            and allowance.claim(jobs.tenant[job], curve.gpu_type, curve.held(curve.minimum))
+            and (known := self._curves.get(job)) is not None
+            and known.possible
+            and allowance.claim(jobs.tenant[job], known.gpu_type, known.held(known.minimum))
         ]
 
     def _schedule(self, job: int) -> None:
