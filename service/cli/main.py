@@ -221,7 +221,7 @@ def _plugin_help(name: str, module: str) -> str:
     except ImportError:
         spec = None
     if spec is None:
-        return f"Cannot be loaded: the module {module} does not exist."
+        return f"Cannot be loaded: no module named {module}."
     try:
         text = ast.get_docstring(ast.parse(Path(spec.origin or "").read_bytes()))
     except (OSError, SyntaxError, ValueError):  # compiled or broken; a call will report the error

@@ -59,7 +59,7 @@ def add_traffic(address: str) -> None:
         client.call(client.estimates.UpsertCells, request)
 
 
-def test_a_network_is_described_shown_changed_by_etag_and_forgotten(
+def test_a_network_is_described_shown_changed_by_etag_and_deleted(
     tessera: Tessera, described: Path
 ) -> None:
     shown = tessera("topology", "get").stdout
@@ -83,11 +83,11 @@ def test_a_network_is_described_shown_changed_by_etag_and_forgotten(
     assert json.loads(ways)["equal_cost_paths"] == 3
     assert "forgotten" in tessera("topology", "delete").stderr
     gone = tessera("topology", "get", code=4).stderr
-    assert "`tessera topology set FILE` describes it" in gone
+    assert "describe it with `tessera topology set FILE`" in gone
     tessera("topology", "show", code=4)
 
 
-def test_what_is_no_network_is_refused_by_file_and_field(tessera: Tessera) -> None:
+def test_an_invalid_network_is_refused_by_file_and_field(tessera: Tessera) -> None:
     wrong = TOPOLOGY.replace("tors: 2", "tors: none")
     said = tessera("topology", "set", "-", stdin=wrong, code=2).stderr
     assert "-: tors: must be a whole number" in said
@@ -95,11 +95,11 @@ def test_what_is_no_network_is_refused_by_file_and_field(tessera: Tessera) -> No
     assert "tor_bytes_per_s" in tessera("topology", "set", "-", stdin=nan, code=2).stderr
 
 
-def test_nodes_that_a_description_lacks_are_said(tessera: Tessera) -> None:
+def test_nodes_missing_from_a_description_are_reported(tessera: Tessera) -> None:
     found = tessera("topology", "set", "-", stdin=TOPOLOGY.replace("n{}", "x{}"))
     rows = [line.split() for line in found.stdout.splitlines()]
     assert ["no", "nodes", "x0,", "x1"] in rows
-    assert ["not", "in", "it", "n0,", "n1"] in rows
+    assert ["missing", "nodes", "n0,", "n1"] in rows
     assert "meeting nobody" in found.stderr
 
 
@@ -108,7 +108,9 @@ def test_plans_are_shown_made_and_listed(
 ) -> None:
     assert "no network plan yet" in tessera("network", "history").stderr
     nothing = tessera("network", code=4).stderr
-    assert "the next start, end or `tessera network plan` plans it" in nothing
+    assert (
+        "It is planned at the next start or end of a job, or by `tessera network plan`" in nothing
+    )
     add_traffic(address)
     submit(tessera, "one", "--gpus", "8")
     tessera("round")
