@@ -76,7 +76,7 @@ Batch = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``cells``."""
     group = typer.Typer(
         help="List or delete the Cells for which a cluster has estimates.",

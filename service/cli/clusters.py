@@ -59,7 +59,7 @@ TYPES: Final[Sequence[Column[clusters_pb2.GpuType]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on clusters."""
     panel = "Clusters"
     group = typer.Typer(help="Describe, show, list or delete clusters.", no_args_is_help=True)

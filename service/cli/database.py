@@ -27,7 +27,7 @@ ConfigFile = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on the database."""
     panel = "Servers"
     app.command("migrate", rich_help_panel=panel)(migrate)

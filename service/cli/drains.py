@@ -34,7 +34,7 @@ JOBS_NAMED: Final = 3
 """The number of jobs that a line of progress names."""
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``drain`` and ``undrain``."""
     app.command("drain", rich_help_panel="Clusters")(drain)
     app.command("undrain", rich_help_panel="Clusters")(undrain)

@@ -50,7 +50,7 @@ The time and memory of the search grow with the square of this number.
 """
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the command."""
     app.command("estimate", rich_help_panel="Estimates")(estimate)
 

@@ -57,7 +57,7 @@ _File = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``import`` and its subcommands."""
     group = typer.Typer(
         help="Import estimates of workloads, or the jobs of a trace.", no_args_is_help=True

@@ -42,7 +42,7 @@ JobNames = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands that change jobs."""
     panel = "Jobs"
     app.command("update", rich_help_panel=panel)(update)

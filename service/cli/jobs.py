@@ -58,7 +58,7 @@ Watch = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on jobs."""
     panel = "Jobs"
     app.command("submit", rich_help_panel=panel)(submit)

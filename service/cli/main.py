@@ -54,58 +54,58 @@ class Later:
 
 _BUILT_IN: Final = {
     "import": Later(
-        "tessera.service.cli.importing:add",
+        "tessera.service.cli.importing:add_commands",
         "Import estimates of workloads, or the jobs of a trace.",
         "Clusters",
         "estimates",
     ),
     "topology": Later(
-        "tessera.service.cli.topology:add",
+        "tessera.service.cli.topology:add_commands",
         "Show, describe or delete the network of a cluster.",
         "Clusters",
         "estimates",
     ),
     "estimate": Later(
-        "tessera.service.cli.estimate:add",
+        "tessera.service.cli.estimate:add_commands",
         "Estimate how fast a model trains on GPUs, with or without a server.",
         "Estimates",
         "estimates",
     ),
     "profile": Later(
-        "tessera.service.cli.profile:add",
+        "tessera.service.cli.profile:add_commands",
         "Measure a model's layers, or collectives, on this machine.",
         "Estimates",
         "estimator",
     ),
     "solve": Later(
-        "tessera.service.cli.solve:add",
+        "tessera.service.cli.solve:add_commands",
         "Solve a saved snapshot on this machine, without a server.",
         "Rounds",
     ),
     "demo": Later(
-        "tessera.service.cli.demo.command:add",
+        "tessera.service.cli.demo.command:add_commands",
         "Schedule a simulated 1,280-GPU cluster for a few rounds, with real server processes.",
         "Simulation",
     ),
     "simulate": Later(
-        "tessera.service.cli.simulate.command:add",
+        "tessera.service.cli.simulate.command:add_commands",
         "Simulate a trace of jobs under one or more policies and compare them. Needs no server.",
         "Simulation",
     ),
     "up": Later(
-        "tessera.service.cli.up:add",
+        "tessera.service.cli.up:add_commands",
         "Start a database, a server and agents on this machine.",
     ),
-    "serve": Later("tessera.service.cli.serve:add", "Run a server."),
-    "agent": Later("tessera.service.cli.serve:add", "Run an agent on a GPU node."),
+    "serve": Later("tessera.service.cli.serve:add_commands", "Run a server."),
+    "agent": Later("tessera.service.cli.serve:add_commands", "Run an agent on a GPU node."),
     "migrate": Later(
-        "tessera.service.cli.database:add", "Upgrade the database schema to this release."
+        "tessera.service.cli.database:add_commands", "Upgrade the database schema to this release."
     ),
     "prune": Later(
-        "tessera.service.cli.database:add",
+        "tessera.service.cli.database:add_commands",
         "Delete old request ids, rounds, ended jobs and history from the database.",
     ),
-    "db": Later("tessera.service.cli.database:add", "Show the address of the database."),
+    "db": Later("tessera.service.cli.database:add_commands", "Show the address of the database."),
 }
 
 OWN_PLUGINS: Final = "tessera.benchmarks."
@@ -283,7 +283,7 @@ for _module in (
     cells,
     models,
 ):
-    _module.add(app)
+    _module.add_commands(app)
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ MODELS: Final[Sequence[Column[Model]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on models."""
     group = typer.Typer(
         help="List, describe or delete the models of a cluster.",

@@ -64,7 +64,7 @@ WAYS: Final[Sequence[Column[Way]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on network plans."""
     group = typer.Typer(
         help="Show the network plan in force, make a new one, or list earlier ones.",

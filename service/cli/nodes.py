@@ -44,7 +44,7 @@ NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``nodes``."""
     group = typer.Typer(
         help="List nodes with their state, free GPUs and jobs, or delete nodes.",

@@ -28,7 +28,7 @@ _MOST_REPEATS: Final = 10_000
 AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list.")]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``profile`` and its subcommand."""
     group = typer.Typer(help=profile.__doc__)
     group.callback(invoke_without_command=True)(profile)

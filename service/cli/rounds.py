@@ -43,7 +43,7 @@ Everything = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on rounds."""
     panel = "Rounds"
     group = typer.Typer()

@@ -40,7 +40,7 @@ takes up to 0.2 s each time, and blocks all threads. ``memory`` collects the res
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``serve`` and ``agent``."""
     app.command("serve", rich_help_panel="Servers")(serve)
     app.command(

@@ -26,7 +26,7 @@ from tessera.service.rpc.convert.rounds import of_round, to_options
 from tessera.v1 import scheduler_pb2
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the command."""
     app.command("solve", rich_help_panel="Rounds")(solve)
 

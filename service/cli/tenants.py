@@ -33,7 +33,7 @@ TENANTS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on tenants."""
     group = typer.Typer(
         help="Set, list or delete the weights and quotas of tenants.", no_args_is_help=True

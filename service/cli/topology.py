@@ -75,7 +75,7 @@ LINKS: Final = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on topologies."""
     group = typer.Typer(help=_group.__doc__, no_args_is_help=True)
     group.callback()(_group)

@@ -53,7 +53,7 @@ SHOWN_NODES: Final = 5
 """The number of nodes that an error names."""
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``up``."""
     app.command("up", rich_help_panel="Servers")(up)
 

@@ -57,7 +57,7 @@ NEXT_STEPS = (
 out, err = Console(), Console(stderr=True)
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``demo`` to the command line."""
     app.command("demo")(demo)
 

@@ -63,7 +63,7 @@ Examples:
 """
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``simulate`` to the command line."""
     shaped = with_options(simulate, "wanted", _shaping(), EPILOG)
     app.command("simulate")(with_options(shaped, "settings", conditions))
