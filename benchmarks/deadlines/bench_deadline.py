@@ -119,49 +119,56 @@ def deadline(
     jobs: JobsOption = 60,
     load: LoadOption = 2.0,
     tightness: Annotated[
-        str, typer.Option(help="With commas: times a job's duration as it was requested.")
+        str, typer.Option(help="Comma-separated factors on a job's duration on what it requested.")
     ] = TIGHTNESS,
     deadlines: Annotated[
         Literal["tightness", "trace"],
         typer.Option(
-            help="'trace': the trace's own, at five times their distance as Arena has them."
+            help="Deadlines by --tightness, or the trace's own at five times their distance, as in Arena."
         ),
     ] = "tightness",
     policies: PoliciesOption = LISTED,
     dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     search: Annotated[
-        bool, typer.Option(help="CP-SAT looks for more promises than look-ahead's first fits find.")
+        bool,
+        typer.Option(
+            help="Let CP-SAT search for more promises than the first fits of look-ahead find."
+        ),
     ] = False,
     seeds: SeedsOption = 1,
     seed: int = 0,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Sweep how tight deadlines are, and count who meets them, over all submitted jobs.
+    """Vary how tight deadlines are, and measure the share of all submitted jobs that meet theirs.
 
-    A deadline is the arrival plus ``--tightness`` times the job's duration on the GPUs that it requested,
-    without restarts. ElasticFlow (ASPLOS 2023, section 6.1) draws 0.5 to 1.5; Arena and Crius say no
-    number, and their artifact multiplies deadlines that its trace has by 5 (``--deadlines trace``). So
-    the sweep begins where only a faster Cell than the requested can meet it, and ends where nearly all do.
+    A deadline is the arrival plus ``--tightness`` times the job's duration on the GPUs that it
+    requested, without restarts. ElasticFlow (ASPLOS 2023, section 6.1) draws 0.5 to 1.5. Arena and
+    Crius give no number, and their artifact multiplies the deadlines of its trace by 5
+    (``--deadlines trace``). So the sweep begins where only a faster Cell than the requested one can
+    meet the deadline, and ends where nearly all do.
 
-    Restarts are charged to all policies. Rounds come when a job has arrived or ended, and for look-ahead also
-    when a schedule that it promised needs one. ``satisfaction`` is the share of submitted jobs that ended
-    by their deadline. ``admitted`` counts jobs that were promised theirs; for policies that promise
-    nothing, those that were started. ``dropped`` never ended, ``late`` ended after it, and ``missed`` were
-    admitted and not met.
+    All policies pay for restarts. A round runs when a job has arrived or ended. For look-ahead, a
+    round also runs when a schedule that it promised needs one. ``satisfaction`` is the share of
+    submitted jobs that ended by their deadline. ``admitted`` counts the jobs whose deadlines were
+    promised, or the jobs that were started for policies that promise nothing. ``dropped`` jobs
+    never ended, ``late`` jobs ended after their deadline, and ``missed`` jobs were admitted but did
+    not meet it.
 
-    ``gain_vs_elasticflow`` is our mean satisfaction over the sweep over that of ElasticFlow which sees what
-    it sees in Arena's evaluation, data-parallel runs; ``gain_same_information`` with the estimates.
-    ``worst_margin_vs_any`` is our satisfaction less the best other's where that is least, all with
-    the same information; ours is look-ahead, where it runs. ``admitted_missed`` counts promises that ours
-    did not keep: none may be. JCT gains are over jobs that both finished, throughput is normalised.
-    The cluster is a sixteenth of Arena's 1,280 GPUs, for the 101 jobs of the trace's first 300 rounds.
+    ``gain_vs_elasticflow`` is our mean satisfaction over the sweep, divided by that of ElasticFlow
+    with the information that it has in Arena's evaluation, which is data-parallel runs.
+    ``gain_same_information`` is the same with the estimates. ``worst_margin_vs_any`` is the least
+    of our satisfaction less the best other's, all with the same information. Ours is look-ahead, if
+    it runs. ``admitted_missed`` counts promises that ours did not keep; none may be broken. JCT
+    gains are over the jobs that both finished, and throughput is normalised. The cluster is a
+    sixteenth of Arena's 1,280 GPUs, for the 101 jobs of the trace's first 300 rounds.
 
-    Aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never below 0; what was
-    reached, and why look-ahead's margin has no bound, is in ``benchmarks/README.md``. ``planned`` promises
-    nothing (``deadlines = planned``) and starts from EDF; ``planned_worst_margin_vs_any`` is its margin.
-    CP-SAT's search for more promises is off (``--search``): it found hardly any, in five times the time.
+    The aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never
+    below 0. ``benchmarks/README.md`` says what was reached, and why look-ahead's margin has no
+    bound. ``planned`` promises nothing (``deadlines = planned``) and starts from EDF;
+    ``planned_worst_margin_vs_any`` is its margin. CP-SAT's search for more promises is off
+    (``--search``), because it found hardly any in five times the time.
     """
     base = Work(
         trace=default_trace(trace),

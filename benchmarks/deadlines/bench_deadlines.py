@@ -113,20 +113,27 @@ class Driven:
     met_difference_low=(">=", 0),
 )
 def deadlines(
-    seeds: Annotated[int, typer.Option(help="Random loads, each driven in both modes.")] = 20,
-    jobs: Annotated[int, typer.Option(help="Jobs of a load.")] = 16,
-    overload: Annotated[float, typer.Option(help="GPU time wanted for each there is.")] = 2.0,
-    node_gpus: Annotated[int, typer.Option(help="GPUs a node; 0: one node a type.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Number of random loads, each run in both modes.")
+    ] = 20,
+    jobs: Annotated[int, typer.Option(help="Number of jobs of a load.")] = 16,
+    overload: Annotated[
+        float, typer.Option(help="Requested GPU time relative to the available GPU time.")
+    ] = 2.0,
+    node_gpus: Annotated[
+        int, typer.Option(help="Number of GPUs of a node. 0: one node for each type.")
+    ] = 0,
     seed: int = 0,
 ) -> Report:
-    """Drive random overload in rounds of 300 s by myopic admission and by look-ahead.
+    """Compare myopic admission and look-ahead under random overload, in rounds of 300 s.
 
-    Both modes decide by the same solver, see the same exact rates and pay the same restarts. Deadlines lie
-    1.2 to 6 times a job's shortest time after its arrival. ``met_difference`` is look-ahead's total less
-    myopic's; the interval is 95 % by bootstrap over loads, paired. ``admitted_missed`` counts promises of
-    either mode that were not kept: none may be, since estimates hold. By default each GPU type is one node,
-    because schedules count GPUs, not blocks: on small nodes a promised gang may find its GPUs scattered, so
-    there the bound is waived. The bound on the interval needs many loads and is waived below 20.
+    Both modes use the same solver, see the same exact rates and pay for the same restarts.
+    Deadlines are 1.2 to 6 times a job's shortest time after its arrival. ``met_difference`` is
+    look-ahead's total of met deadlines less myopic's. Its interval is 95 % by paired bootstrap over
+    loads. ``admitted_missed`` counts promises that either mode did not keep; none may be broken,
+    because the estimates are exact. By default each GPU type is one node, because schedules count
+    GPUs and not blocks. On small nodes, a promised gang may find its GPUs scattered, so the bound
+    is waived there. The bound on the interval needs many loads and is waived below 20.
     """
     table: list[dict[str, float | str]] = []
     missed, broken = 0, 0

@@ -66,16 +66,22 @@ UNASKED: Final = ("profiled",)
 def estimator(
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of Arena's measurements; else beside the repository."),
+        typer.Option(help="Folder of Arena's measurements. Default: next to the repository."),
     ] = None,
-    sections: Annotated[str, typer.Option(help=f"Some of {', '.join(SECTIONS)}, by commas.")] = ALL,
-    seeds: Annotated[int, typer.Option(min=1, help="Splits into calibration and test rows.")] = 5,
-    rows: Annotated[bool, typer.Option(help="List the rows behind the figures, too.")] = False,
+    sections: Annotated[
+        str, typer.Option(help=f"Comma-separated sections: {', '.join(SECTIONS)}.")
+    ] = ALL,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of splits into calibration and test rows.")
+    ] = 5,
+    rows: Annotated[
+        bool, typer.Option(help="Also list the rows from which the figures are computed.")
+    ] = False,
 ) -> Report:
-    """Judge the estimator on the measurements of Arena's artifact.
+    """Compare the estimator with the measurements in Arena's artifact.
 
-    Each section's protocol, with its calibration and test rows and baselines, is in the docstring of its
-    module in ``benchmarks/estimator/``. Bounds are this project's aims, not results that were published.
+    The docstring of each section's module in ``benchmarks/estimator/`` describes its protocol:
+    calibration and test rows, and baselines. Bounds are this project's aims, not published results.
     """
     folder = _folder(data)
     chosen = _chosen(sections)

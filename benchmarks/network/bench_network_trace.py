@@ -68,62 +68,87 @@ Runs = Mapping[Played, Mapping[str, Any]]
 @in_sweep
 def network_trace(
     *,
-    days: Annotated[float, typer.Option(help="Length of the trace; Crux's has 14.", min=0.0)] = 0.5,
-    jobs_a_day: Annotated[float, typer.Option(help="Jobs that come in a day.", min=0.0)] = 360.0,
-    gpus: Annotated[int, typer.Option(help="GPUs, 8 a host.", min=8)] = 2_000,
-    demand: Annotated[float, typer.Option(help="Share of the GPUs wanted on average.")] = 0.6,
+    days: Annotated[
+        float, typer.Option(help="Length of the trace in days; Crux's has 14.", min=0.0)
+    ] = 0.5,
+    jobs_a_day: Annotated[
+        float, typer.Option(help="Number of jobs that arrive in a day.", min=0.0)
+    ] = 360.0,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs, 8 on each host.", min=8)] = 2_000,
+    demand: Annotated[
+        float, typer.Option(help="Average share of the GPUs that jobs request.")
+    ] = 0.6,
     largest: Annotated[int, typer.Option(help="GPUs of the largest job.", min=1)] = 512,
-    levels: Annotated[int, typer.Option(help="Levels of priority.", min=1, max=8)] = 8,
-    mechanisms: Annotated[str, typer.Option(help="With commas.")] = ",".join(names()),
-    stacked: Annotated[str, typer.Option(help="Those under job schedulers.")] = STACKED,
-    fabrics: Annotated[str, typer.Option(help="Networks.")] = ",".join(FABRICS),
+    levels: Annotated[int, typer.Option(help="Number of priority levels.", min=1, max=8)] = 8,
+    mechanisms: Annotated[str, typer.Option(help="Comma-separated mechanisms.")] = ",".join(
+        names()
+    ),
+    stacked: Annotated[
+        str, typer.Option(help="Comma-separated mechanisms to run under job schedulers.")
+    ] = STACKED,
+    fabrics: Annotated[str, typer.Option(help="Comma-separated networks.")] = ",".join(FABRICS),
     schedulers: Annotated[
-        str, typer.Option(help="Job schedulers, on the first network; empty: none.")
+        str, typer.Option(help="Comma-separated job schedulers on the first network. Empty: none.")
     ] = ("hived,muri"),
     beside: Annotated[
-        str, typer.Option(help="Judged on the jobs of plain Crux at each time; empty: none.")
+        str,
+        typer.Option(
+            help="Comma-separated mechanisms to judge on the jobs of plain Crux at each time. Empty: none."
+        ),
     ] = f"ecmp,{UNCOMPRESSED}",
     noises: Annotated[
-        str, typer.Option(help="Errors of t, so judged on the first network.")
+        str,
+        typer.Option(
+            help="Comma-separated errors of t, judged in the same way on the first network."
+        ),
     ] = "0.05,0.1,0.2",
     background: Annotated[
-        float, typer.Option(help="Share of links beyond hosts that storage takes.", min=0.0)
+        float, typer.Option(help="Share of the links beyond hosts that storage uses.", min=0.0)
     ] = 0.0,
-    speed: Annotated[float, typer.Option(help="Of links between switches, a factor.")] = 1.0,
+    speed: Annotated[
+        float, typer.Option(help="Factor on the speed of links between switches.")
+    ] = 1.0,
     window: Annotated[
-        float, typer.Option(help="Iterations of the longest for which jobs that meet are played.")
+        float,
+        typer.Option(
+            help="Number of iterations of the longest job for which jobs that share links are simulated."
+        ),
     ] = 20.0,
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:
-    """Run jobs that come and go over two weeks, or the first hours of them, on 2,000 GPUs (Crux 6).
+    """Run jobs that arrive and end over two weeks, or over their first hours, on 2,000 GPUs (Crux 6).
 
-    Networks: a two-layer Clos of 173 ToRs and 16 aggregation switches, 100 Gb/s a cable; a double-sided one
-    of 6 ToRs, 12 aggregation switches and 32 cores, 2 : 1 oversubscribed at its ToRs. What we have of the
-    paper gives neither link speeds nor wiring, placement, sizes of models or batches, so its absolute figures
-    cannot be had again; hosts are its testbed's, all else is ours and stands in ``benchmarks/network``
-    (``fabrics.py``, ``workload.py``) and ``estimator/families.py``. Jobs are drawn by seed; every run has the
-    same ones. They are placed first fit; on the first network also by HiveD, and by Muri, read for whole
-    GPUs. A plan follows each start and end. What is done until the days are over counts: the paper's U_T.
+    Networks: a two-layer Clos of 173 ToRs and 16 aggregation switches, 100 Gb/s a cable; a
+    double-sided one of 6 ToRs, 12 aggregation switches and 32 cores, 2 : 1 oversubscribed at its
+    ToRs. Our sources on the paper give no link speeds, wiring, placement, sizes of models or
+    batches, so its absolute figures cannot be reproduced. Hosts are those of its testbed.
+    Everything else is ours and is defined in ``benchmarks/network`` (``fabrics.py``,
+    ``workload.py``) and ``estimator/families.py``. Jobs are drawn by seed, and every run has the
+    same ones. They are placed first fit; on the first network also by HiveD, and by Muri, adapted
+    to whole GPUs. A plan follows each start and end. The work done until the days are over counts:
+    the paper's U_T.
 
-    In the table, ``of_all`` is flop done over the peak of all GPUs, ``of_held`` over that of GPUs that jobs
-    held, ``computing_of_held`` the share of their time in which they computed. ``gain`` is flop done over
-    that of ECMP under the same scheduler, less 1. ``jct_mean_s`` and ``jct_p95_s`` are of jobs that ended in
-    all runs of that network and scheduler. ``slowdown`` is over the job alone on the same paths: a job's own
-    flows that collide are not in it. ``link_use`` is over links that were ever used. ``contended_*``: jobs
-    that ever shared a link, their share of GPUs asked for, and GPU time in which they did. ``stale`` is the
-    share of time that planning took, in which the plan before would still be in force.
+    In the table, ``of_all`` is the flop done over the peak of all GPUs, ``of_held`` over that of
+    the GPUs that jobs held, and ``computing_of_held`` the share of their time in which they
+    computed. ``gain`` is the flop done over that of ECMP under the same scheduler, less 1.
+    ``jct_mean_s`` and ``jct_p95_s`` are of the jobs that ended in all runs of that network and
+    scheduler. ``slowdown`` is relative to the job alone on the same paths, so it does not include
+    collisions among a job's own flows. ``link_use`` is over the links that were ever used.
+    ``contended_*``: the jobs that ever shared a link, their share of the requested GPUs, and the
+    GPU time in which they did. ``stale`` is the share of time that planning took, during which the
+    previous plan would still be in force.
 
-    Whoever ends a little earlier changes who runs beside whom, so two runs differ by chance, too. So under
-    plain Crux other plans are judged at each time on the very jobs that then run: those of ``beside``, and
-    its own where t is off by a factor that each job keeps all its life (``noises``: the standard deviation of
-    its logarithm).
+    Which jobs run together changes when a job ends a little earlier, so two runs also differ by
+    chance. Therefore, other plans are judged under plain Crux at each time, on exactly the jobs
+    that then run: those of ``beside``, and its own plan where t is wrong by a factor that each job
+    keeps all its life (``noises``: the standard deviation of its logarithm).
 
-    Figures: gains of plain Crux (``crux``) and of ours (``ours``: paths and orders of small groups tried on
-    the engine) over ECMP and over the best other mechanism, by network; points of ``of_held``, as the paper
-    counts; the gain under each job scheduler. On the same jobs at the same times: ``compression_loss`` (at
-    most 0.005), the largest share of flop lost to ``levels`` against a level for each job; ``noise_*_loss``;
-    ``*_beside_ecmp_gain`` of plain Crux.
+    Figures: gains of plain Crux (``crux``) and of ours (``ours``: paths and orders of small groups
+    tried on the engine) over ECMP and over the best other mechanism, by network; points of
+    ``of_held``, as the paper counts; the gain under each job scheduler. On the same jobs at the
+    same times: ``compression_loss`` (at most 0.005), the largest share of flop lost to ``levels``
+    compared with a level for each job; ``noise_*_loss``; ``*_beside_ecmp_gain`` of plain Crux.
     """
     workload = Workload(
         days=days, jobs_a_day=jobs_a_day, gpus=gpus, demand=demand, largest=largest, seed=seed

@@ -134,33 +134,40 @@ CONTESTANTS: Final = {
     mean_throughput_deviation=("<=", 0.01),
 )
 def arena_compat(
-    trace: Annotated[Path | None, typer.Option(help="Trace as CSV; else Philly's.")] = None,
-    profiles: Annotated[Path | None, typer.Option(help="Profiles as CSV; else Arena's.")] = None,
-    dp_memory: Annotated[
-        Path | None, typer.Option(help="Memory of data parallelism as CSV; else Arena's.")
+    trace: Annotated[Path | None, typer.Option(help="CSV of a trace. Default: Philly.")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="CSV of profiles. Default: Arena's.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of 300 s.")] = ROUNDS,
+    dp_memory: Annotated[
+        Path | None, typer.Option(help="CSV of the memory of data parallelism. Default: Arena's.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds of 300 s.")] = ROUNDS,
     policies: Annotated[
-        str, typer.Option(help=f"Any of {','.join(CONTESTANTS)}; the figures are the first's.")
+        str,
+        typer.Option(
+            help=f"Comma-separated policies: {', '.join(CONTESTANTS)}. Figures are of the first."
+        ),
     ] = "fcfs",
     honest: Annotated[
-        str, typer.Option(help="Oddities to switch off, with commas; all: every one.")
+        str, typer.Option(help="Comma-separated oddities of the artifact to switch off, or `all`.")
     ] = "",
     gate: Annotated[
-        bool, typer.Option(help="The memory gate of data parallelism, where the artifact has it.")
+        bool,
+        typer.Option(help="Apply the memory gate of data parallelism where the artifact has it."),
     ] = True,
     rigid: Annotated[
-        bool, typer.Option(help="Gavel, Sia and Gandiva by loops as rigid as the artifact's.")
+        bool, typer.Option(help="Run Gavel, Sia and Gandiva with loops as rigid as the artifact's.")
     ] = False,
     seed: int = 0,
 ) -> Report:
-    """Repeat the runs of Arena's artifact by its own accounting, and put its stored results beside ours.
+    """Repeat the runs of Arena's artifact with its own accounting, and compare with its stored results.
 
-    ``finished``, ``mean_jct_s`` (of finished jobs) and ``mean_throughput`` (raw samples/s, over rounds above
-    100) are the first policy's; the bounds are on how far first come, first served lies from the artifact's
-    590, 83,192 s and 4,384.8. They are waived for another policy, other jobs, fewer rounds or oddities
-    switched off. The padded times are the artifact's reading: unfinished jobs, up to the 828 that its own
-    policy finishes, count as the longest time seen under any policy.
+    ``finished``, ``mean_jct_s`` (of finished jobs) and ``mean_throughput`` (raw samples/s, over
+    rounds above 100) are of the first policy. The bounds limit the distance of first come, first
+    served from the artifact's 590, 83,192 s and 4,384.8. They are waived for other policies, other
+    jobs, fewer rounds, or if oddities are switched off. The padded times follow the artifact:
+    unfinished jobs, up to the 828 that its own policy finishes, count as the longest time seen
+    under any policy.
     """
     names = [name.strip() for name in policies.split(",")]
     if unknown := [name for name in names if name not in CONTESTANTS]:

@@ -124,35 +124,38 @@ Runs = Mapping[tuple[str, str], Ran]
 @in_sweep
 def morphling(
     *,
-    traces: Annotated[str, typer.Option(help=f"With commas: {', '.join(TRACES)}.")] = (
+    traces: Annotated[str, typer.Option(help=f"Comma-separated traces: {', '.join(TRACES)}.")] = (
         "morphling-base,morphling-mt"
     ),
     policies: PoliciesOption = LISTED,
-    ours: Annotated[str, typer.Option(help="The policy of ours that the figures are of.")] = (
+    ours: Annotated[str, typer.Option(help="Policy of ours to which the figures refer.")] = (
         "ilp:jct"
     ),
     overheads: OverheadsOption = "morphling",
-    tick_s: Annotated[float, typer.Option(help="Least seconds between rounds.")] = TICK_S,
+    tick_s: Annotated[float, typer.Option(help="Minimum time between rounds in seconds.")] = TICK_S,
     rounds: RoundsOption = 2000,
     seed: int = 0,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Run Morphling's traces on 64 A800 under every policy, to the end of all jobs.
+    """Run Morphling's traces on 64 A800 under every policy, until all jobs have ended.
 
-    Speeds are the artifact's measurements (a Cell's plan is the best measured), a reconfiguration costs the
-    paper's 78 s, half of it at a first start, and rounds come when something has happened, at most one a
-    minute. Unlike in the artifact's simulator no job trains without GPUs. Our ``morphling`` is the paper's
-    Algorithm 1, which the artifact's code does not reach, hence better than that. The plan that a job was
-    submitted with plays no role, so base and bp are one workload, and Morphling-N is Morphling-E.
+    Speeds are the artifact's measurements (a Cell's plan is the best measured one). A
+    reconfiguration costs the paper's 78 s, and a first start half of that. A round runs when
+    something has happened, but at most one in a minute. Unlike in the artifact's simulator, no job
+    trains without GPUs. Our ``morphling`` is the paper's Algorithm 1, which the artifact's code
+    does not reach, so it is better than that code. The plan with which a job was submitted plays no
+    role, so base and bp are one workload, and Morphling-N is Morphling-E.
 
-    The measure is the paper's: mean and 99th percentile of JCT, makespan. ``ours`` is the objective for mean
-    JCT, not chosen on these traces. ``jct_gain_vs_*`` is 1 less our mean JCT over theirs, of the base trace
-    (or the first one given), ``mt_*`` of mt, where 194 of 406 jobs, drawn by seed, are guaranteed within a
-    quota of all GPUs; ``mt_jct_rank_kept`` is the rank among the policies that take no guaranteed job off its
-    GPUs until the last arrival (``guaranteed_off`` 0 in the table), as ours may not. ``bound_h`` is the
-    mean JCT that no schedule can beat. Short jobs are those that would be over in 300 s if they were alone:
-    ``short_share`` of all, and ``short_part_of_gain`` of what we gain on Morphling.
+    The measures are the paper's: mean and 99th percentile of JCT, and makespan. ``ours`` is the
+    objective for mean JCT, not chosen on these traces. ``jct_gain_vs_*`` is 1 less our mean JCT
+    over theirs, on the base trace (or the first trace given). ``mt_*`` is the same on mt, where 194
+    of 406 jobs, drawn by seed, are guaranteed within a quota of all GPUs. ``mt_jct_rank_kept`` is
+    the rank among the policies that take no guaranteed job off its GPUs until the last arrival
+    (``guaranteed_off`` 0 in the table), as ours must not. ``bound_h`` is the mean JCT that no
+    schedule can beat. Short jobs are those that would end within 300 s if they ran alone:
+    ``short_share`` is their share, and ``short_part_of_gain`` their part of our gain over
+    Morphling.
     """
     names = split_list(traces, TRACES)
     contestants = list(dict.fromkeys([*split_list(policies), ours]))

@@ -80,32 +80,38 @@ COUNTS: Final = ("unjudged", "optimal", "feasible", "infeasible", "unknown")
     **{name: ("==", 0) for name in FAULTS},
 )
 def fuzz(
-    cases: Annotated[int, typer.Option(help="Random problems, goals in order and rounds.")] = 2_000,
-    short: Annotated[int, typer.Option(help="Rounds given 5 to 50 ms, or greedy's time.")] = 100,
-    solver: Annotated[str, typer.Option(help="Solver to try.")] = DEFAULT,
+    cases: Annotated[
+        int, typer.Option(help="Number of random problems, goals in order and rounds.")
+    ] = 2_000,
+    short: Annotated[
+        int, typer.Option(help="Number of rounds that are given 5 to 50 ms, or greedy's time.")
+    ] = 100,
+    solver: Annotated[str, typer.Option(help="Solver to test.")] = DEFAULT,
     first: Annotated[int, typer.Option(help="Number of the first case, to repeat one.")] = 0,
     seed: int = 0,
     workers: Workers = None,
     results: ResultsFolder = None,
 ) -> Report:
-    """Solve random problems, goals in order and rounds, and compare the answers with their optimum.
+    """Solve random problems, goals in order and rounds, and compare the answers with the optimum.
 
-    The problems are degenerate, empty, infeasible, huge and tiny ones. Their optimum comes from a dynamic
-    program over what is used, or from CP-SAT where that would be too large; ``unjudged`` are those that
-    neither solves. Each is asked with a gap of 0 or of 1e-9 to 1e-2, with no hint or one that has a greedy
-    answer, or nonsense, and any prices. Half have some record of work, which names solvers with amounts of 0,
-    tiny and large ones; a fifth has next to no time. Three in ten cases are up to four goals in order (sums
-    and levels, with and without tolerances), judged by listing every answer; a quarter of these is solved
-    again with the work that was recorded. Three in twenty are whole rounds with objectives of up to three
-    stages, promises and limits.
+    The problems include degenerate, empty, infeasible, huge and tiny ones. Their optimum comes from
+    a dynamic program over the usage, or from CP-SAT if that would be too large; ``unjudged`` counts
+    those that neither solves. Each is solved with a gap of 0 or of 1e-9 to 1e-2. The hint is
+    absent, a greedy answer or nonsense, with any prices. Half have some record of work, which names
+    solvers with amounts of 0, tiny and large ones; a fifth has next to no time. Three in ten cases
+    are up to four goals in order (sums and levels, with and without tolerances), judged by listing
+    every answer. A quarter of these is solved again with the recorded work. Three in twenty are
+    whole rounds, with objectives of up to three stages, promises and limits.
 
-    ``violations`` are those of the checker, and what an answer takes from a goal beyond its tolerance.
-    ``wrong_bounds`` are below the optimum, or an objective is above it. ``wrong_proofs`` are "optimal", or a
-    gap of 0, that is not, and "infeasible" where there is an answer. ``crashes`` count anything raised, and
-    ``not_repeated`` answers that the same record of work does not give again. ``below_greedy`` are answers
-    that stand below greedy's: among them rounds of up to 300 jobs given 5 to 50 ms, or of up to 3,000 given
-    the time that greedy takes. ``worst_overrun_s`` is by how much the slowest of these missed its time.
-    The table lists each faulty case; ``--first NUMBER --cases 1 --short 0`` runs it again.
+    ``violations`` counts those that the checker finds, and answers that take more from a goal than
+    its tolerance. ``wrong_bounds`` are bounds below the optimum, or objectives above it.
+    ``wrong_proofs`` are answers that are called optimal, or have a gap of 0, but are not optimal,
+    and "infeasible" where there is an answer. ``crashes`` counts everything that was raised.
+    ``not_repeated`` counts answers that the same record of work does not give again.
+    ``below_greedy`` counts answers that are worse than greedy's, including rounds of up to 300 jobs
+    that are given 5 to 50 ms, or of up to 3,000 that are given the time of greedy.
+    ``worst_overrun_s`` is the longest time by which one of these exceeded its limit. The table
+    lists each faulty case; ``--first NUMBER --cases 1 --short 0`` runs it again.
     """
     options = {"solver": solver, "seed": seed}
     tasks = [

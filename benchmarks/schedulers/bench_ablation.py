@@ -81,48 +81,51 @@ def ablation(
     gpus_share: GpusShareOption = 0.25,
     jobs_share: JobsShareOption = 0.25,
     jobs: JobsOption = 200,
-    parts: Annotated[str, typer.Option(help="With commas.")] = ",".join(PARTS),
-    ours: Annotated[str, typer.Option(help="Which of ours.")] = "ilp:jct",
+    parts: Annotated[str, typer.Option(help="Comma-separated parts to run.")] = ",".join(PARTS),
+    ours: Annotated[str, typer.Option(help="The policy of ours.")] = "ilp:jct",
     others: Annotated[
-        str, typer.Option(help="Baselines of the scheduler alone and on GPU types, with commas.")
+        str, typer.Option(help="Comma-separated baselines for `alone` and `types`.")
     ] = ",".join(OTHERS),
     depths: Annotated[str, typer.Option(help="Depths of Arena's search.")] = "1,2,3,4,5",
     queues: Annotated[str, typer.Option(help="Numbers of priority queues.")] = "1,2,4,8",
     types: Annotated[str, typer.Option(help="Numbers of GPU types.")] = "1,2,4",
     heavy: Annotated[
-        float, typer.Option(help="How many times as fast jobs arrive under depths and queues.")
+        float, typer.Option(help="Factor on the arrival rate under `depth` and `queues`.")
     ] = 4.0,
     dp_memory: DpMemoryOption = None,
     seeds: SeedsOption = 3,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Take one thing away at a time, from Arena's policy and from ours; all else stays, truth included.
+    """Remove one component at a time from Arena's policy and from ours. Everything else stays the same.
 
-    ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity a job runs on as many GPUs as
-    it requests; without heterogeneity on the type that it requests; without opportunism nothing starts past
-    a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and are
-    told of one GPU count (``tessera.benchmarks.schedulers.variants.only_as_requested``). Ours knows no
-    blocked jobs, as it starts jobs by value: in the place of opportunism, jobs start in order of arrival
-    (``queue_order``). Without pruning, plan searches take as long as full ones (overheads ``full-search``).
-    Planner and profiler are not in the simulator yet: what rounds know stands for them. Without a planner
-    it is the optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU
-    times GPUs (``tessera.formulation.information``); and there are estimates that are off by 20 % on average.
-    Elsewhere rounds know the truth.
+    ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity, a job runs on the
+    number of GPUs that it requests. Without heterogeneity, it runs on the type that it requests.
+    Without opportunism, no job starts ahead of a blocked job. Arena's policy has switches for
+    these. For ours, jobs are pinned to their types and see a single GPU count
+    (``tessera.benchmarks.schedulers.variants.only_as_requested``). Ours has no blocked jobs,
+    because it starts jobs by value. In place of opportunism, its jobs start in order of arrival
+    (``queue_order``). Without pruning, searches for plans take as long as full ones (overheads
+    ``full-search``). The planner and the profiler are not in the simulator yet, so what rounds know
+    represents them. Without a planner, rounds see the optimum behind the memory gate of data
+    parallelism. Without a profiler, they see the throughput on one GPU times the number of GPUs
+    (``tessera.formulation.information``). A further variant has estimates that are wrong by 20 % on
+    average. Elsewhere, rounds know the true speeds.
 
-    ``alone``: policies that all see data-parallel information and all search in full. ``depth`` and
-    ``queues``: Arena's search depth and the number of priority queues, jobs arriving ``--heavy`` times
-    as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly; ours has ``queue_order`` and
-    ``opportunistic`` there. ``types``: the same jobs and as many GPUs, of 1, 2 and 4 types
-    (``tessera.benchmarks.schedulers.variants.on_fewer_types``).
+    ``alone``: all policies see data-parallel information and pay for full searches. ``depth`` and
+    ``queues``: Arena's search depth and the number of priority queues, while jobs arrive
+    ``--heavy`` times as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly, and
+    ours has ``queue_order`` and ``opportunistic`` there. ``types``: the same jobs on the same
+    number of GPUs, of 1, 2 and 4 types (``tessera.benchmarks.schedulers.variants.on_fewer_types``).
 
-    Ratios are over the run named in ``against``, of the same seeds, with 95 % intervals: mean JCT over the
-    jobs that both finished, to completion, and normalised throughput while jobs arrive. A figure
-    ``jct_loss_POLICY_PART`` is the first less 1, ``throughput_loss_*`` is 1 less the second. Where one of
-    the two left jobs that the other finished (what rounds see says that they run nowhere), mean JCT says
-    nothing: ``unfinished_*`` is their share, in the place of the first. No loss is bound
-    to be positive. Runs that need measured profiles or the memory of data parallelism are left out where
-    these are absent; ``left_out`` counts them.
+    Ratios are relative to the run named in ``against``, with the same seeds and 95 % intervals.
+    They are of mean JCT over the jobs that both finished, to completion, and of normalised
+    throughput while jobs arrive. A figure ``jct_loss_POLICY_PART`` is the first ratio less 1;
+    ``throughput_loss_*`` is 1 less the second. One of the two runs may leave jobs that the other
+    finished, because what rounds see says that they run nowhere. Mean JCT is then meaningless, and
+    ``unfinished_*``, their share, replaces it. No bound says that a loss is positive. Runs that
+    need measured profiles or the memory of data parallelism are left out if these are missing;
+    ``left_out`` counts them.
     """
     chosen = split_list(parts, PARTS)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed

@@ -63,22 +63,22 @@ def estimate_error(
     jobs: JobsOption = 400,
     policies: PoliciesOption = LISTED,
     errors: Annotated[
-        str, typer.Option(help="Mean relative errors, with commas; 0 is always run.")
+        str, typer.Option(help="Comma-separated mean relative errors. 0 is always run.")
     ] = ",".join(map(str, ERRORS)),
     overheads: OverheadsOption = "default",
-    seeds: Annotated[int, typer.Option(min=1, help="Draws of each error.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of draws of each error.")] = 5,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Decide on estimates that are off by 5, 10 and 20 % on average, and measure what that costs.
+    """Decide rounds on estimates that are wrong by 5, 10 and 20 % on average, and measure the loss.
 
-    All policies are told the same estimates, a draw for each seed
-    (``tessera.simulator.truth.perturb_estimates``: log-normal factors of the Cells' times); the
-    jobs, the cluster and the true speeds stay. A loss is relative to the policy's own run on the
-    truth: ``jct_loss_*`` of mean JCT over the jobs that both runs finished, to completion, and
-    ``throughput_loss_*`` of normalised throughput over the horizon, each at the largest error and
-    the mean over seeds; below 0 nothing was lost. Nothing bounds them. The table has all, with 95 %
-    intervals.
+    All policies see the same estimates, drawn once for each seed
+    (``tessera.simulator.truth.perturb_estimates``: log-normal factors on the times of Cells). The
+    jobs, the cluster and the true speeds stay the same. A loss is relative to the policy's own run
+    on the true speeds. ``jct_loss_*`` is the loss of mean JCT over the jobs that both runs
+    finished, to completion. ``throughput_loss_*`` is the loss of normalised throughput over the
+    horizon. Both are means over seeds at the largest error; below 0, nothing was lost. They have no
+    bounds. The table has all errors, with 95 % intervals.
     """
     names = split_list(policies)
     base, seed = replace(work, gpus_share=gpus_share, jobs=jobs), work.seed

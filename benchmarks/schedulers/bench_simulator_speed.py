@@ -53,26 +53,26 @@ class Timed:
 )
 def simulator_speed(
     trace: Annotated[
-        Path | None, typer.Option(help="Trace as CSV, or synthetic; else Philly's.")
+        Path | None, typer.Option(help="CSV of a trace, or `synthetic`. Default: Philly.")
     ] = None,
     profiles: ProfilesOption = None,
     cluster: ClusterOption = None,
-    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs.")] = 1.0,
+    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs to use.")] = 1.0,
     rounds: RoundsOption = 2000,
-    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 400,
+    jobs: Annotated[int, typer.Option(help="Number of synthetic jobs.")] = 400,
     seed: int = 0,
 ) -> Report:
-    """Simulate a week of Philly on 1,280 GPUs, a round each 300 s, one policy after the other.
+    """Simulate a week of Philly on 1,280 GPUs with a round every 300 s, under one policy after the other.
 
-    The jobs are those that arrive within the rounds, all of them, and the rounds end with the horizon.
-    ``ilp_s`` (throughput, at most 60) and ``fcfs_s`` (at most 5) are wall seconds of whole runs in this
-    process, after a dozen rounds to warm up; ``*_cpu_s`` are the processor's, which other programs on the
-    machine disturb less. ``*_decide_share`` is the share of the wall time that rounds took, and the world
-    the rest. ``*_decided`` are the rounds that were decided: under first come, first served the others were
-    known to change nothing, because nothing had happened since a round that changed nothing. The limits are
-    for two cores of a server; Arena's artifact takes 53 s for first come, first served there. Without data
-    sets the jobs are synthetic, and the table says so. Times at other options than the defaults have no
-    bounds.
+    The jobs are all those that arrive within the rounds, and the rounds end with the horizon.
+    ``ilp_s`` (throughput, at most 60) and ``fcfs_s`` (at most 5) are wall seconds of whole runs in
+    this process, after a dozen rounds of warm-up. ``*_cpu_s`` are processor seconds, which other
+    programs on the machine disturb less. ``*_decide_share`` is the share of the wall time that
+    rounds took; the world took the rest. ``*_decided`` is the number of rounds that were decided.
+    Under first come, first served, the other rounds were known to change nothing, because nothing
+    had happened since a round that changed nothing. The limits are for two cores of a server, on
+    which Arena's artifact takes 53 s for first come, first served. Without the data sets the jobs
+    are synthetic, and the table says so. Times with other options than the defaults have no bounds.
     """
     work = _work(trace, profiles, cluster, gpus_share, rounds, jobs, seed)
     scenario = make_scenario(work).scenario

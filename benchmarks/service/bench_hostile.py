@@ -35,11 +35,16 @@ _EXAMPLES = 5
 )
 def hostile(
     load: Annotated[
-        float, typer.Option(help="Share of the full attack.", min=0.001, max=1.0)
+        float, typer.Option(help="Share of the full attack to run.", min=0.001, max=1.0)
     ] = 0.25,
-    seconds: Annotated[float, typer.Option(help="Length of each attack.", min=1.0)] = 12.0,
+    seconds: Annotated[
+        float, typer.Option(help="Length of each attack in seconds.", min=1.0)
+    ] = 12.0,
     kinds: Annotated[
-        str, typer.Option(help=f"Comma-separated: {', '.join(KINDS)}, {TOGETHER}. Default: all.")
+        str,
+        typer.Option(
+            help=f"Comma-separated attacks: {', '.join(KINDS)}, {TOGETHER}. Default: all."
+        ),
     ] = "",
     seed: int = 0,
 ) -> Report:
