@@ -252,7 +252,7 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
     """
     own = [name for name in swept.names if is_ours(name)]
     if not own:
-        raise InvalidInput("policies", f"must have one of ours, e.g. {LOOK_AHEAD}")
+        raise InvalidInput("policies", f"must include one of ours, e.g. {LOOK_AHEAD}")
     ours = LOOK_AHEAD if LOOK_AHEAD in own else own[0]
     kept = swept.pooled(ours, "satisfaction")
     found: dict[str, Figure] = {"mean_satisfaction": float(np.mean(kept))}
@@ -411,17 +411,17 @@ def pictures(swept: Swept) -> list[Plot]:
 
 def _notes(swept: Swept) -> list[str]:
     first = next(iter(swept.runs.values()))[0]
-    notes = [f"Left out are {'; '.join(first.said.splitlines())}."] if first.said else []
+    notes = [f"Dropped jobs: {'; '.join(first.said.splitlines())}."] if first.said else []
     if swept.others:
         best = {
             value: max(swept.others, key=lambda o: swept.satisfied(o, value))
             for value in swept.tightness
         }
-        said = ", ".join(
+        winners = ", ".join(
             f"{display_name(o)} at {value:g} ({swept.satisfied(o, value):.3f})"
             for value, o in best.items()
         )
-        notes.append(f"The best of the others: {said}.")
+        notes.append(f"The best of the other policies: {winners}.")
     return notes
 
 
@@ -444,11 +444,11 @@ def _work(base: Work, tightness: float, seed: int) -> Work:
 def _memory(trace: str, given: Path | None) -> str:
     """Return the file that data-parallel information needs.
 
-    For synthetic jobs, which it does not cover, return "".
+    Return "" for synthetic jobs, which it does not cover.
     """
     if trace == SYNTHETIC and given is None:
         return ""
     found = data_file(given, "arena", "dp_memory.csv")
     if found is None and given is not None:
-        raise MissingData(f"{given} is absent")
+        raise MissingData(f"{given} does not exist")
     return str(found or "")

@@ -100,12 +100,12 @@ def _folder(given: Path | None) -> Path:
         if not given.is_dir():
             raise InvalidInput("data", f"{given} is not a folder; give the one that holds comm.csv")
         return given
-    beside = data_dir()
-    if beside is None or not (beside / "arena" / "comm.csv").is_file():
+    data = data_dir()
+    if data is None or not (data / "arena" / "comm.csv").is_file():
         raise MissingData(
             "needs the measurements of Arena's artifact; give their folder with --data"
         )
-    return beside / "arena"
+    return data / "arena"
 
 
 def _chosen(sections: str) -> list[str]:
@@ -114,6 +114,6 @@ def _chosen(sections: str) -> list[str]:
         names = [name for name in SECTIONS if name not in UNASKED]
     if unknown := [name for name in names if name not in SECTIONS]:
         raise InvalidInput(
-            "sections", f"does not know {', '.join(unknown)}; there are {', '.join(SECTIONS)}"
+            "sections", f"unknown sections {', '.join(unknown)}; choose from {', '.join(SECTIONS)}"
         )
     return names

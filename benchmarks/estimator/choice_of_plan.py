@@ -108,7 +108,7 @@ def learned_compute(cell: Cell, cells: Sequence[Cell]) -> Floats:
 
 
 def other_sizes(cell: Cell, cells: Sequence[Cell]) -> Floats:
-    """Return roofline times, corrected by other sizes of the model, or NaN if there are none."""
+    """Return roofline times, corrected by other sizes of the model, or NaN without any."""
     others = [x for x in cells if x.key[0] == cell.key[0] and x.key[1] != cell.key[1]]
     return _corrected(cell, others)
 

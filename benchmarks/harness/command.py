@@ -96,7 +96,7 @@ def _command(found: Case) -> Callable[..., None]:
 
 def _show(result: dict[str, Any]) -> None:
     if "skipped" in result:
-        out.print(f"{result['bench']}: skipped, {result['skipped']}", highlight=False)
+        out.print(f"{result['bench']}: skipped: {result['skipped']}", highlight=False)
         return
     if rows := result.get("table"):
         for columns in blocks(rows, out.width):

@@ -110,5 +110,5 @@ def numbers(where: str, text: str, fits: Callable[[float], bool], what: str) -> 
     except ValueError:
         found = []
     if not found or not all(fits(one) for one in found):
-        raise InvalidInput(where, f"{text!r} must be {what}, with commas")
+        raise InvalidInput(where, f"must be comma-separated {what}, not {text!r}")
     return tuple(found)

@@ -106,7 +106,9 @@ def network_testbed(
     ]
     if not wanted:
         names = ", ".join(one.name for one in SCENARIOS)
-        raise InvalidInput("--scenarios", f"no name holds {scenarios!r}; there are {names}")
+        raise InvalidInput(
+            "--scenarios", f"no scenario's name contains {scenarios!r}; choose from {names}"
+        )
     table: list[dict[str, Figure | str]] = []
     for at in steps(len(wanted), "scenarios"):
         table += rows(*wanted[at], chosen, window)

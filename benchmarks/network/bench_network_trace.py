@@ -140,9 +140,9 @@ def network_trace(
     previous plan would still be in force.
 
     Which jobs run together changes when a job ends a little earlier, so two runs also differ by
-    chance. Therefore, other plans are judged under plain Crux at each time, on exactly the jobs
-    that then run: those of ``beside``, and its own plan where t is wrong by a factor that each job
-    keeps all its life (``noises``: the standard deviation of its logarithm).
+    chance. Therefore, further mechanisms are judged under plain Crux at each time, on exactly the
+    jobs that then run, and so is its own plan when t is wrong by a factor that each job keeps all
+    its life (``noises``: the standard deviation of its logarithm).
 
     Figures: gains of plain Crux (``crux``) and of ours (``ours``: paths and orders of small groups
     tried on the engine) over ECMP and over the best other mechanism, by network; points of
@@ -156,7 +156,11 @@ def network_trace(
     alone, under = split_list(mechanisms, names()), split_list(stacked, names())
     nets = split_list(fabrics, tuple(FABRICS))
     stack = split_list(schedulers, SCHEDULERS) if schedulers else []
-    errors = [n for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "in [0, 1)") if n > 0]
+    errors = [
+        n
+        for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "numbers from 0 to below 1")
+        if n > 0
+    ]
     judged = tuple(split_list(beside, names())) if beside else ()
 
     def asked(fabric: str, name: str, scheduler: str = ALONE) -> Played:

@@ -200,5 +200,5 @@ def _among(jobs: int, group: tuple[int, ...]) -> Ints:
 def _row(rows: Ints, wanted: Ints, what: str) -> int:
     fits = len(wanted) == rows.shape[1] and (rows == wanted).all(axis=1)
     if not np.any(fits):
-        raise InvalidInput(what, "is none of those that were tried")
+        raise InvalidInput(what, "is not among those that were tried")
     return int(np.argmax(fits))

@@ -131,7 +131,8 @@ SCENARIOS: Final = (
     Scenario(
         name="co-located",
         jobs=(_GPT, ("bert", "bert", _whole(1, 3))),
-        paper="without Crux: GPT's iteration 1.53 s alone, 1.70 s beside BERT; BERT's throughput -7.7 %;"
+        paper="without Crux: GPT's iteration 1.53 s alone, 1.70 s together with BERT; BERT's"
+        " throughput -7.7 %;"
         " utilisation -9.5 %",
     ),
 )

@@ -113,7 +113,7 @@ def draw_case(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
                 torus_sizes=sizes,
                 torus_placement=_placed(counts, rng.permutation(sizes[0] * sizes[1])),
             )
-    raise InvalidInput("ranges", f"gave no case in {TRIES} draws; ask for less load")
+    raise InvalidInput("ranges", f"gave no case in {TRIES} draws; request less load")
 
 
 def on_clos(case: Small, placement: int = 0) -> Contention:
@@ -237,7 +237,7 @@ def _jobs(case: Small, placed: Placement) -> list[NetworkJob]:
 
 
 def _switch_of(topology: Topology) -> Ints:
-    """Return the aggregation switch at which each link begins or ends, or -1 if there is none."""
+    """Return the aggregation switch at which each link begins or ends, or -1 otherwise."""
     tier, e = topology.vertices.tier, topology.links
     found = np.where(tier[e.source] == Tier.AGGREGATION, e.source, -1)
     return np.where(tier[e.target] == Tier.AGGREGATION, e.target, found).astype(np.int64)

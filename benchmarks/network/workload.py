@@ -76,9 +76,9 @@ class Workload:
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         if not (self.days > 0 and self.jobs_a_day > 0 and self.demand > 0 and self.spread >= 0):
-            raise InvalidInput("workload", "must have days, jobs and demand, above 0")
+            raise InvalidInput("workload", "days, jobs and demand must be above 0")
         if not (0 <= self.swing <= 1 and self.largest >= 1):
-            raise InvalidInput("swing", "must lie in [0, 1], and the largest job have GPUs")
+            raise InvalidInput("swing", "must be in [0, 1], and the largest job must have GPUs")
 
     @property
     def sizes(self) -> tuple[list[int], Floats]:

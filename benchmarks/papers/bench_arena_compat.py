@@ -171,7 +171,9 @@ def arena_compat(
     """
     names = [name.strip() for name in policies.split(",")]
     if unknown := [name for name in names if name not in CONTESTANTS]:
-        raise InvalidInput("policies", f"no {unknown}; choose from {', '.join(CONTESTANTS)}")
+        raise InvalidInput(
+            "policies", f"unknown policy {unknown}; choose from {', '.join(CONTESTANTS)}"
+        )
     oddities = without(ARENA, filter(None, (name.strip() for name in honest.split(","))))
     scenario = philly(trace, profiles, rounds)
     memory = (

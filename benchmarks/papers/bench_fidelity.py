@@ -136,7 +136,9 @@ def fidelity(
     groups = sorted({(j.campaign, j.policy) for j in inputs.recorded if j.name in inputs.requests})
     if campaign not in {name for name, _ in groups}:
         known = ", ".join(sorted({name for name, _ in groups}))
-        raise InvalidInput("campaign", f"{campaign!r} has no jobs of the trace; there are {known}")
+        raise InvalidInput(
+            "campaign", f"{campaign!r} has no jobs of the trace; choose from {known}"
+        )
     found = [
         compare_campaign(inputs, name, policy, decide=decide and name == campaign)
         for name, policy in groups
@@ -151,10 +153,10 @@ def fidelity(
     if report is not None:
         page = report_of(
             made,
-            title="The simulator beside the cluster",
+            title="The simulator compared with the cluster",
             options={"campaign": campaign},
             plots=_plots(mine),
-            summary="Recorded allocations replayed, and what explains the difference.",
+            summary="A replay of recorded allocations, and the causes of the difference.",
             notes=_notes(mine),
         )
         write_report(page, report)
@@ -176,7 +178,7 @@ def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None)
     ):
         path = given or (folder / "arena" / name if folder else Path(name))
         if not path.is_file():
-            raise MissingData(f"{path} is absent: name it, or set TESSERA_DATA")
+            raise MissingData(f"{path} does not exist; name it, or set TESSERA_DATA")
         found.append(path)
     requests = read_requests(found[1])
     submitted_s = {name: at_s for name, (at_s, _) in requests.items()}
@@ -314,8 +316,9 @@ def _notes(mine: Sequence[Compared]) -> list[str]:
     for one in mine:
         searches = ", ".join(f"{s:.0f} s on {n}" for n, s in one.overheads.search_s.items())
         notes.append(
-            f"{one.policy}: start {one.overheads.load_s:.0f} s, {one.overheads.save_s:.0f} s more for later"
-            f" starts, search {searches} GPUs; medians over the other policies and campaigns."
+            f"{one.policy}: a start takes {one.overheads.load_s:.0f} s, later starts"
+            f" {one.overheads.save_s:.0f} s"
+            f" more, a search {searches} GPUs (medians over the other policies and campaigns)."
         )
     return notes
 

@@ -162,7 +162,7 @@ def morphling(
     for name in contestants:
         options_of(name)  # before anything runs
     if not is_ours(ours):
-        raise InvalidInput("ours", f"{ours!r} is not of ours; write ilp:OBJECTIVE, e.g. ilp:jct")
+        raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
     works = {trace: Work(trace=trace, rounds=rounds, seed=seed) for trace in names}
     guaranteed = {
         trace: np.array([one.spec.guaranteed for one in make_scenario(work).scenario.arrivals])
@@ -205,7 +205,7 @@ _GAINS: Final = tuple(
 
 
 def mean_jct_h(ran: Ran, which: Bools | None = None) -> float:
-    """Return the mean JCT in hours of the jobs that ended, or NaN if there are none.
+    """Return the mean JCT in hours of the jobs that ended, or NaN without any.
 
     If ``which`` is given, only the jobs in it count.
     """
@@ -323,14 +323,14 @@ def _row(trace: str, policy: str, ran: Ran, promised: Bools) -> dict[str, Figure
 def _notes(figures: Mapping[str, Figure], ours: str) -> list[str]:
     """Return notes that explain the figures."""
     notes = [
-        "Of published results, the paper's were measured on its cluster; the others with the artifact's"
-        " simulator, whose restarts take 260 s where it is not said otherwise."
+        "The paper's published results were measured on its cluster, the others with the artifact's"
+        " simulator, whose restarts take 260 s unless said otherwise."
     ]
     if "short_part_of_gain" in figures:
         notes.append(
-            f"{figures['short_share']:.0%} of the jobs would be over within {SHORT_S:.0f} s if they were"
-            f" alone, and {figures['short_part_of_gain']:.0%} of what {ours} gains on Morphling is theirs:"
-            " a job that waits a few minutes for a large one waits many times its own length."
+            f"{figures['short_share']:.0%} of the jobs would end within {SHORT_S:.0f} s if they ran"
+            f" alone. They account for {figures['short_part_of_gain']:.0%} of the gain of {ours} over"
+            " Morphling: a job that waits a few minutes for a large one waits many times its own length."
         )
     return notes
 
@@ -358,8 +358,8 @@ def _plots(ran: Runs, traces: Sequence[str], ours: str) -> list[Plot]:
         )
         queue = {p: (ran[trace, p].course["at_s"], ran[trace, p].course["waiting"]) for p in shown}
         end_s = max(ran[trace, p].figures["horizon_s"] for p in shown)
-        title = f"Jobs that wait on {trace}"
-        plots.append(over_time(title, queue, label="jobs that wait", end_s=end_s, styles=looks))
+        title = f"Waiting jobs on {trace}"
+        plots.append(over_time(title, queue, label="waiting jobs", end_s=end_s, styles=looks))
     return plots
 
 

@@ -95,7 +95,9 @@ def motivation(
     )
     if report is not None:
         notes = (
-            [] if measured else ["The data sets are absent: rates are samples, not measurements."]
+            []
+            if measured
+            else ["The data sets are missing, so rates are samples, not measurements."]
         )
         page = report_of(
             made,
@@ -103,7 +105,7 @@ def motivation(
             options={"profiles": measured or "samples"},
             notes=notes,
             plots=list(_plots(tables)),
-            summary="What each policy chooses in the papers' opening cases.",
+            summary="The decisions of each policy in the papers' opening cases.",
         )
         write_report(page, report)
     return made

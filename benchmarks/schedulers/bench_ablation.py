@@ -164,7 +164,7 @@ def ablation(
             options=options,
             seeds=list(drawn),
             plots=list(_plots(runs)),
-            summary="What each part of Arena's policy and of ours is worth.",
+            summary="The contribution of each component of Arena's policy and of ours.",
         )
         write_report(page, report)
     return made
@@ -187,7 +187,7 @@ def whole(text: str) -> tuple[int, ...]:
 
     Raises InvalidInput.
     """
-    found = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "whole numbers from 1 on")
+    found = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "positive whole numbers")
     return tuple(map(int, found))
 
 
@@ -306,15 +306,15 @@ def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
     ]
     never = f" Jobs that never finished, over all seeds: {'; '.join(left)}." if left else ""
     if len(alike) < len(rows):
-        never += " Where the two runs finished different jobs there is no bar of JCT."
+        never += " There is no bar of JCT if the two runs finished different jobs."
     return bars(
         title,
         {
-            "mean JCT (less is better)": {name: both[name][0] for name in alike},
-            "throughput (more is better)": {name: found[1] for name, found in both.items()},
+            "mean JCT (lower is better)": {name: both[name][0] for name in alike},
+            "throughput (higher is better)": {name: found[1] for name, found in both.items()},
         },
         label=label,
-        caption="JCT over the jobs that both finished, to completion; lines are 95 % intervals over seeds."
+        caption="JCT over the jobs that both finished, to completion. Lines are 95 % intervals over seeds."
         f"{never}",
     )
 

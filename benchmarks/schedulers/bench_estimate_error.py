@@ -110,7 +110,7 @@ def estimate_error(
             options=options,
             seeds=list(drawn),
             plots=plots(losses),
-            summary="What policies lose when they decide on estimates that are off.",
+            summary="The loss of policies that decide on wrong estimates.",
         )
         write_report(page, report)
     return made
@@ -123,7 +123,7 @@ def error_sizes(text: str) -> list[float]:
     """
     found = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
     if found == (0.0,):
-        raise InvalidInput("errors", "must have numbers above 0")
+        raise InvalidInput("errors", "must include numbers above 0")
     return [size for size in found if size]
 
 
@@ -195,7 +195,7 @@ def plots(losses: Losses) -> list[Plot]:
                 y_label=f"{what} lost",
                 percent=True,
                 styles=looks,
-                caption="Relative to the same policy's run on the truth; bands are 95 % intervals"
+                caption="Relative to the same policy's run on the true speeds. Bands are 95 % intervals"
                 " over draws.",
             )
         )

@@ -50,8 +50,8 @@ from tessera.simulator.sweeps.runner import Sweep
 Varied = Literal["load", "life", "large"]
 SWEEPS: Final[tuple[Varied, ...]] = get_args(Varied)
 LABELS: Final[Mapping[Varied, str]] = {
-    "load": "times as many arrivals an hour",
-    "life": "times as many iterations",
+    "load": "factor on the arrival rate",
+    "life": "factor on the iterations",
     "large": "share of jobs with large models",
 }
 POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
@@ -163,7 +163,7 @@ def load(
             options=options,
             seeds=list(drawn),
             plots=list(_plots(found)),
-            summary="How policies fare while jobs come faster, last longer, or are of larger models.",
+            summary="Policies while jobs arrive faster, last longer or train larger models.",
         )
         write_report(page, report)
     return made
@@ -218,7 +218,7 @@ def points_of(where: str, text: str) -> tuple[float, ...]:
 def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
     """Return ``text``. Raises InvalidInput if it is not one of ``known``."""
     if text not in known:
-        raise InvalidInput(where, f"{text!r} is not known; choose one of {', '.join(known)}")
+        raise InvalidInput(where, f"{text!r} is unknown; choose from {', '.join(known)}")
     return text
 
 
@@ -326,7 +326,7 @@ def _plots(found: Found) -> Iterator[Plot]:
                 x_label=LABELS[sweep],
                 y_label=label,
                 styles=looks,
-                caption=f"{said} Intervals are of 95 % over seeds.",
+                caption=f"{said} Intervals are 95 % over seeds.",
             )
 
 

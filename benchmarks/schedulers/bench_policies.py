@@ -138,7 +138,7 @@ def policies(
         for share in shares(gpus_share)
     ]
     if not any(is_ilp(name) for name in names):
-        raise InvalidInput("policies", "must have one of ours to compare, e.g. ilp:jct")
+        raise InvalidInput("policies", "must include one of ours to compare, e.g. ilp:jct")
     costs = Asked(work=base, policy="", overheads=overheads, judge_every=judge_every)
     check(
         (policy_run(costs, group, name, seed, mapped=False) for group in groups for name in names),
@@ -254,10 +254,10 @@ def _notes(
     for group, by_policy in by_group.items():
         said = next(iter(by_policy.values()))[0].said
         if said:
-            notes.append(f"{group.name}: left out are {'; '.join(said.splitlines())}.")
+            notes.append(f"{group.name}: dropped jobs: {'; '.join(said.splitlines())}.")
         stuck = [name for name, runs in by_policy.items() if any(r.figures["stuck"] for r in runs)]
         if stuck:
-            notes.append(f"{group.name}: {', '.join(stuck)} left jobs that nothing would start.")
+            notes.append(f"{group.name}: {', '.join(stuck)} left jobs that would never start.")
         best, figures = headline(by_policy, bounds[group])
         shown = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
         notes.append(f"{group.name}: our best is {best}; {shown}.")

@@ -89,7 +89,7 @@ def campaign_of(
     """
     for job in jobs:
         if arrivals[job.name][1].workload != job.workload:
-            raise InvalidInput("trace", f"has another {job.name} than the testbed ran")
+            raise InvalidInput("trace", f"has a different {job.name} than in the testbed")
     jobs = sorted(jobs, key=lambda job: (arrivals[job.name][0], job.name))
     came = [
         Arrival(

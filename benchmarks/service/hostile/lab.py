@@ -172,7 +172,7 @@ class Lab:
                 )
                 >= NODES
             ),
-            f"the agent of {cluster} is heard",
+            f"the agent of {cluster} has reported",
         )
 
     @staticmethod
@@ -180,7 +180,7 @@ class Lab:
         until_s = time.monotonic() + SETTLE_WITHIN_S
         while not condition():
             if time.monotonic() > until_s:
-                raise TimeoutError(f"in vain: {what}")
+                raise TimeoutError(f"not within the time limit: {what}")
             time.sleep(0.05)
 
     def restart_server(self) -> None:
