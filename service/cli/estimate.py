@@ -180,9 +180,8 @@ def estimate(
     every: Annotated[
         bool,
         _option(
-            "Estimate on all GPU types of the cluster, of --hardware or of the catalogue, and on"
-            " half, all and"
-            " twice the GPUs.",
+            "Estimate on all GPU types of the cluster, of --hardware or of the catalogue, and on half,"
+            " once and twice the number of GPUs.",
             "--all",
         ),
     ] = False,

@@ -189,7 +189,7 @@ def test_profiles_of_types_that_the_cluster_lacks_are_refused_or_skipped(
     assert "the cluster lacks h100, v100 (it has a100)" in refused
     assert "--skip-unknown-types" in refused
     done = tessera("import", "profiles", str(file), "--skip-unknown-types").stderr
-    assert "2 estimates left out: the cluster lacks h100, v100" in done
+    assert "2 estimates skipped: the cluster lacks h100, v100" in done
     assert "3 estimates imported" in done
     file.write_text(PROFILES.replace("a100", "h100"))
     only = tessera("import", "profiles", str(file), "--skip-unknown-types", code=2).stderr
@@ -271,7 +271,7 @@ def test_a_cell_has_one_estimate_on_the_server_and_on_the_command_line(
     here = tessera(*asked, "-c", "fat", "--json")
     found = {c["pipeline_degree"]: c["iter_time_s"] for c in json.loads(here.stdout)["cells"]}
     assert found == pytest.approx({d: s for d, s in server.items() if s}, rel=1e-12)
-    assert f"nodes of 16 a100, as on cluster fat at {address}" in here.stderr
+    assert f"nodes of 16 x a100, as in cluster fat at {address}" in here.stderr
     apart = json.loads(tessera(*asked, "--offline", "--json").stdout)["cells"]
     assert {c["nodes"] for c in apart} == {2}
     assert min(c["iter_time_s"] for c in apart) > min(found.values())

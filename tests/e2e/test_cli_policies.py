@@ -18,7 +18,20 @@ def test_tenants_are_applied_listed_and_deleted(tessera: Tessera) -> None:
     tessera("tenants", "apply", "-f", "-", stdin=TENANTS)
     head, nlp, vision = tessera("tenants", "list").stdout.splitlines()
     assert head.split() == ["TENANT", "WEIGHT", "QUOTAS", "BORROWS", "LENDS"]
-    assert nlp.split() == ["nlp", "2", "6", "of", "a100,", "8", "of", "any", "type", "0", "yes"]
+    assert nlp.split() == [
+        "nlp",
+        "2",
+        "6",
+        "x",
+        "a100,",
+        "8",
+        "GPUs",
+        "of",
+        "any",
+        "type",
+        "0",
+        "yes",
+    ]
     assert vision.split() == ["vision", "1", "any", "number", "yes"]
     too_much = TENANTS.replace("vision: {}", "vision: {quotas: {a100: 3}}")
     refused = tessera("tenants", "apply", "-f", "-", stdin=too_much, code=1).stderr

@@ -199,7 +199,7 @@ def test_an_executor_with_different_times_fails_the_command(
 
 
 def test_a_trace_of_durations_runs_once_its_models_are_drawn(simulate: Simulate) -> None:
-    assert "--redraw: is needed" in simulate(DURATIONS, *SMALL, code=2).stderr
+    assert "--redraw: is required" in simulate(DURATIONS, *SMALL, code=2).stderr
     found = told(simulate(DURATIONS, *SMALL, *FREE, "--redraw", "--json"))
     assert found["policies"][0]["completed"] == 2
 
@@ -265,10 +265,10 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(options: tuple[str, ...], sa
 def test_a_trace_needs_profiles_and_a_cluster(tmp_path: Path) -> None:
     trace, profiles = tmp_path / "trace.csv", tmp_path / "profiles.csv"
     trace.write_text(TWO)
-    assert "--profiles: is needed" in invoked(str(trace), *SMALL, code=2).stderr
+    assert "--profiles: is required" in invoked(str(trace), *SMALL, code=2).stderr
     profiles.write_text(PROFILES)
     named = (str(trace), "--profiles", str(profiles))
-    assert "--cluster, --nodes: one is needed" in invoked(*named, code=2).stderr
+    assert "--cluster, --nodes: one is required" in invoked(*named, code=2).stderr
     profiles.write_text(PROFILES.replace("2.0", "0"))
     assert (
         "profiles.csv line 2, column iter_time_s: must be" in invoked(*named, *SMALL, code=2).stderr
