@@ -235,8 +235,8 @@ def _swept(
         for value in values
         for k in drawn
     }
-    found = runs_of(tasks, sweep)
-    runs = {(n, v): [found[n, v, k] for k in drawn] for n in asked for v in values}
+    result = runs_of(tasks, sweep)
+    runs = {(n, v): [result[n, v, k] for k in drawn] for n in asked for v in values}
     return Swept(runs=runs, names=tuple(asked), tightness=values)
 
 
@@ -255,54 +255,54 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
         raise InvalidInput("policies", f"must include one of ours, e.g. {LOOK_AHEAD}")
     ours = LOOK_AHEAD if LOOK_AHEAD in own else own[0]
     kept = swept.pooled(ours, "satisfaction")
-    found: dict[str, Figure] = {"mean_satisfaction": float(np.mean(kept))}
-    found |= _beside_elasticflow(swept, ours) | _margins(swept, ours)
+    result: dict[str, Figure] = {"mean_satisfaction": float(np.mean(kept))}
+    result |= _beside_elasticflow(swept, ours) | _margins(swept, ours)
     if MYOPIC in own and ours != MYOPIC:
-        found["look_ahead_vs_myopic"] = ratio_interval(
+        result["look_ahead_vs_myopic"] = ratio_interval(
             kept, swept.pooled(MYOPIC, "satisfaction")
         ).value
     runs = [one for name in own for value in swept.tightness for one in swept.runs[name, value]]
-    found["admitted_missed"] = int(sum(r.figures["deadlines_missed_admitted"] for r in runs))
-    found["admitted_by_ours"] = int(sum(r.figures["deadlines_admitted"] for r in runs))
-    return found
+    result["admitted_missed"] = int(sum(r.figures["deadlines_missed_admitted"] for r in runs))
+    result["admitted_by_ours"] = int(sum(r.figures["deadlines_admitted"] for r in runs))
+    return result
 
 
 def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
     """Return the gains of ``ours`` over ElasticFlow, if that ran."""
-    kept, found = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
+    kept, result = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
     for baseline, key in ((PAPER, "gain_vs_elasticflow"), (ELASTICFLOW, "gain_same_information")):
         if baseline in swept.names:
             gain = ratio_interval(kept, swept.pooled(baseline, "satisfaction"))
-            found[key] = gain.value
+            result[key] = gain.value
             if not math.isnan(gain.low):
-                found |= {f"{key}_low": gain.low, f"{key}_high": gain.high}
+                result |= {f"{key}_low": gain.low, f"{key}_high": gain.high}
     baseline = PAPER if PAPER in swept.names else ELASTICFLOW
     if baseline in swept.names:
-        found |= {
+        result |= {
             "jct_gain_vs_elasticflow": 1 - _mean_of(swept, ours, baseline, "jct"),
             "throughput_vs_elasticflow": _mean_of(swept, ours, baseline, "throughput"),
             "peak_throughput_vs_elasticflow": ratio_interval(
                 swept.pooled(ours, "throughput_peak"), swept.pooled(baseline, "throughput_peak")
             ).value,
         }
-    return found
+    return result
 
 
 def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
     """Return the smallest margins of ``ours`` and of the planned policy over the best other one."""
-    found: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     if not swept.others:
-        return found
+        return result
     margin, at = _worst_margin(swept, ours)
-    found |= {"worst_margin_vs_any": margin, "worst_margin_tightness": at}
+    result |= {"worst_margin_vs_any": margin, "worst_margin_tightness": at}
     if PLANNED in swept.names and ours != PLANNED:
         margin, at = _worst_margin(swept, PLANNED)
-        found |= {
+        result |= {
             "planned_satisfaction": float(np.mean(swept.pooled(PLANNED, "satisfaction"))),
             "planned_worst_margin_vs_any": margin,
             "planned_worst_margin_tightness": at,
         }
-    return found
+    return result
 
 
 def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
@@ -331,11 +331,11 @@ def _mean_of(swept: Swept, ours: str, baseline: str, what: str) -> float:
 
 def table_of(swept: Swept) -> list[dict[str, Figure | str]]:
     """Return a row for each tightness and policy, sorted by satisfaction."""
-    found = []
+    result = []
     for value in swept.tightness:
         rows = [_row(swept, name, value) for name in swept.names]
-        found += sorted(rows, key=lambda row: -float(row["satisfaction"]))
-    return found
+        result += sorted(rows, key=lambda row: -float(row["satisfaction"]))
+    return result
 
 
 def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
@@ -448,7 +448,7 @@ def _memory(trace: str, given: Path | None) -> str:
     """
     if trace == SYNTHETIC and given is None:
         return ""
-    found = data_file(given, "arena", "dp_memory.csv")
-    if found is None and given is not None:
+    result = data_file(given, "arena", "dp_memory.csv")
+    if result is None and given is not None:
         raise MissingData(f"{given} does not exist")
-    return str(found or "")
+    return str(result or "")

@@ -139,18 +139,18 @@ def deadlines(
     missed, broken = 0, 0
     for index in steps(seeds, "loads"):
         load = draw_overload(seed + index, jobs, overload, node_gpus)
-        found = {mode: drive(load, mode) for mode in ("myopic", "look-ahead")}
-        missed += sum(d.missed for d in found.values())
-        broken += sum(d.violations for d in found.values())
+        result = {mode: drive(load, mode) for mode in ("myopic", "look-ahead")}
+        missed += sum(d.missed for d in result.values())
+        broken += sum(d.violations for d in result.values())
         table.append(
             {
                 "load": seed + index,
-                "myopic": found["myopic"].met,
-                "lookahead": found["look-ahead"].met,
-                "admitted_myopic": found["myopic"].admitted,
-                "admitted_lookahead": found["look-ahead"].admitted,
-                "rounds": found["look-ahead"].rounds,
-                "unproven": found["look-ahead"].unproven,
+                "myopic": result["myopic"].met,
+                "lookahead": result["look-ahead"].met,
+                "admitted_myopic": result["myopic"].admitted,
+                "admitted_lookahead": result["look-ahead"].admitted,
+                "rounds": result["look-ahead"].rounds,
+                "unproven": result["look-ahead"].unproven,
             }
         )
     myopic = np.array([row["myopic"] for row in table], dtype=np.int64)
@@ -195,7 +195,7 @@ def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> 
     wanted = rng.uniform(0.3, 1.7, jobs) * ROUND_S * 16
     horizon_s = float(wanted.sum()) / sum(GPUS) / overload
     arrivals = BEGIN_S + np.sort(rng.uniform(0, horizon_s, jobs))
-    found = []
+    result = []
     for j in range(jobs):
         workload, restart_s = int(rng.integers(4)), float(rng.choice([0, 30, 90]))
         lean = max(rate[workload, k, n] / n for k in (0, 1) for n in COUNTS)
@@ -203,7 +203,7 @@ def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> 
         quickest_s = work / max(rate[workload, k, n] for k in (0, 1) for n in COUNTS) + restart_s
         # the job is seen in the first round after its arrival
         ready_s = math.ceil(arrivals[j] / ROUND_S) * ROUND_S
-        found.append(
+        result.append(
             Arriving(
                 name=f"job-{j}",
                 workload=workload,
@@ -213,7 +213,7 @@ def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> 
                 restart_s=restart_s,
             )
         )
-    return Load(nodes=nodes, rate=rate, jobs=tuple(found))
+    return Load(nodes=nodes, rate=rate, jobs=tuple(result))
 
 
 def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options: Any) -> Driven:
@@ -258,13 +258,13 @@ def _commit(
 ) -> dict[str, list[dict[str, Any]]]:
     for run, decision in zip(there, outcome.decisions, strict=True):
         _decided(run, decision, now_s)
-    found: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, list[dict[str, Any]]] = {}
     if outcome.admission is not None:
         legs = outcome.admission.legs
         for index in range(len(legs)):
             row = legs.row(index)
-            found.setdefault(there[row.pop("job")].job.name, []).append(row)
-    return found
+            result.setdefault(there[row.pop("job")].job.name, []).append(row)
+    return result
 
 
 def _decided(run: Running, decision: Decision, now_s: float) -> None:

@@ -85,13 +85,13 @@ def estimator(
     """
     folder = _folder(data)
     chosen = _chosen(sections)
-    found: list[Section] = []
+    result: list[Section] = []
     for i in steps(len(chosen), "estimator"):
-        found.append(SECTIONS[chosen[i]](folder, range(seeds)))
+        result.append(SECTIONS[chosen[i]](folder, range(seeds)))
     figures: dict[str, Figure] = {}
-    for part in found:
+    for part in result:
         figures |= part.figures
-    table = [row for part in found for row in part.rows] if rows else []
+    table = [row for part in result for row in part.rows] if rows else []
     return Report(seed=0, figures=figures, table=table)
 
 

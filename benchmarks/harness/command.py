@@ -127,14 +127,14 @@ def blocks(rows: list[dict[str, Any]], width: int) -> list[list[str]]:
     def needs(column: str) -> int:
         return 2 + max(len(column), *(len(_cell(row.get(column, ""))) for row in rows))
 
-    found, left = [[first]], width - needs(first)
+    result, left = [[first]], width - needs(first)
     for column in others:
-        if needs(column) > left and len(found[-1]) > 1:
-            found.append([first])
+        if needs(column) > left and len(result[-1]) > 1:
+            result.append([first])
             left = width - needs(first)
-        found[-1].append(column)
+        result[-1].append(column)
         left -= needs(column)
-    return found
+    return result
 
 
 def _cell(value: Any) -> str:

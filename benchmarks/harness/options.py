@@ -106,9 +106,9 @@ def numbers(where: str, text: str, fits: Callable[[float], bool], what: str) -> 
         InvalidInput: a part is not a number or does not fit; the message demands ``what``.
     """
     try:
-        found = sorted({float(part) for part in split_list(text)})
+        result = sorted({float(part) for part in split_list(text)})
     except ValueError:
-        found = []
-    if not found or not all(fits(one) for one in found):
+        result = []
+    if not result or not all(fits(one) for one in result):
         raise InvalidInput(where, f"must be comma-separated {what}, not {text!r}")
-    return tuple(found)
+    return tuple(result)

@@ -77,8 +77,8 @@ def network_control(
     took_s = time.perf_counter() - began_s
     parts = {d.job: d for d in outcome.decisions}
     sent, plain = (
-        sum(map(_bytes, _messages(topology, snapshot, running[:-1], found, outcome.levels)))
-        for found in (parts, None)
+        sum(map(_bytes, _messages(topology, snapshot, running[:-1], result, outcome.levels)))
+        for result in (parts, None)
     )
     traffic = _sent_bytes_per_s(topology, gangs, sends, parts)
     share = sent / traffic
@@ -215,10 +215,10 @@ def _messages(
         )
         for node, _ in r.gang.members:
             here[node].append(gang)
-    found: list[agents_pb2.ServerMessage | agents_pb2.AgentMessage] = []
+    result: list[agents_pb2.ServerMessage | agents_pb2.AgentMessage] = []
     for host, gangs in zip(topology.hosts, here, strict=True):
         state = Desired(revision=10**6, gangs=tuple(gangs), network_levels=levels if parts else 0)
-        found.append(agents_pb2.ServerMessage(desired=of_desired(state, {host}), lease_from_s=1e6))
+        result.append(agents_pb2.ServerMessage(desired=of_desired(state, {host}), lease_from_s=1e6))
         seen = [
             agents_pb2.ObservedGang(
                 job=gang.spec.name,
@@ -230,12 +230,12 @@ def _messages(
             )
             for gang in gangs
         ]
-        found.append(
+        result.append(
             agents_pb2.AgentMessage(
                 observed=agents_pb2.Observed(gangs=seen, revision=10**6), said_s=1e6
             )
         )
-    return found
+    return result
 
 
 def _bytes(message: agents_pb2.ServerMessage | agents_pb2.AgentMessage) -> int:

@@ -134,7 +134,7 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
         demand, order = demand_of(network, plan.chosen), plan.order
     else:
         demand, order = graph, order_of(graph.intensity)
-    found, row["compress_s"], row["compress_cpu_s"] = _timed(
+    result, row["compress_s"], row["compress_cpu_s"] = _timed(
         lambda: compression_of(demand, order, s.levels, samples=s.samples, seed=s.seed), s.repeats
     )
     dag, row["dag_s"], _ = _timed(lambda: dag_of(demand, order), s.repeats)
@@ -153,8 +153,8 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
         "largest": int(largest),
         "urgency_lost": dag.lost(one.level) / stake,
         "orders_lost": dag.lost(best.level) / stake,
-        "lost": found.lost / stake,
-        "proven": found.proven,
+        "lost": result.lost / stake,
+        "proven": result.proven,
         **_beside_plain(dag, s.levels, s.repeats),
     }
 
@@ -175,7 +175,7 @@ def _timed(work: Callable[[], Found], repeats: int) -> tuple[Found, float, float
     wall_s, cpu_s = [], []
     for _ in range(repeats):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        found = work()
+        result = work()
         wall_s.append(time.perf_counter() - began_s)
         cpu_s.append(time.process_time() - began_cpu_s)
-    return found, statistics.median(wall_s), statistics.median(cpu_s)
+    return result, statistics.median(wall_s), statistics.median(cpu_s)

@@ -123,7 +123,7 @@ def rows(
     met, _ = contention(network, jobs)
     alone = best_alone(network, jobs)
     ecmp = np.stack([_rates(met, "ecmp", draw, window) for draw in range(window.draws)])
-    found: list[dict[str, Figure | str]] = []
+    result: list[dict[str, Figure | str]] = []
     for name in ("ecmp", *names):
         rate = np.stack([_rates(met, name, draw, window) for draw in range(window.draws)])
         shown: dict[str, Figure | str] = {
@@ -132,7 +132,7 @@ def rows(
             "mechanism": name,
         }
         work, before = rate @ met.work_flop, ecmp @ met.work_flop
-        found.append(
+        result.append(
             shown
             | {
                 "job": "all",
@@ -146,7 +146,7 @@ def rows(
         )
         for at, job in enumerate(met.jobs):
             took_s = 1 / rate[:, at].mean()
-            found.append(
+            result.append(
                 shown
                 | {
                     "job": job,
@@ -155,7 +155,7 @@ def rows(
                     "jct": float(took_s * ecmp[:, at].mean() - 1),
                 }
             )
-    return found
+    return result
 
 
 def best_alone(network: Topology, jobs: Sequence[NetworkJob]) -> Floats:
@@ -184,18 +184,18 @@ def _rates(met: Contention, name: str, draw: int, window: Window) -> Floats:
 
 def _figures(table: Sequence[Mapping[str, Figure | str]]) -> dict[str, Figure]:
     gains: dict[str, list[float]] = {}
-    found: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     for row in table:
         kind = str(row["scenario"]).split(",")[0].lower().replace(" ", "_").replace("-", "_")
         way, label = str(row["variant"]), LABELS.get(str(row["mechanism"]))
         if row["job"] == "all" and label:
             gains.setdefault(f"{way}_{kind}_{label}_gain", []).append(float(row["gain"]))
         if row["job"] == "gpt" and kind == "co_located" and row["mechanism"] == "ecmp":
-            found[f"{way}_gpt_alone_s"] = float(row["alone_s"])
-            found[f"{way}_gpt_beside_bert_s"] = float(row["iteration_s"])
+            result[f"{way}_gpt_alone_s"] = float(row["alone_s"])
+            result[f"{way}_gpt_beside_bert_s"] = float(row["iteration_s"])
     for key, values in gains.items():
         if min(values) < max(values):
-            found |= {f"{key}_least": min(values), f"{key}_most": max(values)}
+            result |= {f"{key}_least": min(values), f"{key}_most": max(values)}
         else:
-            found[key] = values[0]
-    return found
+            result[key] = values[0]
+    return result

@@ -180,8 +180,8 @@ def network_trace(
 
     wanted = [asked(net, name) for net in nets for name in alone]
     wanted += [asked(nets[0], name, scheduler=way) for way in stack for name in under]
-    found = sweep.run([one.task() for one in wanted])
-    runs = {one: found[one.name] for one in wanted}
+    result = sweep.run([one.task() for one in wanted])
+    runs = {one: result[one.name] for one in wanted}
     return Report(seed=seed, figures=figures(runs), table=rows(runs))
 
 
@@ -207,7 +207,7 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
 def figures(runs: Runs) -> dict[str, Figure]:
     """Return the gains, the loss to compression and the loss to noise."""
     done = {(o.fabric, o.scheduler, o.mechanism): run for o, run in runs.items()}
-    found: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     losses = []
     for fabric in dict.fromkeys(one.fabric for one in runs):
         key = _key(fabric)
@@ -215,31 +215,33 @@ def figures(runs: Runs) -> dict[str, Figure]:
         others = {m: x for m, x in flop.items() if not m.startswith("crux")}
         for label, name in (("crux", PLAIN), ("ours", OURS)):
             if name in flop and others:
-                found[f"{key}_{label}_gain_over_best_other"] = flop[name] / max(others.values()) - 1
+                result[f"{key}_{label}_gain_over_best_other"] = (
+                    flop[name] / max(others.values()) - 1
+                )
             if name in flop and "ecmp" in flop:
                 run, ecmp = done[fabric, ALONE, name], done[fabric, ALONE, "ecmp"]
-                found[f"{key}_{label}_gain"] = flop[name] / flop["ecmp"] - 1
-                found[f"{key}_{label}_points"] = 100 * (run["of_held"] - ecmp["of_held"])
+                result[f"{key}_{label}_gain"] = flop[name] / flop["ecmp"] - 1
+                result[f"{key}_{label}_points"] = 100 * (run["of_held"] - ecmp["of_held"])
         beside = done[fabric, ALONE, PLAIN]["beside_flop"] if PLAIN in flop else {}
         for name, other in beside.items():
             if name == UNCOMPRESSED:
                 losses.append(1 - flop[PLAIN] / other)
             elif name in names():
-                found[f"{key}_beside_{_key(name)}_gain"] = flop[PLAIN] / other - 1
+                result[f"{key}_beside_{_key(name)}_gain"] = flop[PLAIN] / other - 1
             else:
-                found[f"{name.replace(' ', '_')}_loss"] = 1 - other / flop[PLAIN]
+                result[f"{name.replace(' ', '_')}_loss"] = 1 - other / flop[PLAIN]
     if losses:
-        found["compression_loss"] = max(losses)
+        result["compression_loss"] = max(losses)
     for (fabric, scheduler, name), run in done.items():
         label = {PLAIN: "crux", OURS: "ours"}.get(name, "")
         if label and scheduler != ALONE and (fabric, scheduler, "ecmp") in done:
             over = run["flop"] / done[fabric, scheduler, "ecmp"]["flop"] - 1
-            found[f"{scheduler}_{label}_gain"] = over
+            result[f"{scheduler}_{label}_gain"] = over
     ours = [run for (_, _, name), run in done.items() if name == OURS]
     if ours:
-        found["replan_worst_s"] = max(run["slowest_plan_s"] for run in ours)
-    found["jobs"] = max(run["statistics"]["jobs"] for run in runs.values())
-    return found
+        result["replan_worst_s"] = max(run["slowest_plan_s"] for run in ours)
+    result["jobs"] = max(run["statistics"]["jobs"] for run in runs.values())
+    return result
 
 
 def _key(name: str) -> str:
@@ -261,12 +263,12 @@ def _common_jct_s(runs: Runs) -> dict[Played, np.ndarray]:
     together: dict[tuple[str, str], list[Played]] = {}
     for one in runs:
         together.setdefault((one.fabric, one.scheduler), []).append(one)
-    found: dict[Played, np.ndarray] = {}
+    result: dict[Played, np.ndarray] = {}
     for group in together.values():
         jct_s = np.array([_floats(runs[one]["jct_s"]) for one in group])
         ended = np.isfinite(jct_s).all(axis=0)
-        found |= {one: jct_s[at, ended] for at, one in enumerate(group)}
-    return found
+        result |= {one: jct_s[at, ended] for at, one in enumerate(group)}
+    return result
 
 
 def _floats(values: Sequence[float | None]) -> list[float]:

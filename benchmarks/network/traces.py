@@ -152,8 +152,8 @@ class Network:
         placed = NetworkJob(
             name=name, gang=tuple((hosts[h], at) for h, at in gang.members), traffic=traffic
         )
-        found, _ = contention(self._topology, [placed], routes=self._routes)
-        return found.with_background(self._background) if self._background.any() else found
+        result, _ = contention(self._topology, [placed], routes=self._routes)
+        return result.with_background(self._background) if self._background.any() else result
 
 
 def mismeasure_times(c: Contention, noise: float, seed: int) -> Contention:

@@ -179,13 +179,13 @@ def arena_compat(
     memory = (
         optimum_behind_gate(dp_memory) if gate and any(CONTESTANTS[n].gate for n in names) else None
     )
-    found, took_s = {}, {}
+    result, took_s = {}, {}
     for name in names:
         began_s = time.perf_counter()
-        found[name] = ran(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
+        result[name] = ran(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
         took_s[name] = time.perf_counter() - began_s
     same_work = rounds == ROUNDS and len(scenario.arrivals) == JOBS
-    table = [row(n, r, _padding(found, same_work), same_work) for n, r in found.items()]
+    table = [row(n, r, _padding(result, same_work), same_work) for n, r in result.items()]
     for line, name in zip(table, names, strict=True):
         line["seconds"] = took_s[name]
     figures: dict[str, Figure] = {
@@ -208,7 +208,7 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
         MissingData: a file is absent.
     """
     types, nodes = arena_table1()
-    found = [
+    result = [
         Arrival(
             a.arrival_s, replace(a.spec, deadline_s=math.inf)
         )  # deadlines are on the trace's clock
@@ -216,7 +216,7 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
         if a.arrival_s <= rounds * ROUND_S
     ]
     measured = require_data_file(profiles, "arena", "alpa_optimal.csv")
-    return Scenario(gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=found)
+    return Scenario(gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=result)
 
 
 def optimum_behind_gate(dp_memory: Path | None) -> Information:
@@ -301,7 +301,7 @@ def row(
 
 
 def _beside(line: dict[str, Figure | str], stored: Stored) -> dict[str, Figure | str]:
-    found: dict[str, Figure | str] = {}
+    result: dict[str, Figure | str] = {}
     for ours, theirs in (
         ("finished", "finished"),
         ("mean_jct", "mean_jct_s"),
@@ -310,9 +310,9 @@ def _beside(line: dict[str, Figure | str], stored: Stored) -> dict[str, Figure |
         ("peak_throughput", "peak_throughput"),
     ):
         value = float(getattr(stored, theirs))
-        found[f"artifact_{theirs}"] = value
-        found[f"{ours}_deviation"] = float(line[theirs]) / value - 1.0
-    return found
+        result[f"artifact_{theirs}"] = value
+        result[f"{ours}_deviation"] = float(line[theirs]) / value - 1.0
+    return result
 
 
 def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

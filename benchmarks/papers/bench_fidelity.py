@@ -139,15 +139,15 @@ def fidelity(
         raise InvalidInput(
             "campaign", f"{campaign!r} has no jobs of the trace; choose from {known}"
         )
-    found = [
+    result = [
         compare_campaign(inputs, name, policy, decide=decide and name == campaign)
         for name, policy in groups
     ]
-    mine = [one for one in found if one.campaign == campaign]
+    mine = [one for one in result if one.campaign == campaign]
     made = Report(
         seed=0,
         figures=_figures(inputs, mine),
-        table=_table(found),
+        table=_table(result),
         waived=frozenset() if campaign == MAIN else frozenset({"jct_error", "throughput_error"}),
     )
     if report is not None:
@@ -170,7 +170,7 @@ def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None)
         MissingData: a file is absent.
     """
     folder = data_dir()
-    found = []
+    result = []
     for given, name in (
         (runs, "testbed_runs.csv"),
         (trace, "trace_testbed_a_244.csv"),
@@ -179,13 +179,13 @@ def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None)
         path = given or (folder / "arena" / name if folder else Path(name))
         if not path.is_file():
             raise MissingData(f"{path} does not exist; name it, or set TESSERA_DATA")
-        found.append(path)
-    requests = read_requests(found[1])
+        result.append(path)
+    requests = read_requests(result[1])
     submitted_s = {name: at_s for name, (at_s, _) in requests.items()}
     return Inputs(
-        recorded=read_runs(found[0], submitted_s),
+        recorded=read_runs(result[0], submitted_s),
         requests=requests,
-        profiles=read_profiles(found[2]),
+        profiles=read_profiles(result[2]),
     )
 
 

@@ -175,12 +175,12 @@ def morphling(
         for trace, work in works.items()
         for policy in contestants
     }
-    found = runs_of(tasks, sweep)
+    result = runs_of(tasks, sweep)
     waived = frozenset(_GAINS) if rounds < 2000 else frozenset()
     made_here = Report(
         seed=seed,
-        figures=_figures(found, names, ours, guaranteed),
-        table=_table(found, guaranteed),
+        figures=_figures(result, names, ours, guaranteed),
+        table=_table(result, guaranteed),
         waived=waived,
     )
     if report is not None:
@@ -189,7 +189,7 @@ def morphling(
             made_here,
             title="Morphling's traces",
             options=options,
-            plots=_plots(found, names, ours),
+            plots=_plots(result, names, ours),
             summary="JCT and makespan on 64 A800, with GPUs counted and restarts charged.",
             notes=_notes(made_here.figures, ours),
         )
@@ -220,7 +220,7 @@ def _figures(
     for trace in dict.fromkeys((traces[0], *(t for t in traces if t == MT))):
         runs = {policy: one for (name, policy), one in ran.items() if name == trace}
         mine, prefix = runs[ours], "mt_" if trace == MT else ""
-        found: dict[str, Figure] = {
+        result: dict[str, Figure] = {
             "jct_h": mean_jct_h(mine),
             "jct_p99_h": _p99_h(mine),
             "makespan_h": mine.figures["makespan_s"] / HOUR_S,
@@ -228,18 +228,18 @@ def _figures(
         }
         for baseline in ("morphling", "antman" if trace == MT else "synergy"):
             if baseline in runs:
-                found[f"jct_gain_vs_{baseline}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(
+                result[f"jct_gain_vs_{baseline}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(
                     runs[baseline]
                 )
         others = {p: one for p, one in runs.items() if not is_ours(p)}
-        found |= {"jct_rank": _rank(mine, others.values()), "others": len(others)}
+        result |= {"jct_rank": _rank(mine, others.values()), "others": len(others)}
         if trace == MT:
             kept = [one for one in others.values() if not taken_off(one, guaranteed[trace])]
-            found |= {"jct_rank_kept": _rank(mine, kept), "others_kept": len(kept)}
-            found["guaranteed_jct_h"] = mean_jct_h(mine, guaranteed[trace])
+            result |= {"jct_rank_kept": _rank(mine, kept), "others_kept": len(kept)}
+            result["guaranteed_jct_h"] = mean_jct_h(mine, guaranteed[trace])
         elif "morphling" in runs:
-            found["short_part_of_gain"] = short_part(mine, runs["morphling"])
-        figures |= {prefix + name: value for name, value in found.items()}
+            result["short_part_of_gain"] = short_part(mine, runs["morphling"])
+        figures |= {prefix + name: value for name, value in result.items()}
     first = ran[traces[0], ours]
     return figures | {
         "short_share": float((first.alone_s < SHORT_S).mean()),

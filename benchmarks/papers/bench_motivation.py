@@ -141,17 +141,19 @@ def judge_openings(
     scene: Scene, opening: Opening, told: Sequence[str], memory: Path | None, seed: int
 ) -> list[Chosen]:
     """Return the papers' plans, the best of all plans, and each policy's choice, by information."""
-    found = []
+    result = []
     for information in told:
         seen = seen_rates(scene, opening, information, memory)
-        found += [_chosen(scene, information, "", plan, seen) for plan in opening.plans]
+        result += [_chosen(scene, information, "", plan, seen) for plan in opening.plans]
         if information == "estimates":
             for name, worth in ((BEST_RAW, scene.total), (BEST_NORMALISED, scene.normalised)):
-                found.append(_chosen(scene, information, name, max(scene.plans(), key=worth), seen))
+                result.append(
+                    _chosen(scene, information, name, max(scene.plans(), key=worth), seen)
+                )
         for policy in POLICIES:
             plan = decide_openings(scene, policy, information, memory, seed)
-            found.append(_chosen(scene, information, policy, plan, seen))
-    return found
+            result.append(_chosen(scene, information, policy, plan, seen))
+    return result
 
 
 def _chosen(

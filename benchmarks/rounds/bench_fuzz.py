@@ -126,17 +126,17 @@ def fuzz(
         )
         for begin, end in _spans(first, first + count)
     ]
-    found = list(run_tasks(tasks, folder=results, workers=workers).values())
-    tally = sum((Counter(part["tally"]) for part in found), Counter[str]())
+    result = list(run_tasks(tasks, folder=results, workers=workers).values())
+    tally = sum((Counter(part["tally"]) for part in result), Counter[str]())
     return Report(
         seed=seed,
         figures={
             "cases": cases,
             "short": short,
             **{name: tally[name] for name in (*FAULTS, *COUNTS)},
-            "worst_overrun_s": max((part["overrun_s"] for part in found), default=0.0),
+            "worst_overrun_s": max((part["overrun_s"] for part in result), default=0.0),
         },
-        table=[fault for part in found for fault in part["faulty"]],
+        table=[fault for part in result for fault in part["faulty"]],
     )
 
 
@@ -251,9 +251,9 @@ def _judge(problem: Problem, by: Solver, rng: np.random.Generator, tally: _Tally
     limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED else LONG_S
     hint = _hint(problem, rng)
     budget = budget_of(limit_s, gap=draw_gap(rng), seed=k, work=draw_work(rng))
-    found = by.solve(problem, budget, hint)
-    tally.count[str(found.status)] += 1
-    tally.report("problem", k, faults(problem, found, _best(problem, tally)))
+    result = by.solve(problem, budget, hint)
+    tally.count[str(result.status)] += 1
+    tally.report("problem", k, faults(problem, result, _best(problem, tally)))
 
 
 def faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
@@ -339,16 +339,16 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float
     end_s = now_s + (now_s - began_s if large else float(rng.choice(SHORT_S)))
     budget = Budget(remaining_s=lambda: end_s - time.perf_counter())
     try:
-        found = by.solve(problem, budget)
+        result = by.solve(problem, budget)
     except Exception:
         logger.exception("short round %d: %s raised", k, by.name)
         tally.report("short round", k, ["crashes"])
         return 0.0
     late_s = max(0.0, time.perf_counter() - end_s)
-    wrong = ["violations"] if violations(problem, found) else []
-    if found.bound < greedy.objective:
+    wrong = ["violations"] if violations(problem, result) else []
+    if result.bound < greedy.objective:
         wrong.append("wrong_bounds")
-    if not found.has_answer or found.objective < greedy.objective:
+    if not result.has_answer or result.objective < greedy.objective:
         wrong.append("below_greedy")
     tally.report("short round", k, wrong)
     return late_s

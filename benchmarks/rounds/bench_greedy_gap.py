@@ -103,11 +103,11 @@ def compare_round(
         "contended": trivial_bound(problem) > ilp.bound + 0.5,
         "waiting": int((ilp.choice < 0).sum()),
     }
-    for name, stated, found in (("greedy", problem, greedy), ("arena", every, search)):
-        reached, more = _measured(snapshot, stated, found)
+    for name, stated, result in (("greedy", problem, greedy), ("arena", every, search)):
+        reached, more = _measured(snapshot, stated, result)
         broken += more
         row[name], row[f"{name}_placed"] = reached
-        row[f"{name}_waiting"] = int((found.choice < 0).sum())
+        row[f"{name}_waiting"] = int((result.choice < 0).sum())
     return {**row, "violations": broken}
 
 

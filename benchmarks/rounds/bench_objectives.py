@@ -166,9 +166,9 @@ def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> Opti
         return None
     cells, cell = statement.problem.cells, int(statement.problem.cell[column])
     key = cells.key_at(cell)[:3]
-    found = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
+    result = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
     # not one of the job's options: it does not fit
-    return found[0] if found else Option(*key, 0.0, False)
+    return result[0] if result else Option(*key, 0.0, False)
 
 
 def _reached(
@@ -194,7 +194,7 @@ def _reached(
 def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str]) -> None:
     policy = policy_of(name, len(snapshot.jobs))
     statement = state(snapshot, policy)
-    found = []
+    result = []
     for which in names:
         started_s = time.perf_counter()
         with _standard_output_is_error():
@@ -202,8 +202,8 @@ def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str
         if which == names[0]:
             tally.solve_s.append(time.perf_counter() - started_s)
         tally.violations += len(violations(statement.problem, solved.solution))
-        found.append(solved)
-    tally.disagreements += not _agree(statement, *(s.solution for s in found))
+        result.append(solved)
+    tally.disagreements += not _agree(statement, *(s.solution for s in result))
 
 
 @contextmanager

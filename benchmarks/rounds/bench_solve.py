@@ -53,15 +53,17 @@ class _Line:
 
     def shown(self, ours: Round) -> dict[str, Figure | str]:
         """Return the row as figures."""
-        found = self.round
+        result = self.round
         row: dict[str, Figure | str] = {"solver": self.solver, "ended": self.ended}
-        if found is not None:
-            row["ended"] = found.status if self.ended == "done" else self.ended
+        if result is not None:
+            row["ended"] = result.status if self.ended == "done" else self.ended
         names = ("objective", "bound", "gap", "build_s", "solve_s", "total_s")
-        row |= {name: getattr(found, name) if found else math.nan for name in names}
-        row["of_ours"] = found.objective / ours.objective if found and ours.objective else math.nan
+        row |= {name: getattr(result, name) if result else math.nan for name in names}
+        row["of_ours"] = (
+            result.objective / ours.objective if result and ours.objective else math.nan
+        )
         row |= {"reached_s": self.reached_s, "peak_mib": self.peak_mib}
-        row["verified"] = bool(found and found.verified)
+        row["verified"] = bool(result and result.verified)
         return row
 
 
@@ -195,19 +197,19 @@ def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Lin
     ]
     for k in steps(len(baselines), "baselines"):
         baseline = replace(entry, solver=baselines[k], repeats=1)
-        found = run(baseline)
-        first = found.rounds[0] if found.rounds else None
-        reached_s = seconds_to_reach(ours[0], found)
+        result = run(baseline)
+        first = result.rounds[0] if result.rounds else None
+        reached_s = seconds_to_reach(ours[0], result)
         short = first is not None and math.isnan(reached_s) and first.gap <= entry.gap
         if short and baselines[k] in STOCK:
             reached_s = seconds_to_reach(ours[0], run(replace(baseline, gap=0.0)))
         lines.append(
             _Line(
                 solver=baselines[k],
-                ended=found.ended,
+                ended=result.ended,
                 round=first,
                 reached_s=reached_s,
-                peak_mib=found.peak_mib,
+                peak_mib=result.peak_mib,
             )
         )
     return mine, lines
@@ -227,14 +229,14 @@ def seconds_to_reach(ours: Round, baseline: Outcome) -> float:
     If it never was, return NaN.
     """
     least = ours.sign * ours.objective - SAME * abs(ours.objective)
-    found = baseline.rounds[0] if baseline.rounds else None
-    build_s = found.build_s if found else ours.build_s
-    told = found.answers if found else baseline.early
+    result = baseline.rounds[0] if baseline.rounds else None
+    build_s = result.build_s if result else ours.build_s
+    told = result.answers if result else baseline.early
     for at_s, objective in told:
         if ours.sign * objective >= least:
             return build_s + at_s
-    if found is not None and found.verified and ours.sign * found.objective >= least:
-        return found.total_s
+    if result is not None and result.verified and ours.sign * result.objective >= least:
+        return result.total_s
     return math.nan
 
 
@@ -270,14 +272,14 @@ def _figures(entry: Entry, mine: Outcome, ours: Sequence[Round]) -> dict[str, Fi
 
 def _waived(entry: Entry) -> frozenset[str]:
     """Return the figures whose bound is for other rounds than this."""
-    found = set()
+    result = set()
     if entry.family != "real" or _levels(entry.objective) or entry.gap > 1e-4:
-        found |= {"gap", "warm_gap"}
+        result |= {"gap", "warm_gap"}
     if entry.jobs != 4_096:
-        found |= {"speedup_vs_best_stock"}
+        result |= {"speedup_vs_best_stock"}
     if entry.jobs < WARM_FROM:
-        found |= {"speedup_warm"}
-    return frozenset(found)
+        result |= {"speedup_warm"}
+    return frozenset(result)
 
 
 @case(
@@ -339,13 +341,13 @@ def solve_curve(
         verified = verified and ours.verified
         for line in lines:
             table.append({"jobs": jobs, **line.shown(ours)})
-            found = line.round
+            result = line.round
             points.append(
                 Point(
                     solver=line.solver,
                     jobs=jobs,
-                    seconds=found.total_s if found else 2 * time_limit,
-                    met=bool(found and found.gap <= gap),
+                    seconds=result.total_s if result else 2 * time_limit,
+                    met=bool(result and result.gap <= gap),
                 )
             )
     if plot is not None:
@@ -361,9 +363,9 @@ def solve_curve(
 
 def _sizes(words: str) -> list[int]:
     try:
-        found = sorted({int(word) for word in words.split(",")})
+        result = sorted({int(word) for word in words.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] < 1:
+        result = []
+    if not result or result[0] < 1:
         raise InvalidInput("sizes", "must be whole numbers of jobs, e.g. 64,256,1024")
-    return found
+    return result

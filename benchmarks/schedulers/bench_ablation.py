@@ -178,8 +178,8 @@ def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
         for row in rows
         for k in drawn
     }
-    found = runs_of(tasks, sweep)
-    return {row: [found[row, k] for k in drawn] for row in rows}
+    result = runs_of(tasks, sweep)
+    return {row: [result[row, k] for k in drawn] for row in rows}
 
 
 def whole(text: str) -> tuple[int, ...]:
@@ -187,8 +187,8 @@ def whole(text: str) -> tuple[int, ...]:
 
     Raises InvalidInput.
     """
-    found = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "positive whole numbers")
-    return tuple(map(int, found))
+    result = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "positive whole numbers")
+    return tuple(map(int, result))
 
 
 def reference(row: Row, every: Found) -> Runs | None:
@@ -198,8 +198,8 @@ def reference(row: Row, every: Found) -> Runs | None:
     """
     swept = row.part in ("depth", "queues")
     same = [r for r in every if r.part == row.part and r.name == row.against]
-    found = [r for r in same if swept or r.x == row.x]
-    return every[min(found, key=lambda r: r.x)] if found else None
+    result = [r for r in same if swept or r.x == row.x]
+    return every[min(result, key=lambda r: r.x)] if result else None
 
 
 def ratios(row: Row, every: Found) -> tuple[Interval, Interval]:
@@ -268,8 +268,8 @@ def first_queue_s(row: Row, runs: Runs) -> float:
     of_seeds = []
     for k, one in enumerate(runs):
         queue = queue_of(len(one.jct_s), row.run.shape.queues, row.run.asked.work.seed + k)
-        found = one.jct_s[(queue == 1) & np.isfinite(one.jct_s)]
-        of_seeds.append(found.mean() if len(found) else np.nan)
+        result = one.jct_s[(queue == 1) & np.isfinite(one.jct_s)]
+        of_seeds.append(result.mean() if len(result) else np.nan)
     return float(np.mean(of_seeds))
 
 
@@ -311,7 +311,7 @@ def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
         title,
         {
             "mean JCT (lower is better)": {name: both[name][0] for name in alike},
-            "throughput (higher is better)": {name: found[1] for name, found in both.items()},
+            "throughput (higher is better)": {name: result[1] for name, result in both.items()},
         },
         label=label,
         caption="JCT over the jobs that both finished, to completion. Lines are 95 % intervals over seeds."
@@ -338,10 +338,10 @@ def _curves(title: str, rows: Sequence[Row], every: Found, label: str) -> Iterat
 
 
 def _curve(rows: Iterable[Row], every: Found, which: int) -> Curve:
-    found = [(row.x, ratios(row, every)[which]) for row in rows]
+    result = [(row.x, ratios(row, every)[which]) for row in rows]
     return Curve(
-        x=np.array([x for x, _ in found]),
-        value=np.array([i.value for _, i in found]),
-        low=np.array([i.low for _, i in found]),
-        high=np.array([i.high for _, i in found]),
+        x=np.array([x for x, _ in result]),
+        value=np.array([i.value for _, i in result]),
+        low=np.array([i.low for _, i in result]),
+        high=np.array([i.high for _, i in result]),
     )

@@ -93,15 +93,15 @@ def estimate_error(
         )
         for key in cases
     }
-    found = runs_of(tasks, sweep)
+    result = runs_of(tasks, sweep)
     losses = {
         name: {
-            size: [loss(found[name, 0.0, seed], found[name, size, k]) for k in drawn]
+            size: [loss(result[name, 0.0, seed], result[name, size, k]) for k in drawn]
             for size in sizes
         }
         for name in names
     }
-    made = Report(seed=seed, figures=_figures(losses), table=_table(base, losses, found, seed))
+    made = Report(seed=seed, figures=_figures(losses), table=_table(base, losses, result, seed))
     if report is not None:
         options = {"policies": names, "errors": sizes, "overheads": overheads, "trace": base.trace}
         page = report_of(
@@ -121,10 +121,10 @@ def error_sizes(text: str) -> list[float]:
 
     Raises InvalidInput.
     """
-    found = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
-    if found == (0.0,):
+    result = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
+    if result == (0.0,):
         raise InvalidInput("errors", "must include numbers above 0")
-    return [size for size in found if size]
+    return [size for size in result if size]
 
 
 def loss(truth: Ran, told: Ran) -> tuple[float, float]:
@@ -180,14 +180,14 @@ def _table(
 def plots(losses: Losses) -> list[Plot]:
     """Return the curves of the losses over the error."""
     looks = styles(losses)
-    found = []
+    result = []
     for i, what in ((0, "mean JCT"), (1, "normalised throughput")):
         series = {}
         for name, by_size in losses.items():
             points = np.array([[one[i] for one in of_seeds] for of_seeds in by_size.values()])
             runs = np.vstack([np.zeros(points.shape[1]), points]).T
             series[name] = Curve.of([0.0, *by_size], runs)
-        found.append(
+        result.append(
             curves(
                 f"Loss in {what}",
                 series,
@@ -199,4 +199,4 @@ def plots(losses: Losses) -> list[Plot]:
                 " over draws.",
             )
         )
-    return found
+    return result

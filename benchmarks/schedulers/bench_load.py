@@ -145,8 +145,8 @@ def load(
         dp_memory=memory_file([told], dp_memory),
     )
     drawn = range(seed, seed + seeds)
-    found = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
-    made = Report(seed=seed, figures=figures(found), table=list(_table(found, work)))
+    result = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
+    made = Report(seed=seed, figures=figures(result), table=list(_table(result, work)))
     if report is not None:
         options = {
             "trace": work.trace,
@@ -162,7 +162,7 @@ def load(
             title="Load, lifespan and large models",
             options=options,
             seeds=list(drawn),
-            plots=list(_plots(found)),
+            plots=list(_plots(result)),
             summary="Policies while jobs arrive faster, last longer or train larger models.",
         )
         write_report(page, report)

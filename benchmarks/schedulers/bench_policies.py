@@ -183,16 +183,17 @@ def _ran(
         for group in groups
         for k in drawn
     }
-    found = sweep.run([*tasks.values(), *limits.values()])
+    result = sweep.run([*tasks.values(), *limits.values()])
     by_group: dict[Group, ByPolicy] = {
         group: {
-            name: [Ran.read(found[tasks[group, name, k].name]) for k in drawn] for name in names
+            name: [Ran.read(result[tasks[group, name, k].name]) for k in drawn] for name in names
         }
         for group in groups
     }
     bounds = {
         group: [
-            float(found[limits[group.trace, group.gpus_share, k].name]["throughput"]) for k in drawn
+            float(result[limits[group.trace, group.gpus_share, k].name]["throughput"])
+            for k in drawn
         ]
         for group in groups
     }

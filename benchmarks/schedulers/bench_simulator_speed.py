@@ -76,18 +76,18 @@ def simulator_speed(
     """
     work = _work(trace, profiles, cluster, gpus_share, rounds, jobs, seed)
     scenario = make_scenario(work).scenario
-    found: dict[str, Timed] = {}
+    result: dict[str, Timed] = {}
     for name, policy in RUNS.items():
         _timed(scenario, policy, min(rounds, WARM_ROUNDS), seed)
-        found[name] = _timed(scenario, policy, rounds, seed, steps(rounds, f"{name}: rounds"))
-    gaps = [row.gap for row in found["ilp"].result.rounds]
+        result[name] = _timed(scenario, policy, rounds, seed, steps(rounds, f"{name}: rounds"))
+    gaps = [row.gap for row in result["ilp"].result.rounds]
     figures: dict[str, Figure] = {
         "jobs": len(scenario.arrivals),
         "gpus": scenario.gpus,
         "worst_gap": max(gaps, default=0.0),
-        "refused": sum(one.result.refused for one in found.values()),
+        "refused": sum(one.result.refused for one in result.values()),
     }
-    for name, one in found.items():
+    for name, one in result.items():
         figures |= {
             f"{name}_s": one.wall_s,
             f"{name}_cpu_s": one.cpu_s,
@@ -101,7 +101,7 @@ def simulator_speed(
     return Report(
         seed=seed,
         figures=figures,
-        table=[_row(n, work, one) for n, one in found.items()],
+        table=[_row(n, work, one) for n, one in result.items()],
         waived=frozenset() if exact else frozenset({"ilp_s", "fcfs_s"}),
     )
 
@@ -119,9 +119,9 @@ def _work(
 
     Jobs that cannot run as requested stay, because other policies run them elsewhere.
     """
-    found = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
+    result = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
     return Work(
-        trace=str(found),
+        trace=str(result),
         profiles=str(profiles or ""),
         cluster=cluster or "",
         jobs=jobs,

@@ -58,7 +58,7 @@ def rpc(
     types, nodes = arena_table1()
     fresh = max(1, round(churn * jobs))
     workload = [spec for _, spec in philly_like(jobs + fresh * rounds, seed)]
-    took, overhead, found = [], [], []
+    took, overhead, result = [], [], []
     with running() as stack:
         make_cluster(stack, types, nodes)
         add_estimates(stack, sample_profiles())
@@ -69,7 +69,7 @@ def rpc(
                 record = schedule(stack, deadline_s, seed=seed)
                 took.append(time.monotonic() - started_s)
                 overhead.append(took[-1] - record.seconds["solve"] - record.seconds["greedy"])
-                found.append(record)
+                result.append(record)
                 settle(stack)
                 fleet.advance(300.0)
                 submit(stack, workload[jobs + k * fresh : jobs + (k + 1) * fresh])
@@ -81,12 +81,12 @@ def rpc(
             "p95_s": statistics.quantiles(took, n=20, method="inclusive")[-1],
             "max_s": max(took),
             "overhead_s": statistics.median(overhead),
-            "solve_s": statistics.median(r.seconds["greedy"] + r.seconds["solve"] for r in found),
-            "gap": max(r.gap for r in found),
-            "running": found[-1].running,
-            "waiting": found[-1].waiting,
+            "solve_s": statistics.median(r.seconds["greedy"] + r.seconds["solve"] for r in result),
+            "gap": max(r.gap for r in result),
+            "running": result[-1].running,
+            "waiting": result[-1].waiting,
             "in_deadline": max(took) <= deadline_s,
-            "verified": all(r.verified and r.outcome == "committed" for r in found),
+            "verified": all(r.verified and r.outcome == "committed" for r in result),
         },
         table=[
             {
@@ -98,6 +98,6 @@ def rpc(
                 "solver": r.solver,
                 **{f"{k}_s": v for k, v in sorted(r.seconds.items())},
             }
-            for r, t in zip(found, took, strict=True)
+            for r, t in zip(result, took, strict=True)
         ],
     )
