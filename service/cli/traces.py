@@ -174,8 +174,9 @@ def shaping_options(
     tightness: Annotated[
         str | None,
         _option(
-            "Deadlines, as a factor on a job's duration on what it requested. The factor is drawn evenly from"
-            " a range such as 0.5:1.5."
+            "Deadlines, as a factor on a job's duration on what it requested: a number such as 1.5,"
+            " or a range"
+            " such as 0.5:1.5 from which it is drawn evenly."
         ),
     ] = None,
     loosen: Annotated[
