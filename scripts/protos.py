@@ -1,4 +1,4 @@
-"""Generate ``proto/gen`` from ``proto/tessera``; with ``--check``, say whether it is fresh instead."""
+"""Generate ``proto/gen`` from ``proto/tessera``, or check with ``--check`` that it is up to date."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def generate(out: Path) -> None:
     ]
     if protoc.main(arguments) != 0:
         sys.exit("protoc failed")
-    # `tessera` itself has no __init__.py: the scheduler's rooms share the name.
+    # `tessera` itself has no __init__.py, because the scheduler's rooms share the name.
     (out / "tessera" / "v1" / "__init__.py").touch()
 
 
 def main() -> None:
-    """Generate, or check."""
+    """Generate the stubs, or check them."""
     if "--check" not in sys.argv:
         generate(OUT)
         return
@@ -52,7 +52,7 @@ def main() -> None:
             if p not in fresh or p not in kept or not filecmp.cmp(Path(folder) / p, OUT / p, False)
         )
     if stale:
-        sys.exit(f"stale: {', '.join(stale)}; run `make proto`")
+        sys.exit(f"out of date: {', '.join(stale)}; run `make proto`")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Make the virtual environment, for ``make setup`` and ``make demo``: ``scripts/setup.py EXTRA FOLDER``.
+"""Make the virtual environment for ``make setup`` and ``make demo``: ``scripts/setup.py EXTRA FOLDER``.
 
-Prints a line for each step with the time since the start. Packages are installed at the versions of
-``constraints.txt``, by uv where it is on PATH, else by pip.
+It prints a line for each step with the time since the start. Packages are installed at the versions
+in ``constraints.txt``, with uv if it is on PATH, and otherwise with pip.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = (3, 11)
 SILENCE_S = 20.0
-"""A command that runs for longer is reported as running."""
+"""Seconds after which a command is reported as still running."""
 
 BEGAN_S = time.monotonic()
 
@@ -27,14 +27,14 @@ def say(text: str) -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command, say now and then that it still runs, and end this program where it fails."""
+    """Run a command, report regularly that it is still running, and exit if it fails."""
     with subprocess.Popen(command, cwd=ROOT) as process:
         while True:
             try:
                 status = process.wait(SILENCE_S)
                 break
             except subprocess.TimeoutExpired:
-                say("  ... still at it")
+                say("  ... still running")
     if status:
         sys.exit(f"error: `{' '.join(command)}` ended with status {status}")
 
@@ -51,7 +51,7 @@ def main(extra: str, folder: str) -> None:
         else:
             run(sys.executable, "-m", "venv", folder)
     wanted = ("-c", "constraints.txt", "-e", "./proto", "-e", f".[{extra}]")
-    say(f"installing Tessera with the extra '{extra}', by {'uv' if uv else 'pip'}")
+    say(f"installing Tessera with the extra '{extra}', with {'uv' if uv else 'pip'}")
     if uv:
         run(uv, "pip", "install", "--python", python, *wanted)
     else:
@@ -65,7 +65,7 @@ def main(extra: str, folder: str) -> None:
             "off",
             *wanted,
         )
-    say("compiling the loops of the solvers, which takes half a minute of one core, once")
+    say("compiling the loops of the solvers, which takes half a minute of one core, but only once")
     run(python, "-m", "tessera.solvers.kernels.warm")
     say("done")
 

@@ -119,50 +119,56 @@ def deadline(
     jobs: JobsOption = 60,
     load: LoadOption = 2.0,
     tightness: Annotated[
-        str, typer.Option(help="With commas: times a job's duration as it was requested.")
+        str, typer.Option(help="Comma-separated factors on a job's duration on what it requested.")
     ] = TIGHTNESS,
     deadlines: Annotated[
         Literal["tightness", "trace"],
         typer.Option(
-            help="'trace': the trace's own, at five times their distance as Arena has them."
+            help="Deadlines by --tightness, or the trace's own at five times their distance, as in Arena."
         ),
     ] = "tightness",
     policies: PoliciesOption = LISTED,
     dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     search: Annotated[
-        bool, typer.Option(help="CP-SAT looks for more promises than look-ahead's first fits find.")
+        bool,
+        typer.Option(
+            help="Let CP-SAT search for more promises than the first fits of look-ahead find."
+        ),
     ] = False,
     seeds: SeedsOption = 1,
     seed: int = 0,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Sweep how tight deadlines are, and count who meets them, over all submitted jobs.
+    """Vary how tight deadlines are, and measure the share of all submitted jobs that meet theirs.
 
-    A deadline is the arrival plus ``--tightness`` times the job's duration on the GPUs that it requested,
-    without restarts. ElasticFlow (ASPLOS 2023, section 6.1) draws 0.5 to 1.5; Arena and Crius say no
-    number, and their artifact multiplies deadlines that its trace has by 5 (``--deadlines trace``). So
-    the sweep begins where only a faster Cell than the requested can meet it, and ends where nearly all do.
+    A deadline is the arrival plus ``--tightness`` times the job's duration on the GPUs that it
+    requested, without restarts. ElasticFlow (ASPLOS 2023, section 6.1) draws 0.5 to 1.5. Arena and
+    Crius give no number, and their artifact multiplies the deadlines of its trace by 5
+    (``--deadlines trace``). So the sweep begins where only a faster Cell than the requested one can
+    meet the deadline, and ends where nearly all do.
 
-    Restarts are charged to all policies. Rounds come when a job has arrived or ended, and for look-ahead also
-    when a schedule that it promised needs one. ``satisfaction`` is the share of submitted jobs that ended
-    by their deadline. ``admitted`` counts jobs that were promised theirs; for policies that promise
-    nothing, those that were started. ``dropped`` never ended, ``late`` ended after it, and ``missed`` were
-    admitted and not met.
+    All policies pay for restarts. A round runs when a job has arrived or ended. For look-ahead, a
+    round also runs when a schedule that it promised needs one. ``satisfaction`` is the share of
+    submitted jobs that ended by their deadline. ``admitted`` counts the jobs whose deadlines were
+    promised, or the jobs that were started for policies that promise nothing. ``dropped`` jobs
+    never ended, ``late`` jobs ended after their deadline, and ``missed`` jobs were admitted but did
+    not meet it.
 
-    ``gain_vs_elasticflow`` is our mean satisfaction over the sweep over that of ElasticFlow which sees what
-    it sees in Arena's evaluation, data-parallel runs; ``gain_same_information`` with the estimates.
-    ``worst_margin_vs_any`` is our satisfaction less the best other's where that is least, all with
-    the same information; ours is look-ahead, where it runs. ``admitted_missed`` counts promises that ours
-    did not keep: none may be. JCT gains are over jobs that both finished, throughput is normalised.
-    The cluster is a sixteenth of Arena's 1,280 GPUs, for the 101 jobs of the trace's first 300 rounds.
+    ``gain_vs_elasticflow`` is our mean satisfaction over the sweep, divided by that of ElasticFlow
+    with the information that it has in Arena's evaluation, which is data-parallel runs.
+    ``gain_same_information`` is the same with the estimates. ``worst_margin_vs_any`` is the least
+    of our satisfaction less the best other's, all with the same information. Ours is look-ahead, if
+    it runs. ``admitted_missed`` counts promises that ours did not keep; none may be broken. JCT
+    gains are over the jobs that both finished, and throughput is normalised. The cluster is a
+    sixteenth of Arena's 1,280 GPUs, for the 101 jobs of the trace's first 300 rounds.
 
-    Aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never below 0; what was
-    reached, and why look-ahead's margin has no bound, is in ``docs/results/deadlines.md``.
-    ``planned`` promises nothing (``deadlines = planned``) and starts from EDF;
-    ``planned_worst_margin_vs_any`` is its margin.
-    CP-SAT's search for more promises is off (``--search``): it found hardly any, in five times the time.
+    The aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never
+    below 0. ``docs/results/deadlines.md`` says what was reached, and why look-ahead's margin has no
+    bound. ``planned`` promises nothing (``deadlines = planned``) and starts from EDF;
+    ``planned_worst_margin_vs_any`` is its margin. CP-SAT's search for more promises is off
+    (``--search``), because it found hardly any in five times the time.
     """
     base = Work(
         trace=default_trace(trace),
@@ -229,8 +235,8 @@ def _swept(
         for value in values
         for k in drawn
     }
-    found = runs_of(tasks, sweep)
-    runs = {(n, v): [found[n, v, k] for k in drawn] for n in asked for v in values}
+    result = runs_of(tasks, sweep)
+    runs = {(n, v): [result[n, v, k] for k in drawn] for n in asked for v in values}
     return Swept(runs=runs, names=tuple(asked), tightness=values)
 
 
@@ -246,57 +252,57 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
     """
     own = [name for name in swept.names if is_ours(name)]
     if not own:
-        raise InvalidInput("policies", f"must have one of ours, e.g. {LOOK_AHEAD}")
+        raise InvalidInput("policies", f"must include one of ours, e.g. {LOOK_AHEAD}")
     ours = LOOK_AHEAD if LOOK_AHEAD in own else own[0]
     kept = swept.pooled(ours, "satisfaction")
-    found: dict[str, Figure] = {"mean_satisfaction": float(np.mean(kept))}
-    found |= _beside_elasticflow(swept, ours) | _margins(swept, ours)
+    result: dict[str, Figure] = {"mean_satisfaction": float(np.mean(kept))}
+    result |= _beside_elasticflow(swept, ours) | _margins(swept, ours)
     if MYOPIC in own and ours != MYOPIC:
-        found["look_ahead_vs_myopic"] = ratio_interval(
+        result["look_ahead_vs_myopic"] = ratio_interval(
             kept, swept.pooled(MYOPIC, "satisfaction")
         ).value
     runs = [one for name in own for value in swept.tightness for one in swept.runs[name, value]]
-    found["admitted_missed"] = int(sum(r.figures["deadlines_missed_admitted"] for r in runs))
-    found["admitted_by_ours"] = int(sum(r.figures["deadlines_admitted"] for r in runs))
-    return found
+    result["admitted_missed"] = int(sum(r.figures["deadlines_missed_admitted"] for r in runs))
+    result["admitted_by_ours"] = int(sum(r.figures["deadlines_admitted"] for r in runs))
+    return result
 
 
 def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
     """Return the gains of ``ours`` over ElasticFlow, if that ran."""
-    kept, found = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
+    kept, result = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
     for baseline, key in ((PAPER, "gain_vs_elasticflow"), (ELASTICFLOW, "gain_same_information")):
         if baseline in swept.names:
             gain = ratio_interval(kept, swept.pooled(baseline, "satisfaction"))
-            found[key] = gain.value
+            result[key] = gain.value
             if not math.isnan(gain.low):
-                found |= {f"{key}_low": gain.low, f"{key}_high": gain.high}
+                result |= {f"{key}_low": gain.low, f"{key}_high": gain.high}
     baseline = PAPER if PAPER in swept.names else ELASTICFLOW
     if baseline in swept.names:
-        found |= {
+        result |= {
             "jct_gain_vs_elasticflow": 1 - _mean_of(swept, ours, baseline, "jct"),
             "throughput_vs_elasticflow": _mean_of(swept, ours, baseline, "throughput"),
             "peak_throughput_vs_elasticflow": ratio_interval(
                 swept.pooled(ours, "throughput_peak"), swept.pooled(baseline, "throughput_peak")
             ).value,
         }
-    return found
+    return result
 
 
 def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
     """Return the smallest margins of ``ours`` and of the planned policy over the best other one."""
-    found: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     if not swept.others:
-        return found
+        return result
     margin, at = _worst_margin(swept, ours)
-    found |= {"worst_margin_vs_any": margin, "worst_margin_tightness": at}
+    result |= {"worst_margin_vs_any": margin, "worst_margin_tightness": at}
     if PLANNED in swept.names and ours != PLANNED:
         margin, at = _worst_margin(swept, PLANNED)
-        found |= {
+        result |= {
             "planned_satisfaction": float(np.mean(swept.pooled(PLANNED, "satisfaction"))),
             "planned_worst_margin_vs_any": margin,
             "planned_worst_margin_tightness": at,
         }
-    return found
+    return result
 
 
 def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
@@ -325,11 +331,11 @@ def _mean_of(swept: Swept, ours: str, baseline: str, what: str) -> float:
 
 def table_of(swept: Swept) -> list[dict[str, Figure | str]]:
     """Return a row for each tightness and policy, sorted by satisfaction."""
-    found = []
+    result = []
     for value in swept.tightness:
         rows = [_row(swept, name, value) for name in swept.names]
-        found += sorted(rows, key=lambda row: -float(row["satisfaction"]))
-    return found
+        result += sorted(rows, key=lambda row: -float(row["satisfaction"]))
+    return result
 
 
 def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
@@ -405,17 +411,17 @@ def pictures(swept: Swept) -> list[Plot]:
 
 def _notes(swept: Swept) -> list[str]:
     first = next(iter(swept.runs.values()))[0]
-    notes = [f"Left out are {'; '.join(first.said.splitlines())}."] if first.said else []
+    notes = [f"Dropped jobs: {'; '.join(first.said.splitlines())}."] if first.said else []
     if swept.others:
         best = {
             value: max(swept.others, key=lambda o: swept.satisfied(o, value))
             for value in swept.tightness
         }
-        said = ", ".join(
+        winners = ", ".join(
             f"{display_name(o)} at {value:g} ({swept.satisfied(o, value):.3f})"
             for value, o in best.items()
         )
-        notes.append(f"The best of the others: {said}.")
+        notes.append(f"The best of the other policies: {winners}.")
     return notes
 
 
@@ -438,11 +444,11 @@ def _work(base: Work, tightness: float, seed: int) -> Work:
 def _memory(trace: str, given: Path | None) -> str:
     """Return the file that data-parallel information needs.
 
-    For synthetic jobs, which it does not cover, return "".
+    Return "" for synthetic jobs, which it does not cover.
     """
     if trace == SYNTHETIC and given is None:
         return ""
-    found = data_file(given, "arena", "dp_memory.csv")
-    if found is None and given is not None:
-        raise MissingData(f"{given} is absent")
-    return str(found or "")
+    result = data_file(given, "arena", "dp_memory.csv")
+    if result is None and given is not None:
+        raise MissingData(f"{given} does not exist")
+    return str(result or "")

@@ -113,37 +113,44 @@ class Driven:
     met_difference_low=(">=", 0),
 )
 def deadlines(
-    seeds: Annotated[int, typer.Option(help="Random loads, each driven in both modes.")] = 20,
-    jobs: Annotated[int, typer.Option(help="Jobs of a load.")] = 16,
-    overload: Annotated[float, typer.Option(help="GPU time wanted for each there is.")] = 2.0,
-    node_gpus: Annotated[int, typer.Option(help="GPUs a node; 0: one node a type.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Number of random loads, each run in both modes.")
+    ] = 20,
+    jobs: Annotated[int, typer.Option(help="Number of jobs of a load.")] = 16,
+    overload: Annotated[
+        float, typer.Option(help="Requested GPU time relative to the available GPU time.")
+    ] = 2.0,
+    node_gpus: Annotated[
+        int, typer.Option(help="Number of GPUs of a node. 0: one node for each type.")
+    ] = 0,
     seed: int = 0,
 ) -> Report:
-    """Drive random overload in rounds of 300 s by myopic admission and by look-ahead.
+    """Compare myopic admission and look-ahead under random overload, in rounds of 300 s.
 
-    Both modes decide by the same solver, see the same exact rates and pay the same restarts. Deadlines lie
-    1.2 to 6 times a job's shortest time after its arrival. ``met_difference`` is look-ahead's total less
-    myopic's; the interval is 95 % by bootstrap over loads, paired. ``admitted_missed`` counts promises of
-    either mode that were not kept: none may be, since estimates hold. By default each GPU type is one node,
-    because schedules count GPUs, not blocks: on small nodes a promised gang may find its GPUs scattered, so
-    there the bound is waived. The bound on the interval needs many loads and is waived below 20.
+    Both modes use the same solver, see the same exact rates and pay for the same restarts.
+    Deadlines are 1.2 to 6 times a job's shortest time after its arrival. ``met_difference`` is
+    look-ahead's total of met deadlines less myopic's. Its interval is 95 % by paired bootstrap over
+    loads. ``admitted_missed`` counts promises that either mode did not keep; none may be broken,
+    because the estimates are exact. By default each GPU type is one node, because schedules count
+    GPUs and not blocks. On small nodes, a promised gang may find its GPUs scattered, so the bound
+    is waived there. The bound on the interval needs many loads and is waived below 20.
     """
     table: list[dict[str, float | str]] = []
     missed, broken = 0, 0
     for index in steps(seeds, "loads"):
         load = draw_overload(seed + index, jobs, overload, node_gpus)
-        found = {mode: drive(load, mode) for mode in ("myopic", "look-ahead")}
-        missed += sum(d.missed for d in found.values())
-        broken += sum(d.violations for d in found.values())
+        result = {mode: drive(load, mode) for mode in ("myopic", "look-ahead")}
+        missed += sum(d.missed for d in result.values())
+        broken += sum(d.violations for d in result.values())
         table.append(
             {
                 "load": seed + index,
-                "myopic": found["myopic"].met,
-                "lookahead": found["look-ahead"].met,
-                "admitted_myopic": found["myopic"].admitted,
-                "admitted_lookahead": found["look-ahead"].admitted,
-                "rounds": found["look-ahead"].rounds,
-                "unproven": found["look-ahead"].unproven,
+                "myopic": result["myopic"].met,
+                "lookahead": result["look-ahead"].met,
+                "admitted_myopic": result["myopic"].admitted,
+                "admitted_lookahead": result["look-ahead"].admitted,
+                "rounds": result["look-ahead"].rounds,
+                "unproven": result["look-ahead"].unproven,
             }
         )
     myopic = np.array([row["myopic"] for row in table], dtype=np.int64)
@@ -188,7 +195,7 @@ def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> 
     wanted = rng.uniform(0.3, 1.7, jobs) * ROUND_S * 16
     horizon_s = float(wanted.sum()) / sum(GPUS) / overload
     arrivals = BEGIN_S + np.sort(rng.uniform(0, horizon_s, jobs))
-    found = []
+    result = []
     for j in range(jobs):
         workload, restart_s = int(rng.integers(4)), float(rng.choice([0, 30, 90]))
         lean = max(rate[workload, k, n] / n for k in (0, 1) for n in COUNTS)
@@ -196,7 +203,7 @@ def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> 
         quickest_s = work / max(rate[workload, k, n] for k in (0, 1) for n in COUNTS) + restart_s
         # the job is seen in the first round after its arrival
         ready_s = math.ceil(arrivals[j] / ROUND_S) * ROUND_S
-        found.append(
+        result.append(
             Arriving(
                 name=f"job-{j}",
                 workload=workload,
@@ -206,7 +213,7 @@ def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> 
                 restart_s=restart_s,
             )
         )
-    return Load(nodes=nodes, rate=rate, jobs=tuple(found))
+    return Load(nodes=nodes, rate=rate, jobs=tuple(result))
 
 
 def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options: Any) -> Driven:
@@ -251,13 +258,13 @@ def _commit(
 ) -> dict[str, list[dict[str, Any]]]:
     for run, decision in zip(there, outcome.decisions, strict=True):
         _decided(run, decision, now_s)
-    found: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, list[dict[str, Any]]] = {}
     if outcome.admission is not None:
         legs = outcome.admission.legs
         for index in range(len(legs)):
             row = legs.row(index)
-            found.setdefault(there[row.pop("job")].job.name, []).append(row)
-    return found
+            result.setdefault(there[row.pop("job")].job.name, []).append(row)
+    return result
 
 
 def _decided(run: Running, decision: Decision, now_s: float) -> None:

@@ -162,11 +162,11 @@ class Remembered:
         values, gradients = self._model.log_times([subjects[i] for i in new], log_values[new])
         for i, value, gradient in zip(new, values, gradients, strict=True):
             self._known[keys[i]] = (value, gradient)
-        found = [self._known[key] for key in keys]
+        result = [self._known[key] for key in keys]
         width = len(self.parameters)
         return (
-            np.array([value for value, _ in found]),
-            np.array([gradient for _, gradient in found]).reshape(-1, width),
+            np.array([value for value, _ in result]),
+            np.array([gradient for _, gradient in result]).reshape(-1, width),
         )
 
 

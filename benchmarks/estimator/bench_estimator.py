@@ -66,26 +66,32 @@ UNASKED: Final = ("profiled",)
 def estimator(
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of Arena's measurements; else beside the repository."),
+        typer.Option(help="Folder of Arena's measurements. Default: next to the repository."),
     ] = None,
-    sections: Annotated[str, typer.Option(help=f"Some of {', '.join(SECTIONS)}, by commas.")] = ALL,
-    seeds: Annotated[int, typer.Option(min=1, help="Splits into calibration and test rows.")] = 5,
-    rows: Annotated[bool, typer.Option(help="List the rows behind the figures, too.")] = False,
+    sections: Annotated[
+        str, typer.Option(help=f"Comma-separated sections: {', '.join(SECTIONS)}.")
+    ] = ALL,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of splits into calibration and test rows.")
+    ] = 5,
+    rows: Annotated[
+        bool, typer.Option(help="Also list the rows from which the figures are computed.")
+    ] = False,
 ) -> Report:
-    """Judge the estimator on the measurements of Arena's artifact.
+    """Compare the estimator with the measurements in Arena's artifact.
 
-    Each section's protocol, with its calibration and test rows and baselines, is in the docstring of its
-    module in ``benchmarks/estimator/``. Bounds are this project's aims, not results that were published.
+    The docstring of each section's module in ``benchmarks/estimator/`` describes its protocol:
+    calibration and test rows, and baselines. Bounds are this project's aims, not published results.
     """
     folder = _folder(data)
     chosen = _chosen(sections)
-    found: list[Section] = []
+    result: list[Section] = []
     for i in steps(len(chosen), "estimator"):
-        found.append(SECTIONS[chosen[i]](folder, range(seeds)))
+        result.append(SECTIONS[chosen[i]](folder, range(seeds)))
     figures: dict[str, Figure] = {}
-    for part in found:
+    for part in result:
         figures |= part.figures
-    table = [row for part in found for row in part.rows] if rows else []
+    table = [row for part in result for row in part.rows] if rows else []
     return Report(seed=0, figures=figures, table=table)
 
 
@@ -94,12 +100,12 @@ def _folder(given: Path | None) -> Path:
         if not given.is_dir():
             raise InvalidInput("data", f"{given} is not a folder; give the one that holds comm.csv")
         return given
-    beside = data_dir()
-    if beside is None or not (beside / "arena" / "comm.csv").is_file():
+    data = data_dir()
+    if data is None or not (data / "arena" / "comm.csv").is_file():
         raise MissingData(
             "needs the measurements of Arena's artifact; give their folder with --data"
         )
-    return beside / "arena"
+    return data / "arena"
 
 
 def _chosen(sections: str) -> list[str]:
@@ -108,6 +114,6 @@ def _chosen(sections: str) -> list[str]:
         names = [name for name in SECTIONS if name not in UNASKED]
     if unknown := [name for name in names if name not in SECTIONS]:
         raise InvalidInput(
-            "sections", f"does not know {', '.join(unknown)}; there are {', '.join(SECTIONS)}"
+            "sections", f"unknown sections {', '.join(unknown)}; choose from {', '.join(SECTIONS)}"
         )
     return names

@@ -69,10 +69,10 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
 
 def cases(rows: Iterable[Row]) -> dict[Case, list[Row]]:
     """Return the choices of each workload and GPU count that has rows on two or more GPU types."""
-    found: dict[Case, dict[str, Row]] = defaultdict(dict)
+    result: dict[Case, dict[str, Row]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.cell.nodes):
-        found[row.cell.workload, row.cell.gpus].setdefault(row.cell.gpu_type, row)
-    return {case: list(types.values()) for case, types in found.items() if len(types) > 1}
+        result[row.cell.workload, row.cell.gpus].setdefault(row.cell.gpu_type, row)
+    return {case: list(types.values()) for case, types in result.items() if len(types) > 1}
 
 
 def losses(choices: Sequence[Row]) -> list[float]:

@@ -108,7 +108,7 @@ def learned_compute(cell: Cell, cells: Sequence[Cell]) -> Floats:
 
 
 def other_sizes(cell: Cell, cells: Sequence[Cell]) -> Floats:
-    """Return roofline times, corrected by other sizes of the model, or NaN if there are none."""
+    """Return roofline times, corrected by other sizes of the model, or NaN without any."""
     others = [x for x in cells if x.key[0] == cell.key[0] and x.key[1] != cell.key[1]]
     return _corrected(cell, others)
 
@@ -264,7 +264,7 @@ def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
     model, params, gpus, stages = cell.key
     load = learned_compute(cell, cells)
     option, latency = options_of(cell.candidates), latency_of_candidates(cell, cells)
-    found = frontier(option, load, cell.comm_bytes, gpus, stages, MICRO_BATCHES)
+    result = frontier(option, load, cell.comm_bytes, gpus, stages, MICRO_BATCHES)
     fastest = best_plan(option, latency, gpus, stages)
     return {
         "section": "choice_of_plan",
@@ -273,7 +273,7 @@ def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
         "plans": len(cell.ends),
         **{name: share for name, rule in RULES.items() if np.isfinite(share := rule(cell, cells))},
         "chosen": str(cell.ends[proxy(cell, load)].tolist()),
-        "proxy_recorded": bool((cell.rows == found.proxy.rows).all(axis=1).any()),
+        "proxy_recorded": bool((cell.rows == result.proxy.rows).all(axis=1).any()),
         "searched_recorded": bool((cell.rows == fastest.rows).all(axis=1).any()),
     }
 

@@ -142,22 +142,22 @@ def _layouts(
     together: Callable[[Layout, Layout], bool],
 ) -> list[Judged]:
     """Predict each table from all tables that are not held back together with it."""
-    found = []
+    result = []
     for curve in curves:
         rest = [c for c in curves if not together(curve.layout, c.layout)]
-        found.append(_judged(Tables.of(rest, likeness[_system(curve.layout)]), curve))
-    return found
+        result.append(_judged(Tables.of(rest, likeness[_system(curve.layout)]), curve))
+    return result
 
 
 def _unseen(curves: Sequence[Curve], likeness: dict[tuple[str, str], Likeness]) -> list[Judged]:
-    found = []
+    result = []
     for gpu_type, network in sorted(likeness):
         rest = Tables.of(
             [c for c in curves if c.layout.gpu_type != gpu_type], likeness[gpu_type, network]
         )
         own = [c for c in curves if _system(c.layout) == (gpu_type, network)]
-        found += [_judged(rest, curve) for curve in own]
-    return found
+        result += [_judged(rest, curve) for curve in own]
+    return result
 
 
 def _same_place(a: Layout, b: Layout) -> bool:

@@ -110,8 +110,8 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
 def predict_rows(model: TimeModel, calibration: Iterable[Row], test: Sequence[Row]) -> list[Judged]:
     """Return predictions for the test rows for which the model has a plan."""
     learned = Calibration(model, [row.measurement for row in calibration])
-    found = learned.estimates([row.cell for row in test])
-    return [_judged(row, one) for row, one in zip(test, found, strict=True) if one is not None]
+    result = learned.estimates([row.cell for row in test])
+    return [_judged(row, one) for row, one in zip(test, result, strict=True) if one is not None]
 
 
 def _judged(row: Row, estimate: Estimate) -> Judged:
@@ -123,16 +123,16 @@ def contradictions(rows: Iterable[Row]) -> list[Row]:
     alike: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
         alike[(*row.cell.workload, row.cell.gpu_type, row.cell.gpus_per_node)].append(row)
-    found: dict[Cell, Row] = {}
+    result: dict[Cell, Row] = {}
     for group in alike.values():
         group.sort(key=lambda row: row.cell.gpus)
         for few, many in itertools.combinations(group, 2):
             gain, most = few.seconds / many.seconds, many.cell.gpus / few.cell.gpus
             if gain <= 1:
-                found[many.cell] = many
+                result[many.cell] = many
             elif gain > SUPERLINEAR * most:
-                found[few.cell] = few
-    return list(found.values())
+                result[few.cell] = few
+    return list(result.values())
 
 
 def _unseen(model: TimeModel, splits: Iterable[Split]) -> list[Judged]:
@@ -167,14 +167,14 @@ def _baselines(
     data: Path, model: TimeModel, rows: Sequence[Row], splits: Sequence[Split], ours: list[Judged]
 ) -> dict[str, Figure]:
     anchors, authors = anchors_of(rows), _authors(data / "estimates.csv")
-    found = {
+    result = {
         "linear": [one for s in splits for one in _answers(s.test, _linear(anchors))],
         "flops": [one for s in splits for one in _answers(s.test, _flops(s.calibration))],
         "authors": [one for s in splits for one in _answers(s.test, authors)],
         "uncalibrated": [one for s in splits for one in predict_rows(model, [], s.test)],
     }
     figures: dict[str, Figure] = {}
-    for name, judged in found.items():
+    for name, judged in result.items():
         answered = {one.row.cell for one in judged}
         same = [one for one in ours if one.row.cell in answered]
         figures |= {f"mape_{name}": _mape(judged), f"median_{name}": _median(judged)}
@@ -253,8 +253,8 @@ def _median(judged: Iterable[Judged]) -> float:
 def _by_count(
     name: str, judged: Sequence[Judged], middle: Callable[[list[float]], np.floating] = np.mean
 ) -> dict[str, Figure]:
-    found = {n: [one.error for one in judged if one.row.cell.gpus == n] for n in COUNTS}
-    return {f"{name}_{n}": float(middle(some)) for n, some in found.items() if some}
+    result = {n: [one.error for one in judged if one.row.cell.gpus == n] for n in COUNTS}
+    return {f"{name}_{n}": float(middle(some)) for n, some in result.items() if some}
 
 
 def _accuracies(judged: Sequence[Judged]) -> dict[str, Figure]:

@@ -194,11 +194,11 @@ def _least_absolute(columns: Floats, target: Floats, rounds: int = 20) -> Floats
     error below 2 % counts as 2 %.
     """
     weight = np.ones(len(target))
-    found = np.zeros(columns.shape[1])
+    result = np.zeros(columns.shape[1])
     for _ in range(rounds):
-        found = _least_squares(columns * weight[:, None], target * weight)
-        weight = 1 / np.sqrt(np.maximum(np.abs(columns @ found - target), 0.02))
-    return found
+        result = _least_squares(columns * weight[:, None], target * weight)
+        weight = 1 / np.sqrt(np.maximum(np.abs(columns @ result - target), 0.02))
+    return result
 
 
 def _least_squares(columns: Floats, target: Floats) -> Floats:
@@ -277,13 +277,13 @@ def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[
     groups: dict[tuple[str, Group], list[tuple[Run, float]]] = defaultdict(list)
     for run, gib in tests:
         groups[run.source, run.group].append((run, gib))
-    found: list[dict[str, Figure | str]] = []
+    result: list[dict[str, Figure | str]] = []
     for (source, group), predictions in sorted(groups.items()):
         members = [r for r in runs if r.group == group]
         measured = [r for r in members if r.measured_gib is not None]
         copies = fit_copies(measured)
         of_source = [r for r in members if r.source == source]
-        found.append(
+        result.append(
             {
                 "section": "memory",
                 "source": source,
@@ -297,7 +297,7 @@ def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[
                 "copies_gradients": float(copies[2]),
             }
         )
-    return found
+    return result
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -319,7 +319,7 @@ def _data_parallel(path: Path, searched: Sequence[Run]) -> list[Run]:
         if r["status"] == "ok":
             degree, job = int(r["dp_degree"]), _job(r)
             fits[job] = min(degree, fits.get(job, degree))
-    found = []
+    result = []
     for r in lines:
         degree, job = int(r["dp_degree"]), _job(r)
         reason = ""
@@ -332,8 +332,8 @@ def _data_parallel(path: Path, searched: Sequence[Run]) -> list[Run]:
                 reason = ELSEWHERE
         plan = Plan(layers=((0, FINE_LAYERS),), degrees=((degree, 1),), free=(False,))
         measured = float(r["mem_per_gpu_gib"]) if r["status"] == "ok" else None
-        found.append(_run("dp_memory", job, A40, plan, measured, reason))
-    return found
+        result.append(_run("dp_memory", job, A40, plan, measured, reason))
+    return result
 
 
 def _searched(path: Path) -> list[Run]:
@@ -424,7 +424,7 @@ def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates
 def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
     """Return the GiB of stages in the form of :attr:`Run.parts`, shape (2, S, 4)."""
     flights = in_flight(Schedule.ONE_F_ONE_B, len(stages), training.micro_batches)
-    found = np.zeros((len(DIVIDED), len(stages), len(UNITS)))
+    result = np.zeros((len(DIVIDED), len(stages), len(UNITS)))
     for i, states in enumerate(DIVIDED):
         for j, copies in enumerate(UNITS):
             costs = stage_costs(
@@ -439,8 +439,8 @@ def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
                 copies=copies,
             )
             whole = costs.state_bytes + flights * costs.flight_bytes + costs.working_bytes
-            found[i, :, j] = whole / GIB - (found[i, :, 0] if j else 0.0)
-    return found
+            result[i, :, j] = whole / GIB - (result[i, :, 0] if j else 0.0)
+    return result
 
 
 def _parameters_gib(graph: Graph, stages: Candidates) -> float:

@@ -106,13 +106,13 @@ def _compared(
 
     Return both comparisons, and the processor seconds with the given micro-batches.
     """
-    found: dict[Planner, dict[int, Plan]] = {}
+    result: dict[Planner, dict[int, Plan]] = {}
     seconds: dict[Planner, float] = {}
     for planner in Planner:
         start_s = time.process_time()
-        found[planner] = cells(setting, planner=planner)
+        result[planner] = cells(setting, planner=planner)
         seconds[planner] = time.process_time() - start_s
-    given = {planner: judge_planner(found[Planner.EXACT], found[planner]) for planner in OWN}
+    given = {planner: judge_planner(result[Planner.EXACT], result[planner]) for planner in OWN}
     own = {
         planner: judge_planner(
             cells(setting, micro_batches=rule),

@@ -67,9 +67,9 @@ def summary(report: Mapping[str, Any]) -> Section:
     includes the update of the weights. ``profiled_saving`` is the device seconds of measuring whole
     steps over those of profiling layers.
     """
-    found = report["comparisons"]
+    result = report["comparisons"]
     columns = {
-        name: np.array([c[name] for c in found], dtype=np.float64)
+        name: np.array([c[name] for c in result], dtype=np.float64)
         for name in (
             "summed_s",
             "passes_s",
@@ -90,7 +90,7 @@ def summary(report: Mapping[str, Any]) -> Section:
             "error": float(passes[n]),
             "step_error": float(steps[n]),
         }
-        for n, c in enumerate(found)
+        for n, c in enumerate(result)
     ]
     return Section(
         figures={

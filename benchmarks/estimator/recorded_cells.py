@@ -118,8 +118,8 @@ class Cell:
         picked = self.data_parallel == data_parallel
         inside = np.arange(LAYERS)[None] >= self.starts[picked][:, None]
         inside &= np.arange(LAYERS)[None] < self.ends[picked][:, None]
-        found: Floats = np.linalg.lstsq(inside.astype(np.float64), self.kernels_s[picked])[0]
-        return found
+        result: Floats = np.linalg.lstsq(inside.astype(np.float64), self.kernels_s[picked])[0]
+        return result
 
 
 def read_cells(data: Path) -> list[Cell]:
@@ -239,8 +239,8 @@ def _spread(stages: dict[tuple[int, int], float]) -> Floats:
     spans = np.array(list(stages))
     layer = np.arange(LAYERS)
     inside = (layer >= spans[:, :1]) & (layer < spans[:, 1:])
-    found: Floats = np.linalg.lstsq(inside.astype(np.float64), np.array(list(stages.values())))[0]
-    return found
+    result: Floats = np.linalg.lstsq(inside.astype(np.float64), np.array(list(stages.values())))[0]
+    return result
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The command ``tessera bench``, which runs a benchmark, or a small version of all of them."""
+"""``tessera bench``: run a benchmark, or a small version of each of them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ out, err = Console(), Console(stderr=True)
 
 def add(app: typer.Typer) -> None:
     """Add ``bench`` to the command line."""
-    bench = typer.Typer(help="Measure Tessera; every case prints its figures and their bounds.")
+    bench = typer.Typer(
+        help="Run benchmarks of Tessera. Each one prints its figures and their bounds."
+    )
     bench.callback(invoke_without_command=True)(_all)
-    for found in find_cases().values():
-        bench.command(found.name, help=inspect.getdoc(found.run))(_command(found))
+    for benchmark in find_cases().values():
+        bench.command(benchmark.name, help=inspect.getdoc(benchmark.run))(_command(benchmark))
     app.add_typer(bench, name="bench")
 
 
 def _all(
     context: typer.Context,
     smoke: Annotated[
-        bool, typer.Option(help="Run every case, small; exit 1 if one breaks.")
+        bool,
+        typer.Option(
+            help="Run a small version of every benchmark. The exit code is 1 if a bound does not hold."
+        ),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is not None:
@@ -67,7 +72,7 @@ def _command(found: Case) -> Callable[..., None]:
         )
         for name, flag, text in (
             ("as_json", "--json", "Print one JSON object and nothing else."),
-            ("check", "--check", "Exit 1 where a bound does not hold."),
+            ("check", "--check", "End with exit code 1 if a bound does not hold."),
         )
     ]
 
@@ -91,7 +96,7 @@ def _command(found: Case) -> Callable[..., None]:
 
 def _show(result: dict[str, Any]) -> None:
     if "skipped" in result:
-        out.print(f"{result['bench']}: skipped, {result['skipped']}", highlight=False)
+        out.print(f"{result['bench']}: skipped: {result['skipped']}", highlight=False)
         return
     if rows := result.get("table"):
         for columns in blocks(rows, out.width):
@@ -122,14 +127,14 @@ def blocks(rows: list[dict[str, Any]], width: int) -> list[list[str]]:
     def needs(column: str) -> int:
         return 2 + max(len(column), *(len(_cell(row.get(column, ""))) for row in rows))
 
-    found, left = [[first]], width - needs(first)
+    result, left = [[first]], width - needs(first)
     for column in others:
-        if needs(column) > left and len(found[-1]) > 1:
-            found.append([first])
+        if needs(column) > left and len(result[-1]) > 1:
+            result.append([first])
             left = width - needs(first)
-        found[-1].append(column)
+        result[-1].append(column)
         left -= needs(column)
-    return found
+    return result
 
 
 def _cell(value: Any) -> str:

@@ -19,46 +19,54 @@ from tessera.simulator.workloads.published import NAMES
 TraceOption = Annotated[
     str | None,
     typer.Option(
-        "--trace", help=f"A CSV, or one of {', '.join((*NAMES, SYNTHETIC))}; else Philly."
+        "--trace",
+        help=f"CSV of a trace, or one of {', '.join((*NAMES, SYNTHETIC))}. Default: Philly.",
     ),
 ]
 ProfilesOption = Annotated[
-    Path | None, typer.Option("--profiles", help="Profiles as CSV; else those of the trace.")
+    Path | None, typer.Option("--profiles", help="CSV of profiles. Default: those of the trace.")
 ]
 ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", help="A cluster of the papers; else the trace's.")
+    str | None,
+    typer.Option("--cluster", help="Name of a cluster of the papers. Default: the trace's."),
 ]
 GpusShareOption = Annotated[
-    float, typer.Option("--gpus-share", help="Share of the cluster's GPUs.")
+    float, typer.Option("--gpus-share", help="Share of the cluster's GPUs to use.")
 ]
 JobsShareOption = Annotated[
-    float, typer.Option("--jobs-share", help="Share of the trace's jobs, drawn by seed.")
+    float, typer.Option("--jobs-share", help="Share of the trace's jobs to use, drawn by seed.")
 ]
 RoundsOption = Annotated[
     int,
-    typer.Option("--rounds", min=1, help="The horizon in rounds of 300 s; jobs arrive before it."),
+    typer.Option("--rounds", min=1, help="Horizon, in rounds of 300 s. Jobs arrive before it."),
 ]
-JobsOption = Annotated[int, typer.Option("--jobs", help="Synthetic jobs.")]
+JobsOption = Annotated[int, typer.Option("--jobs", help="Number of synthetic jobs.")]
 LoadOption = Annotated[float, typer.Option("--load", help="Load of synthetic jobs on the GPUs.")]
 OnBadOption = Annotated[
-    OnBad, typer.Option("--on-bad", help="Jobs that cannot run as they were requested.")
+    OnBad, typer.Option("--on-bad", help="Treatment of jobs that cannot run as requested.")
 ]
 PoliciesOption = Annotated[
     str,
-    typer.Option("--policies", help="With commas; ilp:OBJECTIVE and greedy:OBJECTIVE are ours."),
+    typer.Option(
+        "--policies", help="Comma-separated policies. ilp:OBJECTIVE and greedy:OBJECTIVE are ours."
+    ),
 ]
 InformationOption = Annotated[
     str,
-    typer.Option("--information", help=f"What all policies see, one of {', '.join(INFORMATION)}."),
+    typer.Option(
+        "--information", help=f"Information that all policies see: one of {', '.join(INFORMATION)}."
+    ),
 ]
 DpMemoryOption = Annotated[
     Path | None,
-    typer.Option("--dp-memory", help="Memory of data parallelism as CSV; else Arena's."),
+    typer.Option("--dp-memory", help="CSV of the memory of data parallelism. Default: Arena's."),
 ]
 OverheadsOption = Annotated[
-    str, typer.Option("--overheads", help="What restarts cost; see simulator/overheads.py.")
+    str, typer.Option("--overheads", help="Costs of restarts, by name; see simulator/overheads.py.")
 ]
-SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Runs, each with other jobs.")]
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", min=1, help="Number of runs, each with other jobs.")
+]
 
 
 def asked_work(
@@ -98,9 +106,9 @@ def numbers(where: str, text: str, fits: Callable[[float], bool], what: str) -> 
         InvalidInput: a part is not a number or does not fit; the message demands ``what``.
     """
     try:
-        found = sorted({float(part) for part in split_list(text)})
+        result = sorted({float(part) for part in split_list(text)})
     except ValueError:
-        found = []
-    if not found or not all(fits(one) for one in found):
-        raise InvalidInput(where, f"{text!r} must be {what}, with commas")
-    return tuple(found)
+        result = []
+    if not result or not all(fits(one) for one in result):
+        raise InvalidInput(where, f"must be comma-separated {what}, not {text!r}")
+    return tuple(result)

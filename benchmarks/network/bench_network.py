@@ -48,43 +48,46 @@ Found = Sequence[Mapping[str, Any]]
 @in_sweep
 def network(
     *,
-    cases: Annotated[int, typer.Option(help="Cases; Crux has 1,500.", min=1)] = 200,
-    levels: Annotated[int, typer.Option(help="Levels of priority.", min=1, max=5)] = 3,
+    cases: Annotated[int, typer.Option(help="Number of cases; Crux has 1,500.", min=1)] = 200,
+    levels: Annotated[int, typer.Option(help="Number of priority levels.", min=1, max=5)] = 3,
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:
-    """Judge paths, priorities and compression by the best that all paths and levels can do (Crux 6).
+    """Compare paths, priorities and compression with the best of all paths and levels (Crux 6).
 
-    A case: 5 jobs on 2, 3, 4 or 6 whole hosts each (8 A100, four NICs of 200 Gb/s), 20 hosts at most, spread
-    under 2 to 4 ToRs; one cable of 200, 400 or 800 Gb/s from each ToR to each of 2 aggregation switches. Jobs
-    compute 0.25 to 2 s an iteration at 60 to 160 Tflop/s a GPU and send for 0.15 to 1.2 times as long over a
-    cable (both log uniform), from 0.3 to all of compute on. Every job crosses ToRs, and were all to take one
-    switch, the busiest link would be offered 1 or more; else hosts are drawn anew. The paper does not say
-    what its cases are like, so its shares and ours are not of the same cases.
+    A case has 5 jobs on 2, 3, 4 or 6 whole hosts each (8 A100, four NICs of 200 Gb/s), with 20
+    hosts at most, spread under 2 to 4 ToRs. One cable of 200, 400 or 800 Gb/s joins each ToR to
+    each of 2 aggregation switches. Jobs compute for 0.25 to 2 s an iteration at 60 to 160 Tflop/s a
+    GPU, and send for 0.15 to 1.2 times that long over a cable (both log uniform), beginning at 0.3
+    to all of compute. Every job crosses ToRs. If all took one switch, the busiest link would be
+    offered 1 or more; otherwise the hosts are drawn again. The paper does not describe its cases,
+    so its shares and ours are not of the same cases.
 
-    All of a job's traffic takes one aggregation switch, so there are 32 choices of paths. With each of them
-    all ways to order 5 jobs, equals allowed, are played: that covers the 120 orders and all their levels.
-    Windows are doubled until 99 % of the work found changes by 0.2 % at most; ``unsettled`` counts cases
-    where 1,600 iterations of the slowest job were not enough.
+    All of a job's traffic takes one aggregation switch, so there are 32 choices of paths. With each
+    of them, all ways to order 5 jobs, with ties, are played. This covers the 120 orders and all
+    their levels. Windows are doubled until 99 % of the work found changes by 0.2 % at most;
+    ``unsettled`` counts the cases in which 1,600 iterations of the slowest job were not enough.
 
-    Each part is judged with the others at their best. ``paths_share``: the best levels on these paths.
-    ``priorities_share``: the best levels that invert none of this order, on the best paths;
-    ``orders_share`` is harder, a level for each job, on the best paths for that. ``compression_share``:
-    these levels of the best order on the best paths; ``crowded_share`` is harder, all jobs on one switch,
-    beside the best levels there. ``all_share``: whole plans. ``*_p5``: the 5th percentile. Ours are the
-    default options, ``plain`` is Crux as the paper has it, ``swaps`` tries orders on the engine and not
-    paths; ``crux-pa`` and ``crux-ps-pa`` have 5 levels and are judged by the best at any. The shifts of
-    ``cassini`` are made once and never again.
+    Each part is judged with the others at their best. ``paths_share``: the best levels on these
+    paths. ``priorities_share``: the best levels that do not invert this order, on the best paths.
+    ``orders_share`` is harder: a level for each job, on the best paths for that.
+    ``compression_share``: these levels of the best order, on the best paths. ``crowded_share`` is
+    harder: all jobs on one switch, compared with the best levels there. ``all_share``: whole plans.
+    ``*_p5``: the 5th percentile. Ours are the default options, ``plain`` is Crux as in the paper,
+    and ``swaps`` tries orders on the engine, but not paths. ``crux-pa`` and ``crux-ps-pa`` have 5
+    levels and are compared with the best at any number of levels. The shifts of ``cassini`` are
+    made once and never again.
 
-    Bounds: 97.69, 97.24 and 97.12 % are the paper's for ``plain``, 99 % was set as the aim for what is
-    tried on the engine. Shares of fewer than 100 cases, or at other levels than 3, are not judged.
-    ``above_optimum`` counts shares above 1 of what was among all that was tried: there can be none.
-    ``violations`` are what the checker of plans finds, baselines' included.
+    Bounds: 97.69, 97.24 and 97.12 % are the paper's, for ``plain``; 99 % was set as the aim for
+    what is tried on the engine. Shares of fewer than 100 cases, or at other levels than 3, are not
+    judged. ``above_optimum`` counts shares above 1 of plans that were among those tried; there can
+    be none. ``violations`` counts those that the checker of plans finds, including the baselines'.
 
-    Also in the table: plans where each iteration's compute varies by 5 % (beside what is best without); k by
-    3 reference jobs (``references``); on one case of four, placement chosen of 3 together with
-    paths (beside the best of all three), and the same jobs on a torus of as many hosts, where flows choose
-    paths one by one and shares are of the best found; and what a fairness floor costs.
+    The table also has: plans where each iteration's compute varies by 5 % (compared with the best
+    plan without variation); k by 3 reference jobs (``references``); on one case of four, a
+    placement chosen from 3 together with paths (compared with the best of all three), and the same
+    jobs on a torus with the same number of hosts, where flows choose paths one by one and shares
+    are of the best found; and the cost of a fairness floor.
     """
     tasks = [
         Task(

@@ -47,21 +47,26 @@ EVENTS_A_JOB: Final = 2
 
 @case("network-control", smoke={"hosts": 24}, control_share=("<=", 1e-4))
 def network_control(
-    hosts: Annotated[int, typer.Option(help="Of 8 GPUs, an agent each.", min=2)] = 250,
-    jobs_a_day: Annotated[float, typer.Option(help="That start, and end.", min=1.0)] = 360.0,
+    hosts: Annotated[
+        int, typer.Option(help="Number of hosts with 8 GPUs and an agent each.", min=2)
+    ] = 250,
+    jobs_a_day: Annotated[
+        float, typer.Option(help="Number of jobs that start, and end, in a day.", min=1.0)
+    ] = 360.0,
     seed: int = 0,
 ) -> Report:
-    """Measure the messages of a re-plan against the traffic of the jobs that it is about.
+    """Compare the messages of a re-plan with the traffic of the jobs that it concerns.
 
-    Jobs of the trace's workload (``benchmarks/network/workload.py``) fill a two-layer Clos, first come
-    first served. The network is planned for them all, then without the last: what agents are sent then is a
-    re-plan's. Its bytes are every agent's whole desired state, as its revision is another, and every agent's
-    answer, with the frames around each; a job of a user carries no command here. Jobs' traffic is what
-    leaves their hosts by NICs, at the rates that the fluid engine gives them under this plan.
+    Jobs of the trace's workload (``benchmarks/network/workload.py``) fill a two-layer Clos, first
+    come, first served. The network is planned for all of them, then without the last one. The
+    messages to agents for the second plan are those of a re-plan. Its bytes are every agent's whole
+    desired state, because its revision changes, and every agent's answer, with the frames around
+    each. A user's job carries no command here. The jobs' traffic is what leaves their hosts through
+    NICs, at the rates that the fluid engine gives them under this plan.
 
-    ``control_share`` (at most 0.01 %, as in Crux 5) is of bytes a second, with a re-plan at each start and
-    each end. ``each_second_share``: were there one each second. ``network_bytes`` is what of a re-plan's
-    messages the network's part adds.
+    ``control_share`` (at most 0.01 %, as in Crux 5) is the share of bytes a second, with a re-plan
+    at each start and each end. ``each_second_share`` assumes a re-plan each second.
+    ``network_bytes`` is the part of a re-plan's messages that the network adds.
     """
     topology = two_layer(hosts)
     gangs, sends = fill_cluster(topology, seed)
@@ -72,8 +77,8 @@ def network_control(
     took_s = time.perf_counter() - began_s
     parts = {d.job: d for d in outcome.decisions}
     sent, plain = (
-        sum(map(_bytes, _messages(topology, snapshot, running[:-1], found, outcome.levels)))
-        for found in (parts, None)
+        sum(map(_bytes, _messages(topology, snapshot, running[:-1], result, outcome.levels)))
+        for result in (parts, None)
     )
     traffic = _sent_bytes_per_s(topology, gangs, sends, parts)
     share = sent / traffic
@@ -210,10 +215,10 @@ def _messages(
         )
         for node, _ in r.gang.members:
             here[node].append(gang)
-    found: list[agents_pb2.ServerMessage | agents_pb2.AgentMessage] = []
+    result: list[agents_pb2.ServerMessage | agents_pb2.AgentMessage] = []
     for host, gangs in zip(topology.hosts, here, strict=True):
         state = Desired(revision=10**6, gangs=tuple(gangs), network_levels=levels if parts else 0)
-        found.append(agents_pb2.ServerMessage(desired=of_desired(state, {host}), lease_from_s=1e6))
+        result.append(agents_pb2.ServerMessage(desired=of_desired(state, {host}), lease_from_s=1e6))
         seen = [
             agents_pb2.ObservedGang(
                 job=gang.spec.name,
@@ -225,12 +230,12 @@ def _messages(
             )
             for gang in gangs
         ]
-        found.append(
+        result.append(
             agents_pb2.AgentMessage(
                 observed=agents_pb2.Observed(gangs=seen, revision=10**6), said_s=1e6
             )
         )
-    return found
+    return result
 
 
 def _bytes(message: agents_pb2.ServerMessage | agents_pb2.AgentMessage) -> int:

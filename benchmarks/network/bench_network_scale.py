@@ -57,32 +57,41 @@ class Settings:
     violations=("==", 0),
 )
 def network_scale(
-    jobs: Annotated[int, typer.Option(help="Jobs that train at once.", min=2)] = 5_000,
-    levels: Annotated[int, typer.Option(help="Levels to compress to.", min=1, max=8)] = 8,
-    samples: Annotated[int, typer.Option(help="Topological orders that are cut.", min=1)] = 10,
-    repeats: Annotated[int, typer.Option(help="Times each is done; medians count.", min=1)] = 3,
+    jobs: Annotated[
+        int, typer.Option(help="Number of jobs that train at the same time.", min=2)
+    ] = 5_000,
+    levels: Annotated[
+        int, typer.Option(help="Number of priority levels after compression.", min=1, max=8)
+    ] = 8,
+    samples: Annotated[int, typer.Option(help="Number of topological orders to cut.", min=1)] = 10,
+    repeats: Annotated[
+        int, typer.Option(help="Number of repetitions, of which the median counts.", min=1)
+    ] = 3,
     seed: int = 0,
 ) -> Report:
-    """Time the compression of priorities, and whole re-plans, of jobs on a two-layer Clos.
+    """Time the compression of priorities, and whole re-plans, for jobs on a two-layer Clos.
 
-    Hosts are those of Crux's testbed (8 A100, four NICs of 200 Gb/s), 32 to a ToR; each ToR is joined to each
-    of 16 aggregation switches by 800 Gb/s; there are as many ToRs as the jobs need. Jobs reduce gradients in
-    rings over hosts, one for each GPU of a host. In ``packed`` and ``scattered`` two thirds of the jobs fit a
-    host, and hosts of a job lie side by side, or anywhere; in ``crossing`` no job fits a host and hosts lie
-    anywhere. ``half`` and ``one-link`` are no networks, but graphs denser than theirs: half of all pairs of
-    jobs meet, and all on one link.
+    Hosts are those of Crux's testbed (8 A100, four NICs of 200 Gb/s), 32 to a ToR. Each ToR is
+    joined to each of 16 aggregation switches by 800 Gb/s, and there are as many ToRs as the jobs
+    need. Jobs reduce gradients in rings over hosts, one ring for each GPU of a host. In ``packed``
+    and ``scattered``, two thirds of the jobs fit on a host, and the hosts of a job are adjacent, or
+    anywhere. In ``crossing``, no job fits on a host, and its hosts are anywhere. ``half`` and
+    ``one-link`` are not networks but denser graphs: half of all pairs of jobs share links, and all
+    jobs share one link.
 
-    ``compress_s`` (at most 1) is the longest of the three networks', from demands on the paths of a re-plan
-    to levels: the graph, the dynamic program on each of m orders, minimum cuts from the best of them.
-    ``dense_s`` is ``half``'s. ``replan_s`` (at most 10) is the longest whole re-plan, by its default options;
-    ``violations`` are what the checker finds in these plans. ``plain_ratio``: how many times longer the
-    O(n^2 K) program takes than ours for the same cut of ``crossing``; ``differ`` counts graphs where the two
-    do not cut alike. ``unproven`` counts the networks whose levels are not proven to lose least.
+    ``compress_s`` (at most 1) is the longest time of the three networks from demands on the paths
+    of a re-plan to levels: the graph, the dynamic program on each of m orders, and minimum cuts
+    from the best of them. ``dense_s`` is that of ``half``. ``replan_s`` (at most 10) is the longest
+    whole re-plan with its default options; ``violations`` counts those that the checker finds in
+    these plans. ``plain_ratio`` is how many times longer the O(n^2 K) program takes than ours for
+    the same cut of ``crossing``; ``differ`` counts graphs where the two cuts differ. ``unproven``
+    counts the networks whose levels are not proven to lose the least.
 
-    In the table, ``vertices`` are jobs that meet others, and ``degree`` is how many each of them meets;
-    ``*_lost`` is the share of the intensity at stake that stays inside levels: of the best cut of the order
-    of urgency alone, of the best of m orders, and of the levels returned. Times at other options than the
-    defaults have no bounds; ``*_cpu_s`` are the processor's, which other programs disturb less.
+    In the table, ``vertices`` are jobs that share links with others, and ``degree`` is the number
+    of jobs with which each of them does. ``*_lost`` is the share of the intensity at stake that
+    stays inside levels: for the best cut of the order of urgency alone, for the best of m orders,
+    and for the levels returned. Times with other options than the defaults have no bounds.
+    ``*_cpu_s`` are processor seconds, which other programs disturb less.
     """
     s = Settings(jobs=jobs, levels=levels, samples=samples, repeats=repeats, seed=seed)
     _row("warm", crowds.crossing(FEW, seed), s)
@@ -125,7 +134,7 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
         demand, order = demand_of(network, plan.chosen), plan.order
     else:
         demand, order = graph, order_of(graph.intensity)
-    found, row["compress_s"], row["compress_cpu_s"] = _timed(
+    result, row["compress_s"], row["compress_cpu_s"] = _timed(
         lambda: compression_of(demand, order, s.levels, samples=s.samples, seed=s.seed), s.repeats
     )
     dag, row["dag_s"], _ = _timed(lambda: dag_of(demand, order), s.repeats)
@@ -144,8 +153,8 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
         "largest": int(largest),
         "urgency_lost": dag.lost(one.level) / stake,
         "orders_lost": dag.lost(best.level) / stake,
-        "lost": found.lost / stake,
-        "proven": found.proven,
+        "lost": result.lost / stake,
+        "proven": result.proven,
         **_beside_plain(dag, s.levels, s.repeats),
     }
 
@@ -166,7 +175,7 @@ def _timed(work: Callable[[], Found], repeats: int) -> tuple[Found, float, float
     wall_s, cpu_s = [], []
     for _ in range(repeats):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        found = work()
+        result = work()
         wall_s.append(time.perf_counter() - began_s)
         cpu_s.append(time.process_time() - began_cpu_s)
-    return found, statistics.median(wall_s), statistics.median(cpu_s)
+    return result, statistics.median(wall_s), statistics.median(cpu_s)

@@ -53,33 +53,46 @@ class Window:
 )
 def network_testbed(
     *,
-    mechanisms: Annotated[str, typer.Option(help="Compared with ECMP, with commas.")] = COMPARED,
-    variants: Annotated[str, typer.Option(help="How jobs train.")] = ",".join(VARIANTS),
-    scenarios: Annotated[str, typer.Option(help="Those whose names hold this.")] = "",
-    draws: Annotated[int, typer.Option(help="ECMP hashes, each with other phases.", min=1)] = 10,
-    iterations: Annotated[int, typer.Option(help="Of the slowest job, counted.", min=1)] = 100,
+    mechanisms: Annotated[
+        str, typer.Option(help="Comma-separated mechanisms to compare with ECMP.")
+    ] = COMPARED,
+    variants: Annotated[
+        str, typer.Option(help="Comma-separated variants of how jobs train.")
+    ] = ",".join(VARIANTS),
+    scenarios: Annotated[
+        str, typer.Option(help="Run only scenarios whose names contain this.")
+    ] = "",
+    draws: Annotated[
+        int, typer.Option(help="Number of ECMP hashes, each with other phases.", min=1)
+    ] = 10,
+    iterations: Annotated[
+        int, typer.Option(help="Number of iterations of the slowest job that are counted.", min=1)
+    ] = 100,
     seed: int = 0,
 ) -> Report:
-    """Play the testbed's scenarios (Crux 6): 12 hosts of 8 A100, 6 ToRs, 8 aggregation switches, 100 Gb/s.
+    """Simulate Crux's testbed (Crux 6): 12 hosts of 8 A100, 6 ToRs, 8 aggregation switches, 100 Gb/s.
 
-    Path contention: a GPT on 32 GPUs under four ToRs and one to four BERTs on 8, each on halves of two hosts
-    under the same ToRs. Four-job mix: a GPT on 48, two BERTs on 16, two ResNets on 8 across hosts. PCIe: a
-    BERT and a ResNet that share the PCIe switches and NICs of two hosts under one ToR; the same on hosts
-    without NVLink (two switches, two NICs of 100 Gb/s); a larger BERT and two ResNets that share those of
-    four hosts and the paths between. Co-located: the GPT and a BERT on 16.
+    Path contention: a GPT on 32 GPUs under four ToRs, and one to four BERTs on 8, each on halves of
+    two hosts under the same ToRs. Four-job mix: a GPT on 48, two BERTs on 16, and two ResNets on 8
+    across hosts. PCIe: a BERT and a ResNet that share the PCIe switches and NICs of two hosts under
+    one ToR; the same on hosts without NVLink (two switches, two NICs of 100 Gb/s); a larger BERT
+    and two ResNets that share those of four hosts and the paths between them. Co-located: the GPT
+    and a BERT on 16.
 
-    Models are those of ``estimator/families.py``, with nothing fitted; GPT's iteration alone
-    (``gpt_alone_s``) stands beside the paper's 1.53 s. ``published`` has GPT's published batch of 16
-    sequences a GPU, with which it computes more than twice as long, so that its neighbours weigh less than
-    half as much; ``shorter`` has 6, with which its iteration is nearest to the paper's; ``bare`` has 6, and
-    no communication is hidden behind compute, which is the other end of what models do.
+    Models are those of ``estimator/families.py``, with nothing fitted. GPT's iteration alone
+    (``gpt_alone_s``) is compared with the paper's 1.53 s. ``published`` has GPT's published batch
+    of 16 sequences a GPU. With it, GPT computes more than twice as long, so its neighbours weigh
+    less than half as much. ``shorter`` has 6, with which its iteration is nearest to the paper's.
+    ``bare`` has 6, and no communication is hidden behind compute, which is the other extreme of
+    what models do.
 
-    A row is a job under a mechanism: ``alone_s`` is an iteration alone, paths chosen, ``jct`` the change of
-    its iteration time against ECMP's mean over ``draws`` hashes and phases. ``all`` is the flop of all jobs:
-    ``gain`` over ECMP's mean, ``gain_low`` and ``gain_high`` over its best and its worst draw; ``of_held``
-    over the peak of their GPUs. ``ideal`` is the gain if no job met another. Figures: the range of gains over
-    the scenarios of a kind, after the variant; GPT's iteration alone, and beside the BERT under ECMP (the
-    paper: 1.70 s).
+    A row is a job under a mechanism: ``alone_s`` is an iteration alone with chosen paths, and
+    ``jct`` the change of its iteration time against ECMP's mean over ``draws`` hashes and phases.
+    ``all`` is the flop of all jobs: ``gain`` over ECMP's mean, ``gain_low`` and ``gain_high`` over
+    its best and its worst draw, and ``of_held`` over the peak of their GPUs. ``ideal`` is the gain
+    if no job shared a link with another. Figures: the range of gains over the scenarios of a kind,
+    named after the variant, and GPT's iteration time, alone and together with the BERT under ECMP
+    (the paper: 1.70 s).
     """
     window = Window(iterations=iterations, draws=draws, seed=seed)
     chosen = split_list(mechanisms)
@@ -93,7 +106,9 @@ def network_testbed(
     ]
     if not wanted:
         names = ", ".join(one.name for one in SCENARIOS)
-        raise InvalidInput("--scenarios", f"no name holds {scenarios!r}; there are {names}")
+        raise InvalidInput(
+            "--scenarios", f"no scenario's name contains {scenarios!r}; choose from {names}"
+        )
     table: list[dict[str, Figure | str]] = []
     for at in steps(len(wanted), "scenarios"):
         table += rows(*wanted[at], chosen, window)
@@ -108,7 +123,7 @@ def rows(
     met, _ = contention(network, jobs)
     alone = best_alone(network, jobs)
     ecmp = np.stack([_rates(met, "ecmp", draw, window) for draw in range(window.draws)])
-    found: list[dict[str, Figure | str]] = []
+    result: list[dict[str, Figure | str]] = []
     for name in ("ecmp", *names):
         rate = np.stack([_rates(met, name, draw, window) for draw in range(window.draws)])
         shown: dict[str, Figure | str] = {
@@ -117,7 +132,7 @@ def rows(
             "mechanism": name,
         }
         work, before = rate @ met.work_flop, ecmp @ met.work_flop
-        found.append(
+        result.append(
             shown
             | {
                 "job": "all",
@@ -131,7 +146,7 @@ def rows(
         )
         for at, job in enumerate(met.jobs):
             took_s = 1 / rate[:, at].mean()
-            found.append(
+            result.append(
                 shown
                 | {
                     "job": job,
@@ -140,7 +155,7 @@ def rows(
                     "jct": float(took_s * ecmp[:, at].mean() - 1),
                 }
             )
-    return found
+    return result
 
 
 def best_alone(network: Topology, jobs: Sequence[NetworkJob]) -> Floats:
@@ -169,18 +184,18 @@ def _rates(met: Contention, name: str, draw: int, window: Window) -> Floats:
 
 def _figures(table: Sequence[Mapping[str, Figure | str]]) -> dict[str, Figure]:
     gains: dict[str, list[float]] = {}
-    found: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     for row in table:
         kind = str(row["scenario"]).split(",")[0].lower().replace(" ", "_").replace("-", "_")
         way, label = str(row["variant"]), LABELS.get(str(row["mechanism"]))
         if row["job"] == "all" and label:
             gains.setdefault(f"{way}_{kind}_{label}_gain", []).append(float(row["gain"]))
         if row["job"] == "gpt" and kind == "co_located" and row["mechanism"] == "ecmp":
-            found[f"{way}_gpt_alone_s"] = float(row["alone_s"])
-            found[f"{way}_gpt_beside_bert_s"] = float(row["iteration_s"])
+            result[f"{way}_gpt_alone_s"] = float(row["alone_s"])
+            result[f"{way}_gpt_beside_bert_s"] = float(row["iteration_s"])
     for key, values in gains.items():
         if min(values) < max(values):
-            found |= {f"{key}_least": min(values), f"{key}_most": max(values)}
+            result |= {f"{key}_least": min(values), f"{key}_most": max(values)}
         else:
-            found[key] = values[0]
-    return found
+            result[key] = values[0]
+    return result

@@ -68,62 +68,87 @@ Runs = Mapping[Played, Mapping[str, Any]]
 @in_sweep
 def network_trace(
     *,
-    days: Annotated[float, typer.Option(help="Length of the trace; Crux's has 14.", min=0.0)] = 0.5,
-    jobs_a_day: Annotated[float, typer.Option(help="Jobs that come in a day.", min=0.0)] = 360.0,
-    gpus: Annotated[int, typer.Option(help="GPUs, 8 a host.", min=8)] = 2_000,
-    demand: Annotated[float, typer.Option(help="Share of the GPUs wanted on average.")] = 0.6,
+    days: Annotated[
+        float, typer.Option(help="Length of the trace in days; Crux's has 14.", min=0.0)
+    ] = 0.5,
+    jobs_a_day: Annotated[
+        float, typer.Option(help="Number of jobs that arrive in a day.", min=0.0)
+    ] = 360.0,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs, 8 on each host.", min=8)] = 2_000,
+    demand: Annotated[
+        float, typer.Option(help="Average share of the GPUs that jobs request.")
+    ] = 0.6,
     largest: Annotated[int, typer.Option(help="GPUs of the largest job.", min=1)] = 512,
-    levels: Annotated[int, typer.Option(help="Levels of priority.", min=1, max=8)] = 8,
-    mechanisms: Annotated[str, typer.Option(help="With commas.")] = ",".join(names()),
-    stacked: Annotated[str, typer.Option(help="Those under job schedulers.")] = STACKED,
-    fabrics: Annotated[str, typer.Option(help="Networks.")] = ",".join(FABRICS),
+    levels: Annotated[int, typer.Option(help="Number of priority levels.", min=1, max=8)] = 8,
+    mechanisms: Annotated[str, typer.Option(help="Comma-separated mechanisms.")] = ",".join(
+        names()
+    ),
+    stacked: Annotated[
+        str, typer.Option(help="Comma-separated mechanisms to run under job schedulers.")
+    ] = STACKED,
+    fabrics: Annotated[str, typer.Option(help="Comma-separated networks.")] = ",".join(FABRICS),
     schedulers: Annotated[
-        str, typer.Option(help="Job schedulers, on the first network; empty: none.")
+        str, typer.Option(help="Comma-separated job schedulers on the first network. Empty: none.")
     ] = ("hived,muri"),
     beside: Annotated[
-        str, typer.Option(help="Judged on the jobs of plain Crux at each time; empty: none.")
+        str,
+        typer.Option(
+            help="Comma-separated mechanisms to judge on the jobs of plain Crux at each time. Empty: none."
+        ),
     ] = f"ecmp,{UNCOMPRESSED}",
     noises: Annotated[
-        str, typer.Option(help="Errors of t, so judged on the first network.")
+        str,
+        typer.Option(
+            help="Comma-separated errors of t, judged in the same way on the first network."
+        ),
     ] = "0.05,0.1,0.2",
     background: Annotated[
-        float, typer.Option(help="Share of links beyond hosts that storage takes.", min=0.0)
+        float, typer.Option(help="Share of the links beyond hosts that storage uses.", min=0.0)
     ] = 0.0,
-    speed: Annotated[float, typer.Option(help="Of links between switches, a factor.")] = 1.0,
+    speed: Annotated[
+        float, typer.Option(help="Factor on the speed of links between switches.")
+    ] = 1.0,
     window: Annotated[
-        float, typer.Option(help="Iterations of the longest for which jobs that meet are played.")
+        float,
+        typer.Option(
+            help="Number of iterations of the longest job for which jobs that share links are simulated."
+        ),
     ] = 20.0,
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:
-    """Run jobs that come and go over two weeks, or the first hours of them, on 2,000 GPUs (Crux 6).
+    """Run jobs that arrive and end over two weeks, or over their first hours, on 2,000 GPUs (Crux 6).
 
-    Networks: a two-layer Clos of 173 ToRs and 16 aggregation switches, 100 Gb/s a cable; a double-sided one
-    of 6 ToRs, 12 aggregation switches and 32 cores, 2 : 1 oversubscribed at its ToRs. What we have of the
-    paper gives neither link speeds nor wiring, placement, sizes of models or batches, so its absolute figures
-    cannot be had again; hosts are its testbed's, all else is ours and stands in ``benchmarks/network``
-    (``fabrics.py``, ``workload.py``) and ``estimator/families.py``. Jobs are drawn by seed; every run has the
-    same ones. They are placed first fit; on the first network also by HiveD, and by Muri, read for whole
-    GPUs. A plan follows each start and end. What is done until the days are over counts: the paper's U_T.
+    Networks: a two-layer Clos of 173 ToRs and 16 aggregation switches, 100 Gb/s a cable; a
+    double-sided one of 6 ToRs, 12 aggregation switches and 32 cores, 2 : 1 oversubscribed at its
+    ToRs. Our sources on the paper give no link speeds, wiring, placement, sizes of models or
+    batches, so its absolute figures cannot be reproduced. Hosts are those of its testbed.
+    Everything else is ours and is defined in ``benchmarks/network`` (``fabrics.py``,
+    ``workload.py``) and ``estimator/families.py``. Jobs are drawn by seed, and every run has the
+    same ones. They are placed first fit; on the first network also by HiveD, and by Muri, adapted
+    to whole GPUs. A plan follows each start and end. The work done until the days are over counts:
+    the paper's U_T.
 
-    In the table, ``of_all`` is flop done over the peak of all GPUs, ``of_held`` over that of GPUs that jobs
-    held, ``computing_of_held`` the share of their time in which they computed. ``gain`` is flop done over
-    that of ECMP under the same scheduler, less 1. ``jct_mean_s`` and ``jct_p95_s`` are of jobs that ended in
-    all runs of that network and scheduler. ``slowdown`` is over the job alone on the same paths: a job's own
-    flows that collide are not in it. ``link_use`` is over links that were ever used. ``contended_*``: jobs
-    that ever shared a link, their share of GPUs asked for, and GPU time in which they did. ``stale`` is the
-    share of time that planning took, in which the plan before would still be in force.
+    In the table, ``of_all`` is the flop done over the peak of all GPUs, ``of_held`` over that of
+    the GPUs that jobs held, and ``computing_of_held`` the share of their time in which they
+    computed. ``gain`` is the flop done over that of ECMP under the same scheduler, less 1.
+    ``jct_mean_s`` and ``jct_p95_s`` are of the jobs that ended in all runs of that network and
+    scheduler. ``slowdown`` is relative to the job alone on the same paths, so it does not include
+    collisions among a job's own flows. ``link_use`` is over the links that were ever used.
+    ``contended_*``: the jobs that ever shared a link, their share of the requested GPUs, and the
+    GPU time in which they did. ``stale`` is the share of time that planning took, during which the
+    previous plan would still be in force.
 
-    Whoever ends a little earlier changes who runs beside whom, so two runs differ by chance, too. So under
-    plain Crux other plans are judged at each time on the very jobs that then run: those of ``beside``, and
-    its own where t is off by a factor that each job keeps all its life (``noises``: the standard deviation of
-    its logarithm).
+    Which jobs run together changes when a job ends a little earlier, so two runs also differ by
+    chance. Therefore, further mechanisms are judged under plain Crux at each time, on exactly the
+    jobs that then run, and so is its own plan when t is wrong by a factor that each job keeps all
+    its life (``noises``: the standard deviation of its logarithm).
 
-    Figures: gains of plain Crux (``crux``) and of ours (``ours``: paths and orders of small groups tried on
-    the engine) over ECMP and over the best other mechanism, by network; points of ``of_held``, as the paper
-    counts; the gain under each job scheduler. On the same jobs at the same times: ``compression_loss`` (at
-    most 0.005), the largest share of flop lost to ``levels`` against a level for each job; ``noise_*_loss``;
-    ``*_beside_ecmp_gain`` of plain Crux.
+    Figures: gains of plain Crux (``crux``) and of ours (``ours``: paths and orders of small groups
+    tried on the engine) over ECMP and over the best other mechanism, by network; points of
+    ``of_held``, as the paper counts; the gain under each job scheduler. On the same jobs at the
+    same times: ``compression_loss`` (at most 0.005), the largest share of flop lost to ``levels``
+    compared with a level for each job; ``noise_*_loss``; ``*_beside_ecmp_gain`` of plain Crux.
     """
     workload = Workload(
         days=days, jobs_a_day=jobs_a_day, gpus=gpus, demand=demand, largest=largest, seed=seed
@@ -131,7 +156,11 @@ def network_trace(
     alone, under = split_list(mechanisms, names()), split_list(stacked, names())
     nets = split_list(fabrics, tuple(FABRICS))
     stack = split_list(schedulers, SCHEDULERS) if schedulers else []
-    errors = [n for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "in [0, 1)") if n > 0]
+    errors = [
+        n
+        for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "numbers from 0 to below 1")
+        if n > 0
+    ]
     judged = tuple(split_list(beside, names())) if beside else ()
 
     def asked(fabric: str, name: str, scheduler: str = ALONE) -> Played:
@@ -151,8 +180,8 @@ def network_trace(
 
     wanted = [asked(net, name) for net in nets for name in alone]
     wanted += [asked(nets[0], name, scheduler=way) for way in stack for name in under]
-    found = sweep.run([one.task() for one in wanted])
-    runs = {one: found[one.name] for one in wanted}
+    result = sweep.run([one.task() for one in wanted])
+    runs = {one: result[one.name] for one in wanted}
     return Report(seed=seed, figures=figures(runs), table=rows(runs))
 
 
@@ -178,7 +207,7 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
 def figures(runs: Runs) -> dict[str, Figure]:
     """Return the gains, the loss to compression and the loss to noise."""
     done = {(o.fabric, o.scheduler, o.mechanism): run for o, run in runs.items()}
-    found: dict[str, Figure] = {}
+    result: dict[str, Figure] = {}
     losses = []
     for fabric in dict.fromkeys(one.fabric for one in runs):
         key = _key(fabric)
@@ -186,31 +215,33 @@ def figures(runs: Runs) -> dict[str, Figure]:
         others = {m: x for m, x in flop.items() if not m.startswith("crux")}
         for label, name in (("crux", PLAIN), ("ours", OURS)):
             if name in flop and others:
-                found[f"{key}_{label}_gain_over_best_other"] = flop[name] / max(others.values()) - 1
+                result[f"{key}_{label}_gain_over_best_other"] = (
+                    flop[name] / max(others.values()) - 1
+                )
             if name in flop and "ecmp" in flop:
                 run, ecmp = done[fabric, ALONE, name], done[fabric, ALONE, "ecmp"]
-                found[f"{key}_{label}_gain"] = flop[name] / flop["ecmp"] - 1
-                found[f"{key}_{label}_points"] = 100 * (run["of_held"] - ecmp["of_held"])
+                result[f"{key}_{label}_gain"] = flop[name] / flop["ecmp"] - 1
+                result[f"{key}_{label}_points"] = 100 * (run["of_held"] - ecmp["of_held"])
         beside = done[fabric, ALONE, PLAIN]["beside_flop"] if PLAIN in flop else {}
         for name, other in beside.items():
             if name == UNCOMPRESSED:
                 losses.append(1 - flop[PLAIN] / other)
             elif name in names():
-                found[f"{key}_beside_{_key(name)}_gain"] = flop[PLAIN] / other - 1
+                result[f"{key}_beside_{_key(name)}_gain"] = flop[PLAIN] / other - 1
             else:
-                found[f"{name.replace(' ', '_')}_loss"] = 1 - other / flop[PLAIN]
+                result[f"{name.replace(' ', '_')}_loss"] = 1 - other / flop[PLAIN]
     if losses:
-        found["compression_loss"] = max(losses)
+        result["compression_loss"] = max(losses)
     for (fabric, scheduler, name), run in done.items():
         label = {PLAIN: "crux", OURS: "ours"}.get(name, "")
         if label and scheduler != ALONE and (fabric, scheduler, "ecmp") in done:
             over = run["flop"] / done[fabric, scheduler, "ecmp"]["flop"] - 1
-            found[f"{scheduler}_{label}_gain"] = over
+            result[f"{scheduler}_{label}_gain"] = over
     ours = [run for (_, _, name), run in done.items() if name == OURS]
     if ours:
-        found["replan_worst_s"] = max(run["slowest_plan_s"] for run in ours)
-    found["jobs"] = max(run["statistics"]["jobs"] for run in runs.values())
-    return found
+        result["replan_worst_s"] = max(run["slowest_plan_s"] for run in ours)
+    result["jobs"] = max(run["statistics"]["jobs"] for run in runs.values())
+    return result
 
 
 def _key(name: str) -> str:
@@ -232,12 +263,12 @@ def _common_jct_s(runs: Runs) -> dict[Played, np.ndarray]:
     together: dict[tuple[str, str], list[Played]] = {}
     for one in runs:
         together.setdefault((one.fabric, one.scheduler), []).append(one)
-    found: dict[Played, np.ndarray] = {}
+    result: dict[Played, np.ndarray] = {}
     for group in together.values():
         jct_s = np.array([_floats(runs[one]["jct_s"]) for one in group])
         ended = np.isfinite(jct_s).all(axis=0)
-        found |= {one: jct_s[at, ended] for at, one in enumerate(group)}
-    return found
+        result |= {one: jct_s[at, ended] for at, one in enumerate(group)}
+    return result
 
 
 def _floats(values: Sequence[float | None]) -> list[float]:

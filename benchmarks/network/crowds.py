@@ -88,34 +88,34 @@ def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> C
         tor_bytes_per_s=TOR_BYTES_PER_S,
     )
     taken = np.zeros(len(names), np.int64)
-    found = []
+    result = []
     for number, (size, room) in enumerate(zip(gpus.tolist(), rooms, strict=True)):
         each = min(size, HOST_GPUS)
         gang = []
         for host in place[room].tolist():
             gang.append((names[host], tuple(range(taken[host], taken[host] + each))))
             taken[host] += each
-        found.append(
+        result.append(
             NetworkJob(name=f"job-{number}", gang=tuple(gang), traffic=_traffic(size, rng))
         )
-    return contention(topology, found)[0]
+    return contention(topology, result)[0]
 
 
 def _rooms(gpus: Ints) -> list[list[int]]:
     """Return each job's hosts, numbered from 0. Small jobs share hosts; larger jobs do not."""
     following, shared, free = 0, 0, 0
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for size in gpus.tolist():
         if size < HOST_GPUS:
             if free < size:
                 shared, free, following = following, HOST_GPUS, following + 1
             free -= size
-            found.append([shared])
+            result.append([shared])
         else:
             count = size // HOST_GPUS
-            found.append(list(range(following, following + count)))
+            result.append(list(range(following, following + count)))
             following += count
-    return found
+    return result
 
 
 def _traffic(gpus: int, rng: np.random.Generator) -> Traffic:

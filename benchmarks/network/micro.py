@@ -106,7 +106,7 @@ def judged_many(
     seed: int, first: int, count: int, levels: int, torus_every: int, placements_every: int
 ) -> dict[str, Any]:
     """Return the results of ``count`` cases from ``first`` on, as a task of a sweep."""
-    found = [
+    result = [
         judge_case(
             seed,
             number,
@@ -118,7 +118,7 @@ def judged_many(
     ]
     return {
         "cases": [
-            {"shares": each.shares, "facts": each.facts, "floors": each.floors} for each in found
+            {"shares": each.shares, "facts": each.facts, "floors": each.floors} for each in result
         ]
     }
 
@@ -138,18 +138,18 @@ class Judge:
         chosen = {name: plans[name].chosen for name in ("ours", "plain", "taccl*")}
         chosen["ecmp"] = hash_bundles(self.space.contention, number)
         rows = {name: self.space.work[self.space.path(at)] for name, at in chosen.items()}
-        found = {name: float(row[self.few].max()) / self.most for name, row in rows.items()}
+        result = {name: float(row[self.few].max()) / self.most for name, row in rows.items()}
         every = self.space.work[:, self.few].max(axis=1) / self.most
-        return found | {"mean of all": float(every.mean())}
+        return result | {"mean of all": float(every.mean())}
 
     def priorities(self) -> dict[str, float]:
         """Return the shares of orders on the best paths, under the best levels that keep them."""
         work = self.space.work[self.path]
-        found = {}
+        result = {}
         for name, order in orders_of(self.demand).items():
             allowed = self.few & without_inversion(self.demand, order, self.space.level)
-            found[name] = float(work[allowed].max()) / self.most
-        return found
+            result[name] = float(work[allowed].max()) / self.most
+        return result
 
     def orders(self) -> dict[str, float]:
         """Return the shares of orders that give each job its own level.
@@ -189,11 +189,11 @@ class Judge:
         Plans with time shifts are simulated instead of looked up. The enumeration has no time
         shifts, so such a plan could exceed 1.
         """
-        found = {}
+        result = {}
         for name, plan in plans.items():
             most = self.most if plan.levels <= self.levels else float(self.space.work.max())
-            found[name] = self.played(plan) / most
-        return found
+            result[name] = self.played(plan) / most
+        return result
 
     def played(self, plan: NetworkPlan, *, noise: float = 0.0, seed: int = 0) -> float:
         """Return the work of a plan in flop per second, looked up if the enumeration has it."""
@@ -239,8 +239,8 @@ class Judge:
         best = level[self.few & (work >= work[self.few].max() * (1 - EVEN))]
         orders = np.argsort(-level[strict], axis=1, kind="stable")
         fits = np.array([bool(without_inversion(demand, order, best).any()) for order in orders])
-        found: Ints = orders[int(np.argmax(np.where(fits, work[strict], -np.inf)))]
-        return found
+        result: Ints = orders[int(np.argmax(np.where(fits, work[strict], -np.inf)))]
+        return result
 
     def floors(self, plan: NetworkPlan) -> list[list[float]]:
         """Return the cost and the benefit of each fairness floor, applied to a plan."""
@@ -248,19 +248,19 @@ class Judge:
         without = self.space.of(plan)
         rows = []
         for floor in FLOORS:
-            found = apply_floor(demand, plan.level, plan.order, self.levels, floor)
-            run = simulate(demand, found.level, horizon_s=span.horizon_s, warm_s=span.warm_s)
+            result = apply_floor(demand, plan.level, plan.order, self.levels, floor)
+            run = simulate(demand, result.level, horizon_s=span.horizon_s, warm_s=span.warm_s)
             least = float((run.iterations * demand.alone_s).min())
             lost = (
                 1
                 - float(
                     self.space.work[
-                        self.space.path(plan.chosen), self.space.assignment(found.level)
+                        self.space.path(plan.chosen), self.space.assignment(result.level)
                     ]
                 )
                 / without
             )
-            rows.append([floor, lost, least, float(found.met)])
+            rows.append([floor, lost, least, float(result.met)])
         return rows
 
     def facts(self) -> dict[str, float]:
@@ -313,10 +313,10 @@ def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
 
 def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:
     """Return all whole plans of a case by name."""
-    found = {name: replan(c, levels=levels, options=each) for name, each in WHOLE.items()}
+    result = {name: replan(c, levels=levels, options=each) for name, each in WHOLE.items()}
     for name in (*baselines(), "crux-pa", "crux-ps-pa"):
-        found[name] = mechanism(name).plan(c, levels=levels, seed=seed)
-    return found
+        result[name] = mechanism(name).plan(c, levels=levels, seed=seed)
+    return result
 
 
 def _placements(case: Small, judge: Judge, levels: int) -> dict[str, float]:
@@ -324,13 +324,13 @@ def _placements(case: Small, judge: Judge, levels: int) -> dict[str, float]:
     candidates = [on_clos(case, at) for at in range(len(case.placements))]
     judges = [judge, *(Judge(space_of(each), levels) for each in candidates[1:])]
     most = max(each.most for each in judges)
-    found = {}
+    result = {}
     for name, options in (("plain", PLAIN), ("ours", OURS)):
         first = replan(candidates[0], levels=levels, options=options)
-        found[f"{name}, first"] = judge.played(first) / most
+        result[f"{name}, first"] = judge.played(first) / most
         at, plan = joint(candidates, levels=levels, options=options)
-        found[f"{name}, joint"] = judges[at].played(plan) / most
-    return found
+        result[f"{name}, joint"] = judges[at].played(plan) / most
+    return result
 
 
 def _on_torus(c: Contention, judge: Judge, levels: int, seed: int) -> Shares:

@@ -60,13 +60,13 @@ class Space:
 
     def within(self, levels: int) -> Bools:
         """Return which assignments need at most ``levels`` levels, (A,)."""
-        found: Bools = self.level.max(axis=1) < levels
-        return found
+        result: Bools = self.level.max(axis=1) < levels
+        return result
 
     def strict(self) -> Bools:
         """Return which assignments give each job its own level, (A,)."""
-        found: Bools = self.level.max(axis=1) == self.level.shape[1] - 1
-        return found
+        result: Bools = self.level.max(axis=1) == self.level.shape[1] - 1
+        return result
 
     def best(self, allowed: Bools) -> tuple[int, int]:
         """Return the choice of paths and the allowed assignment, (A,), with the most work."""
@@ -131,28 +131,28 @@ def space_of(contention: Contention, *, tolerance: float = TOLERANCE) -> Space:
 
 def works_of(demand: Demand, span: Span) -> Floats:
     """Return the work of all assignments on given paths in flop per second, (A,)."""
-    found: Floats = _works([demand], span)[0]
-    return found
+    result: Floats = _works([demand], span)[0]
+    return result
 
 
 def without_inversion(demand: Demand, order: Ints, level: Ints) -> Bools:
     """Return for which levels, (A, J), no link serves the less urgent of two jobs first, (A,)."""
     uses = np.zeros((demand.jobs, demand.links), np.bool_)
     uses[demand.job, demand.link] = True
-    found = np.ones(len(level), np.bool_)
+    result = np.ones(len(level), np.bool_)
     for place, job in enumerate(order.tolist()):
         for other in order[place + 1 :].tolist():
             if (uses[job] & uses[other]).any():
-                found &= level[:, job] >= level[:, other]
-    return found
+                result &= level[:, job] >= level[:, other]
+    return result
 
 
 @cache
 def weak_orders(jobs: int) -> Ints:
     """Return every order of jobs, ties included, as levels without gaps from 0 on, (A, J)."""
     every = np.array(list(product(range(jobs), repeat=jobs)), np.int64).reshape(-1, jobs)
-    found: Ints = every[(dense(every) == every).all(axis=1)]
-    return found
+    result: Ints = every[(dense(every) == every).all(axis=1)]
+    return result
 
 
 def dense(level: Ints) -> Ints:
@@ -161,16 +161,16 @@ def dense(level: Ints) -> Ints:
     rises = np.zeros_like(values)
     rises[:, 1:] = np.cumsum(np.diff(values, axis=1) > 0, axis=1)
     place = (level[:, :, None] > values[:, None, :]).sum(axis=2)
-    found: Ints = np.take_along_axis(rises, place, axis=1)
-    return found
+    result: Ints = np.take_along_axis(rises, place, axis=1)
+    return result
 
 
 def _works(demands: list[Demand], span: Span) -> Floats:
     """Return the work of all assignments under each demand of the same jobs, (D, A)."""
     jobs = demands[0].jobs
     known: dict[tuple[object, ...], Floats] = {}
-    found = np.zeros((len(demands), len(weak_orders(jobs))))
-    for row, demand in zip(found, demands, strict=True):
+    result = np.zeros((len(demands), len(weak_orders(jobs))))
+    for row, demand in zip(result, demands, strict=True):
         # Jobs of different groups share no link, so the work of the groups adds up.
         met = meetings(demand)
         lone = np.setdiff1d(np.arange(jobs), np.concatenate([*met, np.zeros(0, np.int64)]))
@@ -183,7 +183,7 @@ def _works(demands: list[Demand], span: Span) -> Floats:
                     part, weak_orders(len(group)), horizon_s=span.horizon_s, warm_s=span.warm_s
                 )
             row += known[key][_among(jobs, tuple(group.tolist()))]
-    return found
+    return result
 
 
 @cache
@@ -193,12 +193,12 @@ def _among(jobs: int, group: tuple[int, ...]) -> Ints:
     key = len(group) ** np.arange(len(group))
     at = np.zeros(len(group) ** len(group), np.int64)
     at[weak_orders(len(group)) @ key] = np.arange(len(weak_orders(len(group))))
-    found: Ints = at[rows @ key]
-    return found
+    result: Ints = at[rows @ key]
+    return result
 
 
 def _row(rows: Ints, wanted: Ints, what: str) -> int:
     fits = len(wanted) == rows.shape[1] and (rows == wanted).all(axis=1)
     if not np.any(fits):
-        raise InvalidInput(what, "is none of those that were tried")
+        raise InvalidInput(what, "is not among those that were tried")
     return int(np.argmax(fits))

@@ -50,14 +50,14 @@ class Scenario:
         ``gpt_batch`` is the number of sequences per GPU for GPTs. If it is None, GPTs use the 16 of
         their source. Unless ``hidden`` is set, communication begins only after compute has ended.
         """
-        found = []
+        result = []
         for name, family, gang in self.jobs:
             traffic = _traffic(family, sum(len(at) for _, at in gang), gpt_batch)
             if not hidden:
                 traffic = replace(traffic, start_s=traffic.compute_s)
             named = tuple((f"host-{h}", at) for h, at in gang)
-            found.append(NetworkJob(name=name, gang=named, traffic=traffic))
-        return found
+            result.append(NetworkJob(name=name, gang=named, traffic=traffic))
+        return result
 
 
 def _traffic(family: str, gpus: int, gpt_batch: float | None) -> Traffic:
@@ -131,7 +131,8 @@ SCENARIOS: Final = (
     Scenario(
         name="co-located",
         jobs=(_GPT, ("bert", "bert", _whole(1, 3))),
-        paper="without Crux: GPT's iteration 1.53 s alone, 1.70 s beside BERT; BERT's throughput -7.7 %;"
+        paper="without Crux: GPT's iteration 1.53 s alone, 1.70 s together with BERT; BERT's"
+        " throughput -7.7 %;"
         " utilisation -9.5 %",
     ),
 )

@@ -113,7 +113,7 @@ def draw_case(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
                 torus_sizes=sizes,
                 torus_placement=_placed(counts, rng.permutation(sizes[0] * sizes[1])),
             )
-    raise InvalidInput("ranges", f"gave no case in {TRIES} draws; ask for less load")
+    raise InvalidInput("ranges", f"gave no case in {TRIES} draws; request less load")
 
 
 def on_clos(case: Small, placement: int = 0) -> Contention:
@@ -129,8 +129,8 @@ def on_clos(case: Small, placement: int = 0) -> Contention:
         aggregations=AGGREGATIONS,
         tor_bytes_per_s=case.cable_bytes_per_s,
     )
-    found, _ = contention(topology, _jobs(case, case.placements[placement]))
-    return one_choice(topology, found)
+    result, _ = contention(topology, _jobs(case, case.placements[placement]))
+    return one_choice(topology, result)
 
 
 def on_torus(case: Small) -> Contention:
@@ -223,7 +223,7 @@ def _meets(jobs: tuple[Job, ...], placed: Placement, tors: int, hosts: int, leas
 
 def _jobs(case: Small, placed: Placement) -> list[NetworkJob]:
     gpus = A100_HOST.gpus
-    found = []
+    result = []
     for number, (job, hosts) in enumerate(zip(case.jobs, placed, strict=True)):
         members = np.arange(len(hosts) * gpus, dtype=np.int64).reshape(len(hosts), gpus).T
         sent_bytes = job.comm_s * case.cable_bytes_per_s / gpus
@@ -232,12 +232,12 @@ def _jobs(case: Small, placed: Placement) -> list[NetworkJob]:
             work_flop=job.work_flop, compute_s=job.compute_s, start_s=job.start_s, exchanges=(ring,)
         )
         gang = tuple((f"host-{host}", tuple(range(gpus))) for host in hosts)
-        found.append(NetworkJob(name=f"job-{number}", gang=gang, traffic=traffic))
-    return found
+        result.append(NetworkJob(name=f"job-{number}", gang=gang, traffic=traffic))
+    return result
 
 
 def _switch_of(topology: Topology) -> Ints:
-    """Return the aggregation switch at which each link begins or ends, or -1 if there is none."""
+    """Return the aggregation switch at which each link begins or ends, or -1 otherwise."""
     tier, e = topology.vertices.tier, topology.links
-    found = np.where(tier[e.source] == Tier.AGGREGATION, e.source, -1)
-    return np.where(tier[e.target] == Tier.AGGREGATION, e.target, found).astype(np.int64)
+    result = np.where(tier[e.source] == Tier.AGGREGATION, e.source, -1)
+    return np.where(tier[e.target] == Tier.AGGREGATION, e.target, result).astype(np.int64)

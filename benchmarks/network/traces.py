@@ -43,8 +43,8 @@ SCHEDULERS: Final = ("first-fit", "random", "hived", "muri")
 class Played:
     """A simulated run: a workload on a network under a mechanism and a job scheduler.
 
-    ``beside`` names mechanisms that are judged on the same jobs at the same times. For each of
-    ``noises``, the mechanism itself is judged in that way with mismeasured traffic. The traffic of
+    Further mechanisms may be judged on the same jobs at the same times. For each of ``noises``, the
+    mechanism itself is judged in that way with mismeasured traffic. The traffic of
     each job is then off by a factor that stays the same for the job's whole life. The noise is the
     standard deviation of that factor's logarithm. ``speed`` is the speed of links between switches,
     as a share of the speeds of ``fabrics``. ``background`` is the share of links beyond hosts that
@@ -57,7 +57,7 @@ class Played:
     scheduler: str = "first-fit"
     levels: int = 8
     speed: float = 1.0
-    beside: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()  # the mechanisms that are judged on the same jobs
     noises: tuple[float, ...] = ()
     background: float = 0.0
     window: float = 20.0
@@ -152,8 +152,8 @@ class Network:
         placed = NetworkJob(
             name=name, gang=tuple((hosts[h], at) for h, at in gang.members), traffic=traffic
         )
-        found, _ = contention(self._topology, [placed], routes=self._routes)
-        return found.with_background(self._background) if self._background.any() else found
+        result, _ = contention(self._topology, [placed], routes=self._routes)
+        return result.with_background(self._background) if self._background.any() else result
 
 
 def mismeasure_times(c: Contention, noise: float, seed: int) -> Contention:

@@ -76,9 +76,9 @@ class Workload:
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         if not (self.days > 0 and self.jobs_a_day > 0 and self.demand > 0 and self.spread >= 0):
-            raise InvalidInput("workload", "must have days, jobs and demand, above 0")
+            raise InvalidInput("workload", "days, jobs and demand must be above 0")
         if not (0 <= self.swing <= 1 and self.largest >= 1):
-            raise InvalidInput("swing", "must lie in [0, 1], and the largest job have GPUs")
+            raise InvalidInput("swing", "must be in [0, 1], and the largest job must have GPUs")
 
     @property
     def sizes(self) -> tuple[list[int], Floats]:
@@ -103,13 +103,13 @@ def jobs_of(w: Workload) -> list[TraceJob]:
     at_s = _arrivals(w, rng)
     gpus = rng.choice(sizes, len(at_s), p=share).tolist()
     factor = rng.lognormal(-(w.spread**2) / 2, w.spread, len(at_s))
-    found = []
+    result = []
     for number, (arrival_s, size, lasts) in enumerate(zip(at_s, gpus, factor, strict=True)):
         weights = models_of(size)
         chance = np.array(list(weights.values()), dtype=np.float64)
         family = str(rng.choice(list(weights), p=chance / chance.sum()))
         traffic = family_traffic(family, GPU, size).traffic()
-        found.append(
+        result.append(
             TraceJob(
                 name=f"{family}-{number}",
                 arrival_s=float(arrival_s),
@@ -118,7 +118,7 @@ def jobs_of(w: Workload) -> list[TraceJob]:
                 iterations=max(1.0, float(lasts) * w.mean_s / traffic.compute_s),
             )
         )
-    return found
+    return result
 
 
 def _arrivals(w: Workload, rng: np.random.Generator) -> Floats:
@@ -126,8 +126,8 @@ def _arrivals(w: Workload, rng: np.random.Generator) -> Floats:
     most = w.jobs_a_day * (1 + w.swing)
     at = np.sort(rng.uniform(0, w.days, rng.poisson(most * w.days)))
     rate = w.jobs_a_day * (1 + w.swing * np.sin(2 * np.pi * at))
-    found: Floats = at[rng.uniform(0, most, len(at)) < rate] * DAY_S
-    return found
+    result: Floats = at[rng.uniform(0, most, len(at)) < rate] * DAY_S
+    return result
 
 
 def statistics(jobs: Sequence[TraceJob], result: TraceResult) -> dict[str, float]:

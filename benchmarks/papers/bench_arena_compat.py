@@ -134,49 +134,58 @@ CONTESTANTS: Final = {
     mean_throughput_deviation=("<=", 0.01),
 )
 def arena_compat(
-    trace: Annotated[Path | None, typer.Option(help="Trace as CSV; else Philly's.")] = None,
-    profiles: Annotated[Path | None, typer.Option(help="Profiles as CSV; else Arena's.")] = None,
-    dp_memory: Annotated[
-        Path | None, typer.Option(help="Memory of data parallelism as CSV; else Arena's.")
+    trace: Annotated[Path | None, typer.Option(help="CSV of a trace. Default: Philly.")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="CSV of profiles. Default: Arena's.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of 300 s.")] = ROUNDS,
+    dp_memory: Annotated[
+        Path | None, typer.Option(help="CSV of the memory of data parallelism. Default: Arena's.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds of 300 s.")] = ROUNDS,
     policies: Annotated[
-        str, typer.Option(help=f"Any of {','.join(CONTESTANTS)}; the figures are the first's.")
+        str,
+        typer.Option(
+            help=f"Comma-separated policies: {', '.join(CONTESTANTS)}. Figures are of the first."
+        ),
     ] = "fcfs",
     honest: Annotated[
-        str, typer.Option(help="Oddities to switch off, with commas; all: every one.")
+        str, typer.Option(help="Comma-separated oddities of the artifact to switch off, or `all`.")
     ] = "",
     gate: Annotated[
-        bool, typer.Option(help="The memory gate of data parallelism, where the artifact has it.")
+        bool,
+        typer.Option(help="Apply the memory gate of data parallelism where the artifact has it."),
     ] = True,
     rigid: Annotated[
-        bool, typer.Option(help="Gavel, Sia and Gandiva by loops as rigid as the artifact's.")
+        bool, typer.Option(help="Run Gavel, Sia and Gandiva with loops as rigid as the artifact's.")
     ] = False,
     seed: int = 0,
 ) -> Report:
-    """Repeat the runs of Arena's artifact by its own accounting, and put its stored results beside ours.
+    """Repeat the runs of Arena's artifact with its own accounting, and compare with its stored results.
 
-    ``finished``, ``mean_jct_s`` (of finished jobs) and ``mean_throughput`` (raw samples/s, over rounds above
-    100) are the first policy's; the bounds are on how far first come, first served lies from the artifact's
-    590, 83,192 s and 4,384.8. They are waived for another policy, other jobs, fewer rounds or oddities
-    switched off. The padded times are the artifact's reading: unfinished jobs, up to the 828 that its own
-    policy finishes, count as the longest time seen under any policy.
+    ``finished``, ``mean_jct_s`` (of finished jobs) and ``mean_throughput`` (raw samples/s, over
+    rounds above 100) are of the first policy. The bounds limit the distance of first come, first
+    served from the artifact's 590, 83,192 s and 4,384.8. They are waived for other policies, other
+    jobs, fewer rounds, or if oddities are switched off. The padded times follow the artifact:
+    unfinished jobs, up to the 828 that its own policy finishes, count as the longest time seen
+    under any policy.
     """
     names = [name.strip() for name in policies.split(",")]
     if unknown := [name for name in names if name not in CONTESTANTS]:
-        raise InvalidInput("policies", f"no {unknown}; choose from {', '.join(CONTESTANTS)}")
+        raise InvalidInput(
+            "policies", f"unknown policy {unknown}; choose from {', '.join(CONTESTANTS)}"
+        )
     oddities = without(ARENA, filter(None, (name.strip() for name in honest.split(","))))
     scenario = philly(trace, profiles, rounds)
     memory = (
         optimum_behind_gate(dp_memory) if gate and any(CONTESTANTS[n].gate for n in names) else None
     )
-    found, took_s = {}, {}
+    result, took_s = {}, {}
     for name in names:
         began_s = time.perf_counter()
-        found[name] = ran(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
+        result[name] = ran(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
         took_s[name] = time.perf_counter() - began_s
     same_work = rounds == ROUNDS and len(scenario.arrivals) == JOBS
-    table = [row(n, r, _padding(found, same_work), same_work) for n, r in found.items()]
+    table = [row(n, r, _padding(result, same_work), same_work) for n, r in result.items()]
     for line, name in zip(table, names, strict=True):
         line["seconds"] = took_s[name]
     figures: dict[str, Figure] = {
@@ -199,7 +208,7 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
         MissingData: a file is absent.
     """
     types, nodes = arena_table1()
-    found = [
+    result = [
         Arrival(
             a.arrival_s, replace(a.spec, deadline_s=math.inf)
         )  # deadlines are on the trace's clock
@@ -207,7 +216,7 @@ def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
         if a.arrival_s <= rounds * ROUND_S
     ]
     measured = require_data_file(profiles, "arena", "alpa_optimal.csv")
-    return Scenario(gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=found)
+    return Scenario(gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=result)
 
 
 def optimum_behind_gate(dp_memory: Path | None) -> Information:
@@ -292,7 +301,7 @@ def row(
 
 
 def _beside(line: dict[str, Figure | str], stored: Stored) -> dict[str, Figure | str]:
-    found: dict[str, Figure | str] = {}
+    result: dict[str, Figure | str] = {}
     for ours, theirs in (
         ("finished", "finished"),
         ("mean_jct", "mean_jct_s"),
@@ -301,9 +310,9 @@ def _beside(line: dict[str, Figure | str], stored: Stored) -> dict[str, Figure |
         ("peak_throughput", "peak_throughput"),
     ):
         value = float(getattr(stored, theirs))
-        found[f"artifact_{theirs}"] = value
-        found[f"{ours}_deviation"] = float(line[theirs]) / value - 1.0
-    return found
+        result[f"artifact_{theirs}"] = value
+        result[f"{ours}_deviation"] = float(line[theirs]) / value - 1.0
+    return result
 
 
 def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

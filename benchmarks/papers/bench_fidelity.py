@@ -93,62 +93,70 @@ class Compared:
     inconsistent=("==", 0),
 )
 def fidelity(
-    campaign: Annotated[str, typer.Option(help="The campaign that the figures are of.")] = MAIN,
-    runs: Annotated[Path | None, typer.Option(help="Records as CSV; else Arena's.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="The jobs' requests as CSV.")] = None,
-    profiles: Annotated[Path | None, typer.Option(help="Profiles as CSV; else Arena's.")] = None,
-    decide: Annotated[bool, typer.Option(help="Let our policies decide the campaign, too.")] = True,
+    campaign: Annotated[str, typer.Option(help="Campaign to which the figures refer.")] = MAIN,
+    runs: Annotated[Path | None, typer.Option(help="CSV of records. Default: Arena's.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="CSV of the jobs' requests.")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="CSV of profiles. Default: Arena's.")
+    ] = None,
+    decide: Annotated[bool, typer.Option(help="Also let our policies decide the campaign.")] = True,
     report: ReportFolder = None,
 ) -> Report:
-    """Replay what ran on 32 A40 and 32 A10 under five schedulers, and compare times and throughput.
+    """Replay the testbed's record of 32 A40 and 32 A10 under five schedulers, and compare JCT and throughput.
 
-    Given to the simulator: who held which GPUs from when, and when rounds took them away. Its own: how long
-    each start took, how fast jobs trained (the profiles, Cells' shape rule), hence when they ended. The
-    record has no starts; each is the last round of 300 s that leaves time for the run's search and
-    iterations. So queues before first starts are the record's, which helps JCT; ``active_error`` leaves
-    them out. Jobs with a run that the profiles cannot price are left out of both sides.
+    The simulator is given the GPUs that each job held, from which time, and when rounds took them
+    away. It computes how long each start took and how fast jobs trained (from the profiles and the
+    Cells' shape rule), and hence when they ended. The record has no starts. Each start is the last
+    round of 300 s that leaves time for the run's search and iterations. So the queueing times
+    before first starts are those of the record, which makes JCT more accurate; ``active_error``
+    leaves them out. Jobs with a run that the profiles cannot price are left out on both sides.
 
-    Start-up and search seconds are medians over the other policies and campaigns, never the replayed one
-    (pruned and full search apart). ``jct_error`` and ``throughput_error`` are means over the policies of the
-    absolute error of mean JCT and of mean throughput, as Crius' section 8.3 counts 7.31 % and 3.16 %. That
-    simulation decided by itself, while this replays decisions: it tests progress, speeds and overheads.
+    Seconds of start-up and search are medians over the other policies and campaigns, never the
+    replayed one (pruned and full search are separate). ``jct_error`` and ``throughput_error`` are
+    means over the policies of the absolute error of mean JCT and of mean throughput. Crius' section
+    8.3 counts 7.31 % and 3.16 % in this way. That simulation made its own decisions, while this one
+    replays decisions, so it tests progress, speeds and overheads.
 
-    What explains the rest is measured by changing one thing at a time: ``searched`` pays a search at every
-    start, as the testbed did (the simulator keeps a Cell's plan); ``refined`` takes speeds measured under the
-    other policies; ``recorded`` each job's own recorded speeds; ``recorded-searched`` both, which leaves
-    the start-up table and the simulator; that starts are found by recorded work keeps this part small.
-    ``jct_part_search`` is what the first takes off ``jct_error``, and ``jct_part_profile`` what recorded
-    speeds take off after that; ``jct_part_simulator`` remains. Throughput counts start-ups as if they
-    trained, so that searches, which differ by model and are charged by GPU count, weigh on it. The bounds
-    are of the papers' campaign.
+    The rest is explained by changing one thing at a time. ``searched`` charges a search at every
+    start, as the testbed did (the simulator keeps a Cell's plan). ``refined`` uses speeds measured
+    under the other policies. ``recorded`` uses each job's own recorded speeds.
+    ``recorded-searched`` does both, which leaves the start-up table and the simulator. That part
+    stays small because starts are found from recorded work. ``jct_part_search`` is the reduction of
+    ``jct_error`` by the first change, and ``jct_part_profile`` the further reduction by recorded
+    speeds. ``jct_part_simulator`` is the remainder. Throughput counts start-ups as if they trained.
+    So searches weigh on it: they differ by model but are charged by GPU count. The bounds are for
+    the papers' campaign.
 
-    Last, our own policies decide the same trace until the record's end (rows ``decided``): ``decided_*`` is
-    the error of mean JCT over the jobs that both ended. That tells how near policies are to the testbed's
-    schedulers more than it tells of the simulator: ours follow the papers, which the artifact does not.
+    Finally, our own policies decide the same trace until the end of the record (rows ``decided``).
+    ``decided_*`` is the error of mean JCT over the jobs that ended in both. It says more about how
+    close the policies are to the testbed's schedulers than about the simulator: ours follow the
+    papers, which the artifact does not.
     """
     inputs = read_campaigns(runs, trace, profiles)
     groups = sorted({(j.campaign, j.policy) for j in inputs.recorded if j.name in inputs.requests})
     if campaign not in {name for name, _ in groups}:
         known = ", ".join(sorted({name for name, _ in groups}))
-        raise InvalidInput("campaign", f"{campaign!r} has no jobs of the trace; there are {known}")
-    found = [
+        raise InvalidInput(
+            "campaign", f"{campaign!r} has no jobs of the trace; choose from {known}"
+        )
+    result = [
         compare_campaign(inputs, name, policy, decide=decide and name == campaign)
         for name, policy in groups
     ]
-    mine = [one for one in found if one.campaign == campaign]
+    mine = [one for one in result if one.campaign == campaign]
     made = Report(
         seed=0,
         figures=_figures(inputs, mine),
-        table=_table(found),
+        table=_table(result),
         waived=frozenset() if campaign == MAIN else frozenset({"jct_error", "throughput_error"}),
     )
     if report is not None:
         page = report_of(
             made,
-            title="The simulator beside the cluster",
+            title="The simulator compared with the cluster",
             options={"campaign": campaign},
             plots=_plots(mine),
-            summary="Recorded allocations replayed, and what explains the difference.",
+            summary="A replay of recorded allocations, and the causes of the difference.",
             notes=_notes(mine),
         )
         write_report(page, report)
@@ -162,7 +170,7 @@ def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None)
         MissingData: a file is absent.
     """
     folder = data_dir()
-    found = []
+    result = []
     for given, name in (
         (runs, "testbed_runs.csv"),
         (trace, "trace_testbed_a_244.csv"),
@@ -170,14 +178,14 @@ def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None)
     ):
         path = given or (folder / "arena" / name if folder else Path(name))
         if not path.is_file():
-            raise MissingData(f"{path} is absent: name it, or set TESSERA_DATA")
-        found.append(path)
-    requests = read_requests(found[1])
+            raise MissingData(f"{path} does not exist; name it, or set TESSERA_DATA")
+        result.append(path)
+    requests = read_requests(result[1])
     submitted_s = {name: at_s for name, (at_s, _) in requests.items()}
     return Inputs(
-        recorded=read_runs(found[0], submitted_s),
+        recorded=read_runs(result[0], submitted_s),
         requests=requests,
-        profiles=read_profiles(found[2]),
+        profiles=read_profiles(result[2]),
     )
 
 
@@ -308,8 +316,9 @@ def _notes(mine: Sequence[Compared]) -> list[str]:
     for one in mine:
         searches = ", ".join(f"{s:.0f} s on {n}" for n, s in one.overheads.search_s.items())
         notes.append(
-            f"{one.policy}: start {one.overheads.load_s:.0f} s, {one.overheads.save_s:.0f} s more for later"
-            f" starts, search {searches} GPUs; medians over the other policies and campaigns."
+            f"{one.policy}: a start takes {one.overheads.load_s:.0f} s, later starts"
+            f" {one.overheads.save_s:.0f} s"
+            f" more, a search {searches} GPUs (medians over the other policies and campaigns)."
         )
     return notes
 

@@ -124,42 +124,45 @@ Runs = Mapping[tuple[str, str], Ran]
 @in_sweep
 def morphling(
     *,
-    traces: Annotated[str, typer.Option(help=f"With commas: {', '.join(TRACES)}.")] = (
+    traces: Annotated[str, typer.Option(help=f"Comma-separated traces: {', '.join(TRACES)}.")] = (
         "morphling-base,morphling-mt"
     ),
     policies: PoliciesOption = LISTED,
-    ours: Annotated[str, typer.Option(help="The policy of ours that the figures are of.")] = (
+    ours: Annotated[str, typer.Option(help="Policy of ours to which the figures refer.")] = (
         "ilp:jct"
     ),
     overheads: OverheadsOption = "morphling",
-    tick_s: Annotated[float, typer.Option(help="Least seconds between rounds.")] = TICK_S,
+    tick_s: Annotated[float, typer.Option(help="Minimum time between rounds in seconds.")] = TICK_S,
     rounds: RoundsOption = 2000,
     seed: int = 0,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Run Morphling's traces on 64 A800 under every policy, to the end of all jobs.
+    """Run Morphling's traces on 64 A800 under every policy, until all jobs have ended.
 
-    Speeds are the artifact's measurements (a Cell's plan is the best measured), a reconfiguration costs the
-    paper's 78 s, half of it at a first start, and rounds come when something has happened, at most one a
-    minute. Unlike in the artifact's simulator no job trains without GPUs. Our ``morphling`` is the paper's
-    Algorithm 1, which the artifact's code does not reach, hence better than that. The plan that a job was
-    submitted with plays no role, so base and bp are one workload, and Morphling-N is Morphling-E.
+    Speeds are the artifact's measurements (a Cell's plan is the best measured one). A
+    reconfiguration costs the paper's 78 s, and a first start half of that. A round runs when
+    something has happened, but at most one in a minute. Unlike in the artifact's simulator, no job
+    trains without GPUs. Our ``morphling`` is the paper's Algorithm 1, which the artifact's code
+    does not reach, so it is better than that code. The plan with which a job was submitted plays no
+    role, so base and bp are one workload, and Morphling-N is Morphling-E.
 
-    The measure is the paper's: mean and 99th percentile of JCT, makespan. ``ours`` is the objective for mean
-    JCT, not chosen on these traces. ``jct_gain_vs_*`` is 1 less our mean JCT over theirs, of the base trace
-    (or the first one given), ``mt_*`` of mt, where 194 of 406 jobs, drawn by seed, are guaranteed within a
-    quota of all GPUs; ``mt_jct_rank_kept`` is the rank among the policies that take no guaranteed job off its
-    GPUs until the last arrival (``guaranteed_off`` 0 in the table), as ours may not. ``bound_h`` is the
-    mean JCT that no schedule can beat. Short jobs are those that would be over in 300 s if they were alone:
-    ``short_share`` of all, and ``short_part_of_gain`` of what we gain on Morphling.
+    The measures are the paper's: mean and 99th percentile of JCT, and makespan. ``ours`` is the
+    objective for mean JCT, not chosen on these traces. ``jct_gain_vs_*`` is 1 less our mean JCT
+    over theirs, on the base trace (or the first trace given). ``mt_*`` is the same on mt, where 194
+    of 406 jobs, drawn by seed, are guaranteed within a quota of all GPUs. ``mt_jct_rank_kept`` is
+    the rank among the policies that take no guaranteed job off its GPUs until the last arrival
+    (``guaranteed_off`` 0 in the table), as ours must not. ``bound_h`` is the mean JCT that no
+    schedule can beat. Short jobs are those that would end within 300 s if they ran alone:
+    ``short_share`` is their share, and ``short_part_of_gain`` their part of our gain over
+    Morphling.
     """
     names = split_list(traces, TRACES)
     contestants = list(dict.fromkeys([*split_list(policies), ours]))
     for name in contestants:
         options_of(name)  # before anything runs
     if not is_ours(ours):
-        raise InvalidInput("ours", f"{ours!r} is not of ours; write ilp:OBJECTIVE, e.g. ilp:jct")
+        raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
     works = {trace: Work(trace=trace, rounds=rounds, seed=seed) for trace in names}
     guaranteed = {
         trace: np.array([one.spec.guaranteed for one in make_scenario(work).scenario.arrivals])
@@ -172,12 +175,12 @@ def morphling(
         for trace, work in works.items()
         for policy in contestants
     }
-    found = runs_of(tasks, sweep)
+    result = runs_of(tasks, sweep)
     waived = frozenset(_GAINS) if rounds < 2000 else frozenset()
     made_here = Report(
         seed=seed,
-        figures=_figures(found, names, ours, guaranteed),
-        table=_table(found, guaranteed),
+        figures=_figures(result, names, ours, guaranteed),
+        table=_table(result, guaranteed),
         waived=waived,
     )
     if report is not None:
@@ -186,7 +189,7 @@ def morphling(
             made_here,
             title="Morphling's traces",
             options=options,
-            plots=_plots(found, names, ours),
+            plots=_plots(result, names, ours),
             summary="JCT and makespan on 64 A800, with GPUs counted and restarts charged.",
             notes=_notes(made_here.figures, ours),
         )
@@ -202,7 +205,7 @@ _GAINS: Final = tuple(
 
 
 def mean_jct_h(ran: Ran, which: Bools | None = None) -> float:
-    """Return the mean JCT in hours of the jobs that ended, or NaN if there are none.
+    """Return the mean JCT in hours of the jobs that ended, or NaN without any.
 
     If ``which`` is given, only the jobs in it count.
     """
@@ -217,7 +220,7 @@ def _figures(
     for trace in dict.fromkeys((traces[0], *(t for t in traces if t == MT))):
         runs = {policy: one for (name, policy), one in ran.items() if name == trace}
         mine, prefix = runs[ours], "mt_" if trace == MT else ""
-        found: dict[str, Figure] = {
+        result: dict[str, Figure] = {
             "jct_h": mean_jct_h(mine),
             "jct_p99_h": _p99_h(mine),
             "makespan_h": mine.figures["makespan_s"] / HOUR_S,
@@ -225,18 +228,18 @@ def _figures(
         }
         for baseline in ("morphling", "antman" if trace == MT else "synergy"):
             if baseline in runs:
-                found[f"jct_gain_vs_{baseline}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(
+                result[f"jct_gain_vs_{baseline}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(
                     runs[baseline]
                 )
         others = {p: one for p, one in runs.items() if not is_ours(p)}
-        found |= {"jct_rank": _rank(mine, others.values()), "others": len(others)}
+        result |= {"jct_rank": _rank(mine, others.values()), "others": len(others)}
         if trace == MT:
             kept = [one for one in others.values() if not taken_off(one, guaranteed[trace])]
-            found |= {"jct_rank_kept": _rank(mine, kept), "others_kept": len(kept)}
-            found["guaranteed_jct_h"] = mean_jct_h(mine, guaranteed[trace])
+            result |= {"jct_rank_kept": _rank(mine, kept), "others_kept": len(kept)}
+            result["guaranteed_jct_h"] = mean_jct_h(mine, guaranteed[trace])
         elif "morphling" in runs:
-            found["short_part_of_gain"] = short_part(mine, runs["morphling"])
-        figures |= {prefix + name: value for name, value in found.items()}
+            result["short_part_of_gain"] = short_part(mine, runs["morphling"])
+        figures |= {prefix + name: value for name, value in result.items()}
     first = ran[traces[0], ours]
     return figures | {
         "short_share": float((first.alone_s < SHORT_S).mean()),
@@ -320,14 +323,14 @@ def _row(trace: str, policy: str, ran: Ran, promised: Bools) -> dict[str, Figure
 def _notes(figures: Mapping[str, Figure], ours: str) -> list[str]:
     """Return notes that explain the figures."""
     notes = [
-        "Of published results, the paper's were measured on its cluster; the others with the artifact's"
-        " simulator, whose restarts take 260 s where it is not said otherwise."
+        "The paper's published results were measured on its cluster, the others with the artifact's"
+        " simulator, whose restarts take 260 s unless said otherwise."
     ]
     if "short_part_of_gain" in figures:
         notes.append(
-            f"{figures['short_share']:.0%} of the jobs would be over within {SHORT_S:.0f} s if they were"
-            f" alone, and {figures['short_part_of_gain']:.0%} of what {ours} gains on Morphling is theirs:"
-            " a job that waits a few minutes for a large one waits many times its own length."
+            f"{figures['short_share']:.0%} of the jobs would end within {SHORT_S:.0f} s if they ran"
+            f" alone. They account for {figures['short_part_of_gain']:.0%} of the gain of {ours} over"
+            " Morphling: a job that waits a few minutes for a large one waits many times its own length."
         )
     return notes
 
@@ -355,8 +358,8 @@ def _plots(ran: Runs, traces: Sequence[str], ours: str) -> list[Plot]:
         )
         queue = {p: (ran[trace, p].course["at_s"], ran[trace, p].course["waiting"]) for p in shown}
         end_s = max(ran[trace, p].figures["horizon_s"] for p in shown)
-        title = f"Jobs that wait on {trace}"
-        plots.append(over_time(title, queue, label="jobs that wait", end_s=end_s, styles=looks))
+        title = f"Waiting jobs on {trace}"
+        plots.append(over_time(title, queue, label="waiting jobs", end_s=end_s, styles=looks))
     return plots
 
 

@@ -50,30 +50,33 @@ def motivation(
     seed: int = 0,
     report: ReportFolder = None,
 ) -> Report:
-    """Decide one round of each opening case under each policy and information, and add up its throughput.
+    """Decide one round of each opening case under each policy and information, and add up the throughput.
 
-    * ``resized`` (Crius section 2.2, Figure 3(a)): four jobs on 8 A100, each asking for 4.
-    * ``swapped`` (Figure 3(b)): two jobs on 4 A100 and 4 V100, each asking for what the other should have.
-      ``swapped_gain`` is what exchanging them gains; the text says 61.9 %. It does not name both models: of
-      the measured ones BERT-2.6B and WRes-2B at batch 256 have that gap.
-    * ``inverted`` (Arena section 2.2, Case#1): data-parallel information has (4,4,0,0) above (2,2,2,2),
-      with WRes-2B out of memory on 2; ``inverted_seen_ratio`` and ``inverted_true_ratio`` are the first over
-      the second by what is seen and in truth. MoE-2.4B has batch 512: at 256 the published memory table lets
-      it run on 2.
-    * ``over-allocated`` (Case#2): MoE-2.4B is thought to need 4 GPUs where 2 suffice, so that another waits;
-      ``over_allocated_running_*`` counts the jobs that our program for normalised throughput runs.
-    * ``surplus`` (Case#2): 4 GPUs to GPT-1.3B (here ``bert``), or 2 each to it and MoE-1.3B;
-      ``surplus_gain`` is what the latter gains.
+    * ``resized`` (Crius section 2.2, Figure 3(a)): four jobs on 8 A100, each of which requests 4.
+    * ``swapped`` (Figure 3(b)): two jobs on 4 A100 and 4 V100, each of which requests what the
+      other should have. ``swapped_gain`` is the gain from exchanging them; the text says 61.9 %. It
+      does not name both models. Of the measured ones, BERT-2.6B and WRes-2B at batch 256 have that
+      gap.
+    * ``inverted`` (Arena section 2.2, Case#1): data-parallel information ranks (4,4,0,0) above
+      (2,2,2,2), because WRes-2B runs out of memory on 2. ``inverted_seen_ratio`` and
+      ``inverted_true_ratio`` are the first over the second, as seen and in truth. MoE-2.4B has
+      batch 512: at 256, the published memory table lets it run on 2.
+    * ``over-allocated`` (Case#2): MoE-2.4B is thought to need 4 GPUs where 2 are enough, so another
+      job waits. ``over_allocated_running_*`` counts the jobs that our program for normalised
+      throughput runs.
+    * ``surplus`` (Case#2): 4 GPUs for GPT-1.3B (here ``bert``), or 2 each for it and MoE-1.3B.
+      ``surplus_gain`` is the gain of the latter.
 
-    The figures' numbers are not in the papers' texts: rates are measured ones (``alpa_optimal.csv`` of
-    Arena's artifact, batches of 256 where not said). Restarts are free, nothing runs before. Throughput is
-    raw samples/s, as in the papers, and normalised: each job's rate over its best at the requested count.
+    The papers' texts do not give the numbers of the figures. The rates are measured ones
+    (``alpa_optimal.csv`` of Arena's artifact, with batches of 256 unless said otherwise). Restarts
+    are free, and no job runs before. Throughput is raw samples/s, as in the papers, and normalised:
+    each job's rate over its best rate at the requested count.
 
-    Laws, checked against all plans there are, listed one by one: with true estimates our program for raw
-    throughput reaches the most raw throughput (``raw_share_of_best``), and the one for normalised
-    throughput the most of that (``normalised_share_of_best``); so no policy is ahead. ``*_behind_any`` is
-    the most that another policy has over ours, which is 0 then. Without the data sets rates are samples,
-    and only true estimates are seen.
+    Laws, checked against a list of all possible plans: with true estimates, our program for raw
+    throughput reaches the most raw throughput (``raw_share_of_best``). The program for normalised
+    throughput reaches the most of that (``normalised_share_of_best``). So no policy is ahead:
+    ``*_behind_any``, the largest lead of another policy over ours, is 0. Without the data sets the
+    rates are samples, and policies see only true estimates.
     """
     measured = data_file(profiles, "arena", "alpa_optimal.csv")
     memory = data_file(dp_memory, "arena", "dp_memory.csv")
@@ -92,7 +95,9 @@ def motivation(
     )
     if report is not None:
         notes = (
-            [] if measured else ["The data sets are absent: rates are samples, not measurements."]
+            []
+            if measured
+            else ["The data sets are missing, so rates are samples, not measurements."]
         )
         page = report_of(
             made,
@@ -100,7 +105,7 @@ def motivation(
             options={"profiles": measured or "samples"},
             notes=notes,
             plots=list(_plots(tables)),
-            summary="What each policy chooses in the papers' opening cases.",
+            summary="The decisions of each policy in the papers' opening cases.",
         )
         write_report(page, report)
     return made
@@ -136,17 +141,19 @@ def judge_openings(
     scene: Scene, opening: Opening, told: Sequence[str], memory: Path | None, seed: int
 ) -> list[Chosen]:
     """Return the papers' plans, the best of all plans, and each policy's choice, by information."""
-    found = []
+    result = []
     for information in told:
         seen = seen_rates(scene, opening, information, memory)
-        found += [_chosen(scene, information, "", plan, seen) for plan in opening.plans]
+        result += [_chosen(scene, information, "", plan, seen) for plan in opening.plans]
         if information == "estimates":
             for name, worth in ((BEST_RAW, scene.total), (BEST_NORMALISED, scene.normalised)):
-                found.append(_chosen(scene, information, name, max(scene.plans(), key=worth), seen))
+                result.append(
+                    _chosen(scene, information, name, max(scene.plans(), key=worth), seen)
+                )
         for policy in POLICIES:
             plan = decide_openings(scene, policy, information, memory, seed)
-            found.append(_chosen(scene, information, policy, plan, seen))
-    return found
+            result.append(_chosen(scene, information, policy, plan, seen))
+    return result
 
 
 def _chosen(

@@ -186,7 +186,7 @@ def seen_rates(
     """Return each job's samples/s according to an information, on the Cells that run by it."""
     snapshot = information_of(information, memory)(_snapshot(scene))
     e, kinds = snapshot.estimates, [kind.name for kind in snapshot.gpu_types]
-    found: list[dict[Cell, float]] = []
+    result: list[dict[Cell, float]] = []
     for job in opening.jobs:
         mine = e.workload == snapshot.workloads.index(job.workload)
         cells: dict[Cell, float] = {}
@@ -195,8 +195,8 @@ def seen_rates(
             cell = (kinds[kind], int(gpus))
             rate = job.workload.global_batch / float(iter_time_s)
             cells[cell] = max(rate, cells.get(cell, 0.0))
-        found.append(cells)
-    return tuple(found)
+        result.append(cells)
+    return tuple(result)
 
 
 def decide_openings(

@@ -24,14 +24,14 @@ TYPES = 4
 
 @case("build", smoke={"jobs": 1000, "workloads": 20, "repeats": 2}, build_s=("<=", 3.0))
 def build(
-    jobs: Annotated[int, typer.Option(help="Queued jobs.")] = 100_000,
+    jobs: Annotated[int, typer.Option(help="Number of queued jobs.")] = 100_000,
     workloads: Annotated[
-        int, typer.Option(help="Workloads that they share; 60 Cells each.")
+        int, typer.Option(help="Number of workloads that they share, with 60 Cells each.")
     ] = 1_000,
-    repeats: Annotated[int, typer.Option(help="Times it is built.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Number of repetitions.")] = 5,
     seed: int = 0,
 ) -> Report:
-    """Time the statement of a round: 60 Cells a workload, noisy sub-linear speed-ups.
+    """Time the statement of a round with 60 Cells for each workload and noisy sub-linear speed-ups.
 
     ``build_s`` is the median; 3 s is a hundredth of a round. Dominated Cells never become columns.
     """

@@ -80,32 +80,38 @@ COUNTS: Final = ("unjudged", "optimal", "feasible", "infeasible", "unknown")
     **{name: ("==", 0) for name in FAULTS},
 )
 def fuzz(
-    cases: Annotated[int, typer.Option(help="Random problems, goals in order and rounds.")] = 2_000,
-    short: Annotated[int, typer.Option(help="Rounds given 5 to 50 ms, or greedy's time.")] = 100,
-    solver: Annotated[str, typer.Option(help="Solver to try.")] = DEFAULT,
+    cases: Annotated[
+        int, typer.Option(help="Number of random problems, goals in order and rounds.")
+    ] = 2_000,
+    short: Annotated[
+        int, typer.Option(help="Number of rounds that are given 5 to 50 ms, or greedy's time.")
+    ] = 100,
+    solver: Annotated[str, typer.Option(help="Solver to test.")] = DEFAULT,
     first: Annotated[int, typer.Option(help="Number of the first case, to repeat one.")] = 0,
     seed: int = 0,
     workers: Workers = None,
     results: ResultsFolder = None,
 ) -> Report:
-    """Solve random problems, goals in order and rounds, and compare the answers with their optimum.
+    """Solve random problems, goals in order and rounds, and compare the answers with the optimum.
 
-    The problems are degenerate, empty, infeasible, huge and tiny ones. Their optimum comes from a dynamic
-    program over what is used, or from CP-SAT where that would be too large; ``unjudged`` are those that
-    neither solves. Each is asked with a gap of 0 or of 1e-9 to 1e-2, with no hint or one that has a greedy
-    answer, or nonsense, and any prices. Half have some record of work, which names solvers with amounts of 0,
-    tiny and large ones; a fifth has next to no time. Three in ten cases are up to four goals in order (sums
-    and levels, with and without tolerances), judged by listing every answer; a quarter of these is solved
-    again with the work that was recorded. Three in twenty are whole rounds with objectives of up to three
-    stages, promises and limits.
+    The problems include degenerate, empty, infeasible, huge and tiny ones. Their optimum comes from
+    a dynamic program over the usage, or from CP-SAT if that would be too large; ``unjudged`` counts
+    those that neither solves. Each is solved with a gap of 0 or of 1e-9 to 1e-2. The hint is
+    absent, a greedy answer or nonsense, with any prices. Half have some record of work, which names
+    solvers with amounts of 0, tiny and large ones; a fifth has next to no time. Three in ten cases
+    are up to four goals in order (sums and levels, with and without tolerances), judged by listing
+    every answer. A quarter of these is solved again with the recorded work. Three in twenty are
+    whole rounds, with objectives of up to three stages, promises and limits.
 
-    ``violations`` are those of the checker, and what an answer takes from a goal beyond its tolerance.
-    ``wrong_bounds`` are below the optimum, or an objective is above it. ``wrong_proofs`` are "optimal", or a
-    gap of 0, that is not, and "infeasible" where there is an answer. ``crashes`` count anything raised, and
-    ``not_repeated`` answers that the same record of work does not give again. ``below_greedy`` are answers
-    that stand below greedy's: among them rounds of up to 300 jobs given 5 to 50 ms, or of up to 3,000 given
-    the time that greedy takes. ``worst_overrun_s`` is by how much the slowest of these missed its time.
-    The table lists each faulty case; ``--first NUMBER --cases 1 --short 0`` runs it again.
+    ``violations`` counts those that the checker finds, and answers that take more from a goal than
+    its tolerance. ``wrong_bounds`` are bounds below the optimum, or objectives above it.
+    ``wrong_proofs`` are answers that are called optimal, or have a gap of 0, but are not optimal,
+    and "infeasible" where there is an answer. ``crashes`` counts everything that was raised.
+    ``not_repeated`` counts answers that the same record of work does not give again.
+    ``below_greedy`` counts answers that are worse than greedy's, including rounds of up to 300 jobs
+    that are given 5 to 50 ms, or of up to 3,000 that are given the time of greedy.
+    ``worst_overrun_s`` is the longest time by which one of these exceeded its limit. The table
+    lists each faulty case; ``--first NUMBER --cases 1 --short 0`` runs it again.
     """
     options = {"solver": solver, "seed": seed}
     tasks = [
@@ -120,17 +126,17 @@ def fuzz(
         )
         for begin, end in _spans(first, first + count)
     ]
-    found = list(run_tasks(tasks, folder=results, workers=workers).values())
-    tally = sum((Counter(part["tally"]) for part in found), Counter[str]())
+    result = list(run_tasks(tasks, folder=results, workers=workers).values())
+    tally = sum((Counter(part["tally"]) for part in result), Counter[str]())
     return Report(
         seed=seed,
         figures={
             "cases": cases,
             "short": short,
             **{name: tally[name] for name in (*FAULTS, *COUNTS)},
-            "worst_overrun_s": max((part["overrun_s"] for part in found), default=0.0),
+            "worst_overrun_s": max((part["overrun_s"] for part in result), default=0.0),
         },
-        table=[fault for part in found for fault in part["faulty"]],
+        table=[fault for part in result for fault in part["faulty"]],
     )
 
 
@@ -245,9 +251,9 @@ def _judge(problem: Problem, by: Solver, rng: np.random.Generator, tally: _Tally
     limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED else LONG_S
     hint = _hint(problem, rng)
     budget = budget_of(limit_s, gap=draw_gap(rng), seed=k, work=draw_work(rng))
-    found = by.solve(problem, budget, hint)
-    tally.count[str(found.status)] += 1
-    tally.report("problem", k, faults(problem, found, _best(problem, tally)))
+    result = by.solve(problem, budget, hint)
+    tally.count[str(result.status)] += 1
+    tally.report("problem", k, faults(problem, result, _best(problem, tally)))
 
 
 def faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
@@ -333,16 +339,16 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float
     end_s = now_s + (now_s - began_s if large else float(rng.choice(SHORT_S)))
     budget = Budget(remaining_s=lambda: end_s - time.perf_counter())
     try:
-        found = by.solve(problem, budget)
+        result = by.solve(problem, budget)
     except Exception:
         logger.exception("short round %d: %s raised", k, by.name)
         tally.report("short round", k, ["crashes"])
         return 0.0
     late_s = max(0.0, time.perf_counter() - end_s)
-    wrong = ["violations"] if violations(problem, found) else []
-    if found.bound < greedy.objective:
+    wrong = ["violations"] if violations(problem, result) else []
+    if result.bound < greedy.objective:
         wrong.append("wrong_bounds")
-    if not found.has_answer or found.objective < greedy.objective:
+    if not result.has_answer or result.objective < greedy.objective:
         wrong.append("below_greedy")
     tally.report("short round", k, wrong)
     return late_s

@@ -39,27 +39,34 @@ BASELINES = ("greedy", "arena")
     violations=("==", 0),
 )
 def greedy_gap(
-    trace: Annotated[Path | None, typer.Option(help="Trace CSV.")] = None,
-    profiles: Annotated[Path | None, typer.Option(help="Profiles CSV.")] = None,
-    jobs: Annotated[int, typer.Option(help="The trace's first jobs.")] = 300,
-    rounds: Annotated[int, typer.Option(help="Rounds with an event (an arrival or an end).")] = 100,
+    trace: Annotated[Path | None, typer.Option(help="CSV of a trace. Default: Philly.")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="CSV of profiles. Default: Arena's.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Number of jobs from the start of the trace.")] = 300,
+    rounds: Annotated[
+        int, typer.Option(help="Number of rounds with an event (an arrival or an end).")
+    ] = 100,
     gpus_share: Annotated[
-        float, typer.Option(help="Share of the 1,280 GPUs, in each type the same.")
+        float, typer.Option(help="Share of the 1,280 GPUs, the same for each type.")
     ] = 0.25,
     depth: Annotated[int, typer.Option(help="Arena's search depth.")] = 3,
-    max_upgrades: Annotated[int, typer.Option(help="Arena's scalings up a round.")] = 10,
-    deadline_s: Annotated[float, typer.Option(help="Deadline of each call.")] = 10.0,
+    max_upgrades: Annotated[
+        int, typer.Option(help="Maximum number of Arena's scale-ups in a round.")
+    ] = 10,
+    deadline_s: Annotated[float, typer.Option(help="Deadline of each call in seconds.")] = 10.0,
     seed: int = 0,
 ) -> Report:
-    """Compare greedy and Arena's search with the optimum of each round; the ILP's decisions drive.
+    """Compare greedy and Arena's search with the optimum of each round. The ILP's decisions are committed.
 
-    All three see the same snapshot and objective (normalised throughput less restarts). A share is a value
-    over the ILP's, as stated and, in ``*_placed_*``, as placed on free GPUs. ``contended`` counts the rounds
-    in which not every job can have its best Cell; ``*_contended_share`` is the mean over those. ``load`` is
-    the mean of GPUs requested over GPUs there. In the first 100 such rounds jobs request a fifth of the
-    1,280 GPUs, which decides little; on a quarter of them (the default) the load is near 1. The whole
-    cluster is ``--gpus-share 1``. Each round starts from what the ILP decided before, so a share says what
-    one round of greedy or of Arena gives away, not what a month of them would.
+    All three see the same snapshot and objective (normalised throughput less restarts). A share is
+    a value over the ILP's, as stated and, in ``*_placed_*``, as placed on free GPUs. ``contended``
+    counts the rounds in which not every job can have its best Cell; ``*_contended_share`` is the
+    mean over those. ``load`` is the mean of the requested GPUs over the existing ones. In the first
+    100 such rounds, jobs request a fifth of the 1,280 GPUs, which decides little. On a quarter of
+    the GPUs (the default), the load is near 1. ``--gpus-share 1`` is the whole cluster. Each round
+    starts from the ILP's decisions in the previous one. So a share says what one round of greedy or
+    Arena loses, not what a month of them would.
     """
     work = philly(trace, profiles, jobs)
     arena = Arena(depth=depth, max_upgrades=max_upgrades)
@@ -96,11 +103,11 @@ def compare_round(
         "contended": trivial_bound(problem) > ilp.bound + 0.5,
         "waiting": int((ilp.choice < 0).sum()),
     }
-    for name, stated, found in (("greedy", problem, greedy), ("arena", every, search)):
-        reached, more = _measured(snapshot, stated, found)
+    for name, stated, result in (("greedy", problem, greedy), ("arena", every, search)):
+        reached, more = _measured(snapshot, stated, result)
         broken += more
         row[name], row[f"{name}_placed"] = reached
-        row[f"{name}_waiting"] = int((found.choice < 0).sum())
+        row[f"{name}_waiting"] = int((result.choice < 0).sum())
     return {**row, "violations": broken}
 
 

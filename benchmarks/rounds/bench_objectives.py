@@ -72,24 +72,28 @@ class _Tally:
 )
 def objectives(
     snapshots: Annotated[
-        int, typer.Option(help="Small snapshots an objective: half of 6 jobs, half of 12.")
+        int,
+        typer.Option(
+            help="Number of small snapshots for each objective: half with 6 jobs, half with 12."
+        ),
     ] = 1000,
-    large: Annotated[int, typer.Option(help="Larger snapshots an objective.")] = 20,
-    large_jobs: Annotated[int, typer.Option(help="Jobs of a larger snapshot.")] = 300,
+    large: Annotated[int, typer.Option(help="Number of larger snapshots for each objective.")] = 20,
+    large_jobs: Annotated[int, typer.Option(help="Number of jobs in a larger snapshot.")] = 300,
     first: Annotated[
-        str, typer.Option(help="Solver of all but half of the small snapshots.")
+        str, typer.Option(help="Solver for everything except half of the small snapshots.")
     ] = "cp-sat",
-    second: Annotated[str, typer.Option(help="Solver whose opinion is asked.")] = "cvxpy",
+    second: Annotated[str, typer.Option(help="Solver for a second opinion.")] = "cvxpy",
     seed: int = 0,
 ) -> Report:
-    """Solve random snapshots for each objective: by trying all answers, by dynamic program, by two solvers.
+    """Check each objective's solution on random snapshots by enumeration, dynamic program and solvers.
 
-    Half of the small snapshots have 6 jobs of 5 Cells, and every assignment is tried; half have 12,
-    judged by a dynamic program over GPUs in use. The answer of the default solver, or on half of each of
-    the first one, is measured by the oracle's own equations (``brute_force_mismatches``: it does not fit,
-    or a goal is off by more than the rounding of values to millionths explains). On larger snapshots two
-    solvers' goals may differ by a relative 1e-4 (``solver_disagreements``). ``violations`` are those of
-    the checker.
+    Half of the small snapshots have 6 jobs of 5 Cells, and every assignment is tried. The other
+    half have 12 jobs and are judged by a dynamic program over GPUs in use. The answer of the
+    default solver, or of the first solver on half of each, is measured by the oracle's own
+    equations. ``brute_force_mismatches`` counts answers that do not fit, or whose goal is off by
+    more than the rounding of values to millionths explains. On larger snapshots, the goals of two
+    solvers may differ by a relative 1e-4 (``solver_disagreements``). ``violations`` counts those
+    that the checker finds.
     """
     tallies = {name: _Tally() for name in OBJECTIVES}
     for k in steps(snapshots, "small snapshots"):
@@ -162,9 +166,9 @@ def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> Opti
         return None
     cells, cell = statement.problem.cells, int(statement.problem.cell[column])
     key = cells.key_at(cell)[:3]
-    found = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
+    result = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
     # not one of the job's options: it does not fit
-    return found[0] if found else Option(*key, 0.0, False)
+    return result[0] if result else Option(*key, 0.0, False)
 
 
 def _reached(
@@ -190,7 +194,7 @@ def _reached(
 def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str]) -> None:
     policy = policy_of(name, len(snapshot.jobs))
     statement = state(snapshot, policy)
-    found = []
+    result = []
     for which in names:
         started_s = time.perf_counter()
         with _standard_output_is_error():
@@ -198,8 +202,8 @@ def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str
         if which == names[0]:
             tally.solve_s.append(time.perf_counter() - started_s)
         tally.violations += len(violations(statement.problem, solved.solution))
-        found.append(solved)
-    tally.disagreements += not _agree(statement, *(s.solution for s in found))
+        result.append(solved)
+    tally.disagreements += not _agree(statement, *(s.solution for s in result))
 
 
 @contextmanager

@@ -24,18 +24,23 @@ from tessera.simulator.figures import Report
     violations=("==", 0),
 )
 def philly_rounds(
-    trace: Annotated[Path | None, typer.Option(help="Trace CSV.")] = None,
-    profiles: Annotated[Path | None, typer.Option(help="Profiles CSV.")] = None,
-    jobs: Annotated[int, typer.Option(help="The trace's first jobs.")] = 300,
-    rounds: Annotated[int, typer.Option(help="Rounds with an event (an arrival or an end).")] = 100,
-    deadline_s: Annotated[float, typer.Option(help="Deadline of each call.")] = 10.0,
+    trace: Annotated[Path | None, typer.Option(help="CSV of a trace. Default: Philly.")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="CSV of profiles. Default: Arena's.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Number of jobs from the start of the trace.")] = 300,
+    rounds: Annotated[
+        int, typer.Option(help="Number of rounds with an event (an arrival or an end).")
+    ] = 100,
+    deadline_s: Annotated[float, typer.Option(help="Deadline of each call in seconds.")] = 10.0,
     seed: int = 0,
 ) -> Report:
-    """Run the trace's rounds with an event through the API; the ILP's decisions drive.
+    """Run the trace's rounds in which something happens through the API. The ILP's decisions are committed.
 
-    Each committed round's snapshot is solved again by greedy. ``rounds_below_greedy`` counts the rounds in
-    which the ILP's objective, or what was placed of it, is below greedy's. Agents train 300 s between rounds.
-    ``worst_gap`` is the ILP's to its proven bound, ``violations`` those of the checker.
+    Greedy solves each committed round's snapshot again. ``rounds_below_greedy`` counts the rounds
+    in which the ILP's objective, or what was placed of it, is below greedy's. Agents train for 300
+    s between rounds. ``worst_gap`` is the largest gap of the ILP to its proven bound.
+    ``violations`` counts those that the checker finds.
     """
     work = philly(trace, profiles, jobs)
     table: list[dict[str, float]] = []

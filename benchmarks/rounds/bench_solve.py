@@ -53,15 +53,17 @@ class _Line:
 
     def shown(self, ours: Round) -> dict[str, Figure | str]:
         """Return the row as figures."""
-        found = self.round
+        result = self.round
         row: dict[str, Figure | str] = {"solver": self.solver, "ended": self.ended}
-        if found is not None:
-            row["ended"] = found.status if self.ended == "done" else self.ended
+        if result is not None:
+            row["ended"] = result.status if self.ended == "done" else self.ended
         names = ("objective", "bound", "gap", "build_s", "solve_s", "total_s")
-        row |= {name: getattr(found, name) if found else math.nan for name in names}
-        row["of_ours"] = found.objective / ours.objective if found and ours.objective else math.nan
+        row |= {name: getattr(result, name) if result else math.nan for name in names}
+        row["of_ours"] = (
+            result.objective / ours.objective if result and ours.objective else math.nan
+        )
         row |= {"reached_s": self.reached_s, "peak_mib": self.peak_mib}
-        row["verified"] = bool(found and found.verified)
+        row["verified"] = bool(result and result.verified)
         return row
 
 
@@ -78,43 +80,60 @@ class _Line:
     speedup_warm=(">=", 5.0),
 )
 def solve(
-    jobs: Annotated[int, typer.Option(help="Jobs of the round.")] = 2_048,
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; 0: one a job.")] = 0,
-    types: Annotated[int, typer.Option(help="GPU types, each on its share of the GPUs.")] = 4,
-    family: Annotated[str, typer.Option(help=f"{', '.join(FAMILIES)}.")] = "real",
+    jobs: Annotated[int, typer.Option(help="Number of jobs in the round.")] = 2_048,
+    gpus: Annotated[
+        int, typer.Option(help="Number of GPUs of the cluster. 0: one for each job.")
+    ] = 0,
+    types: Annotated[
+        int, typer.Option(help="Number of GPU types among which the GPUs are divided.")
+    ] = 4,
+    family: Annotated[str, typer.Option(help=f"Family of rounds: {', '.join(FAMILIES)}.")] = "real",
     objective: Annotated[str, typer.Option(help="Objective of the policy.")] = "throughput",
     versus: Annotated[
-        str, typer.Option(help="Baselines by name: cp-sat,cbc,highs,pop-8,sia,gavel or any solver.")
+        str,
+        typer.Option(
+            help="Comma-separated baselines: cp-sat, cbc, highs, pop-8, sia, gavel or any solver."
+        ),
     ] = "",
-    time_limit: Annotated[float, typer.Option(help="Seconds for each solver.")] = 30.0,
-    repeats: Annotated[int, typer.Option(help="Rounds of ours, each of another seed.")] = 1,
-    solver: Annotated[str, typer.Option(help="Solver that is ours.")] = DEFAULT,
-    running: Annotated[float, typer.Option(help="Share of the GPUs in use before.")] = 0.5,
+    time_limit: Annotated[float, typer.Option(help="Time limit of each solver in seconds.")] = 30.0,
+    repeats: Annotated[
+        int, typer.Option(help="Number of rounds that our solver solves, each with another seed.")
+    ] = 1,
+    solver: Annotated[str, typer.Option(help="The solver that counts as ours.")] = DEFAULT,
+    running: Annotated[
+        float, typer.Option(help="Share of the GPUs that are in use before the round.")
+    ] = 0.5,
     churn: Annotated[
-        float, typer.Option(help="Jobs replaced before the next round, for warm; 0: skip.")
+        float,
+        typer.Option(
+            help="Share of jobs replaced before the next round, which starts warm. 0: skip it."
+        ),
     ] = 0.02,
     gap: Annotated[float, typer.Option(help="Gap at which solvers may stop.")] = 1e-4,
-    workers: Annotated[int, typer.Option(help="Threads of each solver.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of threads of each solver.")] = 2,
     seed: int = 0,
 ) -> Report:
-    """Solve rounds by ours and by baselines, each in a process of its own.
+    """Solve rounds with our solver and with baselines, each in its own process.
 
-    The families are those of ``tessera.benchmarks.rounds.instances``. ``build_s`` is from the snapshot to the
-    problem, ``solve_s`` from there to the answer (goals in order: with greedy's, where they start);
-    ``total_s`` is both. With ``--repeats`` ours solves as many rounds, and ``solve_s`` is the median,
-    ``gap`` the worst; baselines solve the first. Imports and compilation are done before: each process first
-    solves a tiny round. ``reached_s`` counts from the snapshot until a baseline was at least as good as ours
-    (relative 1e-9): as told, for CP-SAT; else at its end. A stock solver that stopped short of ours of its
-    own accord, within the gap, is run again with gap 0 for it. ``speedup_vs_best_stock`` is the least of
-    these times among CP-SAT, CBC and HiGHS, or the limit where it did not get there, over ``total_s`` of
-    ours. Goals in order are compared by the first alone. ``speedup_warm`` compares the round after some
-    churn without and with the last answer and prices as a hint (``first_s`` is the round before). A baseline
-    is killed at twice the limit. ``peak_mib`` is a process's.
+    The families are those of ``tessera.benchmarks.rounds.instances``. ``build_s`` is the time from
+    the snapshot to the problem, and ``solve_s`` from there to the answer (for goals in order,
+    including the greedy answer from which they start). ``total_s`` is the sum. With ``--repeats``,
+    ours solves that number of rounds, ``solve_s`` is the median and ``gap`` the worst; baselines
+    solve only the first round. Imports and compilation are excluded, because each process first
+    solves a tiny round. ``reached_s`` is the time from the snapshot until a baseline was at least
+    as good as ours (relative 1e-9): as reported by CP-SAT, and at the end for the others. A stock
+    solver that stopped within the gap on its own, but short of ours, is run again with gap 0 for
+    this. ``speedup_vs_best_stock`` is the least of these times among CP-SAT, CBC and HiGHS, or the
+    limit if ours was not reached, over ``total_s`` of ours. Goals in order are compared by the
+    first alone. ``speedup_warm`` compares the round after some churn without and with the last
+    answer and prices as a hint (``first_s`` is the previous round). A baseline is killed at twice
+    the limit. ``peak_mib`` is the peak memory of a process.
 
-    Bounds: the gap is 1e-4, and 1e-3 on the hard families (``hard_gap``) and for levels (``levels_gap``);
-    at 4,096 jobs stock solvers are 100 times slower; warm is 5 times faster than cold from 10,000 jobs (7 to
-    10 were seen; the aim is 10. Half of the rest is the proof that greedy would not have done better);
-    ``solve_of_aim`` is the time over what is aimed at for as many jobs, in the family ``real``.
+    Bounds: the gap is 1e-4, and 1e-3 on the hard families (``hard_gap``) and for levels
+    (``levels_gap``). At 4,096 jobs, stock solvers are 100 times slower. From 10,000 jobs on, warm
+    is 5 times faster than cold. (7 to 10 were measured, and the aim is 10. Half of the rest is the
+    proof that greedy would not have done better.) ``solve_of_aim`` is the time over the aim for
+    that number of jobs, in the family ``real``.
     """
     entry = Entry(
         solver=solver,
@@ -178,19 +197,19 @@ def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Lin
     ]
     for k in steps(len(baselines), "baselines"):
         baseline = replace(entry, solver=baselines[k], repeats=1)
-        found = run(baseline)
-        first = found.rounds[0] if found.rounds else None
-        reached_s = seconds_to_reach(ours[0], found)
+        result = run(baseline)
+        first = result.rounds[0] if result.rounds else None
+        reached_s = seconds_to_reach(ours[0], result)
         short = first is not None and math.isnan(reached_s) and first.gap <= entry.gap
         if short and baselines[k] in STOCK:
             reached_s = seconds_to_reach(ours[0], run(replace(baseline, gap=0.0)))
         lines.append(
             _Line(
                 solver=baselines[k],
-                ended=found.ended,
+                ended=result.ended,
                 round=first,
                 reached_s=reached_s,
-                peak_mib=found.peak_mib,
+                peak_mib=result.peak_mib,
             )
         )
     return mine, lines
@@ -210,14 +229,14 @@ def seconds_to_reach(ours: Round, baseline: Outcome) -> float:
     If it never was, return NaN.
     """
     least = ours.sign * ours.objective - SAME * abs(ours.objective)
-    found = baseline.rounds[0] if baseline.rounds else None
-    build_s = found.build_s if found else ours.build_s
-    told = found.answers if found else baseline.early
+    result = baseline.rounds[0] if baseline.rounds else None
+    build_s = result.build_s if result else ours.build_s
+    told = result.answers if result else baseline.early
     for at_s, objective in told:
         if ours.sign * objective >= least:
             return build_s + at_s
-    if found is not None and found.verified and ours.sign * found.objective >= least:
-        return found.total_s
+    if result is not None and result.verified and ours.sign * result.objective >= least:
+        return result.total_s
     return math.nan
 
 
@@ -253,14 +272,14 @@ def _figures(entry: Entry, mine: Outcome, ours: Sequence[Round]) -> dict[str, Fi
 
 def _waived(entry: Entry) -> frozenset[str]:
     """Return the figures whose bound is for other rounds than this."""
-    found = set()
+    result = set()
     if entry.family != "real" or _levels(entry.objective) or entry.gap > 1e-4:
-        found |= {"gap", "warm_gap"}
+        result |= {"gap", "warm_gap"}
     if entry.jobs != 4_096:
-        found |= {"speedup_vs_best_stock"}
+        result |= {"speedup_vs_best_stock"}
     if entry.jobs < WARM_FROM:
-        found |= {"speedup_warm"}
-    return frozenset(found)
+        result |= {"speedup_warm"}
+    return frozenset(result)
 
 
 @case(
@@ -270,25 +289,33 @@ def _waived(entry: Entry) -> frozenset[str]:
     verified=("==", True),
 )
 def solve_curve(
-    sizes: Annotated[str, typer.Option(help="Numbers of jobs.")] = "64,256,1024,4096,16384",
-    gpus_a_job: Annotated[float, typer.Option(help="GPUs of the cluster for each job.")] = 1.0,
-    types: Annotated[int, typer.Option(help="GPU types.")] = 4,
-    family: Annotated[str, typer.Option(help=f"{', '.join(FAMILIES)}.")] = "real",
+    sizes: Annotated[
+        str, typer.Option(help="Comma-separated numbers of jobs.")
+    ] = "64,256,1024,4096,16384",
+    gpus_a_job: Annotated[
+        float, typer.Option(help="Number of GPUs of the cluster for each job.")
+    ] = 1.0,
+    types: Annotated[int, typer.Option(help="Number of GPU types.")] = 4,
+    family: Annotated[str, typer.Option(help=f"Family of rounds: {', '.join(FAMILIES)}.")] = "real",
     objective: Annotated[str, typer.Option(help="Objective of the policy.")] = "throughput",
-    versus: Annotated[str, typer.Option(help="Baselines by name.")] = "cp-sat,cbc,highs,pop-8,sia",
-    time_limit: Annotated[float, typer.Option(help="Seconds for each solver.")] = 30.0,
-    solver: Annotated[str, typer.Option(help="Solver that is ours.")] = DEFAULT,
-    running: Annotated[float, typer.Option(help="Share of the GPUs in use before.")] = 0.5,
-    plot: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    versus: Annotated[
+        str, typer.Option(help="Comma-separated baselines.")
+    ] = "cp-sat,cbc,highs,pop-8,sia",
+    time_limit: Annotated[float, typer.Option(help="Time limit of each solver in seconds.")] = 30.0,
+    solver: Annotated[str, typer.Option(help="The solver that counts as ours.")] = DEFAULT,
+    running: Annotated[
+        float, typer.Option(help="Share of the GPUs that are in use before the round.")
+    ] = 0.5,
+    plot: Annotated[Path | None, typer.Option(help="PNG file to write.")] = None,
     gap: Annotated[float, typer.Option(help="Gap at which solvers may stop.")] = 1e-4,
-    workers: Annotated[int, typer.Option(help="Threads of each solver.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of threads of each solver.")] = 2,
     seed: int = 0,
 ) -> Report:
-    """Draw time against jobs, on logarithmic axes, for ours and its baselines.
+    """Plot the solving time against the number of jobs, on logarithmic axes, for our solver and baselines.
 
-    A row for each size and solver, as in ``solve``; ``total_s`` is drawn, a filled mark where the answer is
-    within the gap of the solver's own bound, a hollow one where it is not. A baseline that was killed
-    is drawn at twice the limit. ``worst_gap`` is ours.
+    There is a row for each size and solver, as in ``solve``. The plot shows ``total_s``, with a
+    filled mark if the answer is within the gap of the solver's own bound, and a hollow one
+    otherwise. A baseline that was killed is plotted at twice the limit. ``worst_gap`` is ours.
     """
     baselines = _named(versus)
     table: list[dict[str, Figure | str]] = []
@@ -314,13 +341,13 @@ def solve_curve(
         verified = verified and ours.verified
         for line in lines:
             table.append({"jobs": jobs, **line.shown(ours)})
-            found = line.round
+            result = line.round
             points.append(
                 Point(
                     solver=line.solver,
                     jobs=jobs,
-                    seconds=found.total_s if found else 2 * time_limit,
-                    met=bool(found and found.gap <= gap),
+                    seconds=result.total_s if result else 2 * time_limit,
+                    met=bool(result and result.gap <= gap),
                 )
             )
     if plot is not None:
@@ -336,9 +363,9 @@ def solve_curve(
 
 def _sizes(words: str) -> list[int]:
     try:
-        found = sorted({int(word) for word in words.split(",")})
+        result = sorted({int(word) for word in words.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] < 1:
+        result = []
+    if not result or result[0] < 1:
         raise InvalidInput("sizes", "must be whole numbers of jobs, e.g. 64,256,1024")
-    return found
+    return result

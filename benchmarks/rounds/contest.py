@@ -178,8 +178,8 @@ def take_part(entry: Entry, tell: Tell) -> None:
     else:
         for k in range(entry.repeats):
             seeded = replace(entry, seed=entry.seed + k)
-            found = _round(seeded, tell)
-            tell({"round": found})
+            result = _round(seeded, tell)
+            tell({"round": result})
     tell({"done": {"peak_mib": peak_mib(), **told}})
 
 
@@ -207,11 +207,11 @@ def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
         tell({"answer": [time.perf_counter() - began_s, objective / scale]})
 
     alone = len(statement.goals) == 1
-    found = solve_with(
+    result = solve_with(
         statement, _solver(entry.solver, on_answer if alone else None), _budget(entry)
     )
     solve_s = time.perf_counter() - began_s
-    first, solution = found.results[0], found.solution
+    first, solution = result.results[0], result.solution
     answered = solution.has_answer
     return {
         "status": str(solution.status),
@@ -219,7 +219,7 @@ def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
         "bound": first.bound,
         "gap": first.gap if answered else math.inf,
         "sign": 1 if isinstance(goal, Linear) or goal.sign < 0 else -1,
-        "last_gap": found.results[-1].gap,
+        "last_gap": result.results[-1].gap,
         "build_s": build_s,
         "solve_s": solve_s,
         "columns": len(statement.problem.cell),
@@ -296,10 +296,10 @@ def _cold_and_warm(entry: Entry) -> dict[str, Any]:
     for _ in range(WARM_REPEATS):
         for name, known in (("cold", None), ("warm", hint)):
             began_s = time.perf_counter()
-            found = by.solve(problem, _budget(entry), known)
+            result = by.solve(problem, _budget(entry), known)
             took[name].append(time.perf_counter() - began_s)
-            verified = verified and found.has_answer and not violations(problem, found)
-            gap = max(gap, found.gap if known is hint else 0.0)
+            verified = verified and result.has_answer and not violations(problem, result)
+            gap = max(gap, result.gap if known is hint else 0.0)
     return {
         "first_s": first_s,
         "cold_s": statistics.median(took["cold"]),

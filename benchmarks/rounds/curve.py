@@ -56,7 +56,7 @@ def draw(file: Path, points: Sequence[Point], limit_s: float) -> None:
         yscale="log",
         xlabel="jobs",
         ylabel="seconds from snapshot to answer",
-        title="Solving a round (hollow: the gap asked for was not met)",
+        title="Solving a round (hollow: the requested gap was not reached)",
     )
     sizes = sorted({p.jobs for p in points})
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])

@@ -304,20 +304,20 @@ def _decided(snapshot: Snapshot, problem: Problem, choice: Ints) -> Snapshot:
 
 def _kept(jobs: Jobs, keep: Bools) -> Jobs:
     where = np.flatnonzero(keep).tolist()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in fields(jobs):
         column = getattr(jobs, field.name)
         named = isinstance(column, tuple)
-        found[field.name] = tuple(column[j] for j in where) if named else column[keep]
-    return Jobs(**found)
+        result[field.name] = tuple(column[j] for j in where) if named else column[keep]
+    return Jobs(**result)
 
 
 def _joined(one: Jobs, other: Jobs) -> Jobs:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in fields(one):
         left, right = getattr(one, field.name), getattr(other, field.name)
-        found[field.name] = left + right if isinstance(left, tuple) else np.append(left, right)
-    return Jobs(**found)
+        result[field.name] = left + right if isinstance(left, tuple) else np.append(left, right)
+    return Jobs(**result)
 
 
 def _renumbered(allocations: Allocations, keep: Bools) -> Allocations:

@@ -84,7 +84,7 @@ class Oracle:
     # the references that values are measured against
 
     def _cells_of(self, job: int) -> list[Option]:
-        row, found = self._jobs[job], []
+        row, result = self._jobs[job], []
         batch = self._snapshot.workloads[row["workload"]].global_batch
         now = (row["current_type"], row["current_gpus"], row["current_degree"])
         for e in self._estimates:
@@ -93,8 +93,8 @@ class Oracle:
             if e["nodes"] != math.ceil(e["gpus"] / self._size[e["gpu_type"]]):
                 raise ValueError("the oracle knows one estimate a Cell, at its fewest nodes")
             key = (e["gpu_type"], e["gpus"], e["pipeline_degree"])
-            found.append(Option(*key, batch / e["iter_time_s"], key == now))
-        return found
+            result.append(Option(*key, batch / e["iter_time_s"], key == now))
+        return result
 
     def _weight(self, job: int) -> float:
         """Return the weight of a job, Eq. (9)."""
@@ -237,13 +237,13 @@ class Oracle:
 
     def worth(self, choice: Choice) -> list[tuple[float, ...]]:
         """Return the value of each goal: (sum,), or the levels, worst first."""
-        found: list[tuple[float, ...]] = []
+        result: list[tuple[float, ...]] = []
         for goal in self.goals:
             if goal.levels:
-                found.append(self._sorted_levels(goal.levels, choice))
+                result.append(self._sorted_levels(goal.levels, choice))
             else:
-                found.append((sum(self.value(goal.terms, j, o) for j, o in enumerate(choice)),))
-        return found
+                result.append((sum(self.value(goal.terms, j, o) for j, o in enumerate(choice)),))
+        return result
 
     def _sorted_levels(self, name: str, choice: Choice) -> tuple[float, ...]:
         some = [j for j in range(len(choice)) if any(o is not None for o in self.options[j])]
@@ -380,14 +380,14 @@ class Oracle:
             then: dict[tuple[int, ...], list[tuple[float, float]]] = {}
             for option in options:
                 add = self.value(first, job, option), self.value(second, job, option)
-                for used, found in pairs.items():
+                for used, result in pairs.items():
                     key = self._using(used, option)
                     if key is not None:
                         then.setdefault(key, []).extend(
-                            (a + add[0], b + add[1]) for a, b in found if a + add[0] >= needed
+                            (a + add[0], b + add[1]) for a, b in result if a + add[0] >= needed
                         )
-            pairs = {key: _unbeaten(found) for key, found in then.items()}
-        return max(b for found in pairs.values() for _, b in found)
+            pairs = {key: _unbeaten(result) for key, result in then.items()}
+        return max(b for result in pairs.values() for _, b in result)
 
     def _using(self, used: tuple[int, ...], option: Option | None) -> tuple[int, ...] | None:
         if option is None:
@@ -412,10 +412,10 @@ def _inserted(worth: tuple[float, ...], item: float) -> tuple[float, ...]:
 
 
 def _unbeaten(pairs: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
+    result: list[tuple[float, float]] = []
     top = -math.inf
     for pair in sorted(pairs, reverse=True):
         if pair[1] > top:
-            found.append(pair)
+            result.append(pair)
             top = pair[1]
-    return found
+    return result

@@ -140,5 +140,5 @@ class Plan:
 def with_options(policy: str, *options: str) -> str:
     """Return one of our policies with more options of a round. Raises InvalidInput."""
     if not policy.startswith((ILP, GREEDY)):
-        raise InvalidInput("ours", f"{policy!r} is not ours; name ilp:OBJECTIVE, e.g. ilp:jct")
+        raise InvalidInput("ours", f"{policy!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
     return "@".join((policy, *options))

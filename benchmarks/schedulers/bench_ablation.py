@@ -81,48 +81,51 @@ def ablation(
     gpus_share: GpusShareOption = 0.25,
     jobs_share: JobsShareOption = 0.25,
     jobs: JobsOption = 200,
-    parts: Annotated[str, typer.Option(help="With commas.")] = ",".join(PARTS),
-    ours: Annotated[str, typer.Option(help="Which of ours.")] = "ilp:jct",
+    parts: Annotated[str, typer.Option(help="Comma-separated parts to run.")] = ",".join(PARTS),
+    ours: Annotated[str, typer.Option(help="The policy of ours.")] = "ilp:jct",
     others: Annotated[
-        str, typer.Option(help="Baselines of the scheduler alone and on GPU types, with commas.")
+        str, typer.Option(help="Comma-separated baselines for `alone` and `types`.")
     ] = ",".join(OTHERS),
     depths: Annotated[str, typer.Option(help="Depths of Arena's search.")] = "1,2,3,4,5",
     queues: Annotated[str, typer.Option(help="Numbers of priority queues.")] = "1,2,4,8",
     types: Annotated[str, typer.Option(help="Numbers of GPU types.")] = "1,2,4",
     heavy: Annotated[
-        float, typer.Option(help="How many times as fast jobs arrive under depths and queues.")
+        float, typer.Option(help="Factor on the arrival rate under `depth` and `queues`.")
     ] = 4.0,
     dp_memory: DpMemoryOption = None,
     seeds: SeedsOption = 3,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Take one thing away at a time, from Arena's policy and from ours; all else stays, truth included.
+    """Remove one component at a time from Arena's policy and from ours. Everything else stays the same.
 
-    ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity a job runs on as many GPUs as
-    it requests; without heterogeneity on the type that it requests; without opportunism nothing starts past
-    a blocked job. Arena's policy has switches for these; for ours jobs are pinned to their types, and are
-    told of one GPU count (``tessera.benchmarks.schedulers.variants.only_as_requested``). Ours knows no
-    blocked jobs, as it starts jobs by value: in the place of opportunism, jobs start in order of arrival
-    (``queue_order``). Without pruning, plan searches take as long as full ones (overheads ``full-search``).
-    Planner and profiler are not in the simulator yet: what rounds know stands for them. Without a planner
-    it is the optimum behind the memory gate of data parallelism, without a profiler throughput on one GPU
-    times GPUs (``tessera.formulation.information``); and there are estimates that are off by 20 % on average.
-    Elsewhere rounds know the truth.
+    ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity, a job runs on the
+    number of GPUs that it requests. Without heterogeneity, it runs on the type that it requests.
+    Without opportunism, no job starts ahead of a blocked job. Arena's policy has switches for
+    these. For ours, jobs are pinned to their types and see a single GPU count
+    (``tessera.benchmarks.schedulers.variants.only_as_requested``). Ours has no blocked jobs,
+    because it starts jobs by value. In place of opportunism, its jobs start in order of arrival
+    (``queue_order``). Without pruning, searches for plans take as long as full ones (overheads
+    ``full-search``). The planner and the profiler are not in the simulator yet, so what rounds know
+    represents them. Without a planner, rounds see the optimum behind the memory gate of data
+    parallelism. Without a profiler, they see the throughput on one GPU times the number of GPUs
+    (``tessera.formulation.information``). A further variant has estimates that are wrong by 20 % on
+    average. Elsewhere, rounds know the true speeds.
 
-    ``alone``: policies that all see data-parallel information and all search in full. ``depth`` and
-    ``queues``: Arena's search depth and the number of priority queues, jobs arriving ``--heavy`` times
-    as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly; ours has ``queue_order`` and
-    ``opportunistic`` there. ``types``: the same jobs and as many GPUs, of 1, 2 and 4 types
-    (``tessera.benchmarks.schedulers.variants.on_fewer_types``).
+    ``alone``: all policies see data-parallel information and pay for full searches. ``depth`` and
+    ``queues``: Arena's search depth and the number of priority queues, while jobs arrive
+    ``--heavy`` times as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly, and
+    ours has ``queue_order`` and ``opportunistic`` there. ``types``: the same jobs on the same
+    number of GPUs, of 1, 2 and 4 types (``tessera.benchmarks.schedulers.variants.on_fewer_types``).
 
-    Ratios are over the run named in ``against``, of the same seeds, with 95 % intervals: mean JCT over the
-    jobs that both finished, to completion, and normalised throughput while jobs arrive. A figure
-    ``jct_loss_POLICY_PART`` is the first less 1, ``throughput_loss_*`` is 1 less the second. Where one of
-    the two left jobs that the other finished (what rounds see says that they run nowhere), mean JCT says
-    nothing: ``unfinished_*`` is their share, in the place of the first. No loss is bound
-    to be positive. Runs that need measured profiles or the memory of data parallelism are left out where
-    these are absent; ``left_out`` counts them.
+    Ratios are relative to the run named in ``against``, with the same seeds and 95 % intervals.
+    They are of mean JCT over the jobs that both finished, to completion, and of normalised
+    throughput while jobs arrive. A figure ``jct_loss_POLICY_PART`` is the first ratio less 1;
+    ``throughput_loss_*`` is 1 less the second. One of the two runs may leave jobs that the other
+    finished, because what rounds see says that they run nowhere. Mean JCT is then meaningless, and
+    ``unfinished_*``, their share, replaces it. No bound says that a loss is positive. Runs that
+    need measured profiles or the memory of data parallelism are left out if these are missing;
+    ``left_out`` counts them.
     """
     chosen = split_list(parts, PARTS)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
@@ -161,7 +164,7 @@ def ablation(
             options=options,
             seeds=list(drawn),
             plots=list(_plots(runs)),
-            summary="What each part of Arena's policy and of ours is worth.",
+            summary="The contribution of each component of Arena's policy and of ours.",
         )
         write_report(page, report)
     return made
@@ -175,8 +178,8 @@ def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
         for row in rows
         for k in drawn
     }
-    found = runs_of(tasks, sweep)
-    return {row: [found[row, k] for k in drawn] for row in rows}
+    result = runs_of(tasks, sweep)
+    return {row: [result[row, k] for k in drawn] for row in rows}
 
 
 def whole(text: str) -> tuple[int, ...]:
@@ -184,8 +187,8 @@ def whole(text: str) -> tuple[int, ...]:
 
     Raises InvalidInput.
     """
-    found = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "whole numbers from 1 on")
-    return tuple(map(int, found))
+    result = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "positive whole numbers")
+    return tuple(map(int, result))
 
 
 def reference(row: Row, every: Found) -> Runs | None:
@@ -195,8 +198,8 @@ def reference(row: Row, every: Found) -> Runs | None:
     """
     swept = row.part in ("depth", "queues")
     same = [r for r in every if r.part == row.part and r.name == row.against]
-    found = [r for r in same if swept or r.x == row.x]
-    return every[min(found, key=lambda r: r.x)] if found else None
+    result = [r for r in same if swept or r.x == row.x]
+    return every[min(result, key=lambda r: r.x)] if result else None
 
 
 def ratios(row: Row, every: Found) -> tuple[Interval, Interval]:
@@ -265,8 +268,8 @@ def first_queue_s(row: Row, runs: Runs) -> float:
     of_seeds = []
     for k, one in enumerate(runs):
         queue = queue_of(len(one.jct_s), row.run.shape.queues, row.run.asked.work.seed + k)
-        found = one.jct_s[(queue == 1) & np.isfinite(one.jct_s)]
-        of_seeds.append(found.mean() if len(found) else np.nan)
+        result = one.jct_s[(queue == 1) & np.isfinite(one.jct_s)]
+        of_seeds.append(result.mean() if len(result) else np.nan)
     return float(np.mean(of_seeds))
 
 
@@ -303,15 +306,15 @@ def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
     ]
     never = f" Jobs that never finished, over all seeds: {'; '.join(left)}." if left else ""
     if len(alike) < len(rows):
-        never += " Where the two runs finished different jobs there is no bar of JCT."
+        never += " There is no bar of JCT if the two runs finished different jobs."
     return bars(
         title,
         {
-            "mean JCT (less is better)": {name: both[name][0] for name in alike},
-            "throughput (more is better)": {name: found[1] for name, found in both.items()},
+            "mean JCT (lower is better)": {name: both[name][0] for name in alike},
+            "throughput (higher is better)": {name: result[1] for name, result in both.items()},
         },
         label=label,
-        caption="JCT over the jobs that both finished, to completion; lines are 95 % intervals over seeds."
+        caption="JCT over the jobs that both finished, to completion. Lines are 95 % intervals over seeds."
         f"{never}",
     )
 
@@ -335,10 +338,10 @@ def _curves(title: str, rows: Sequence[Row], every: Found, label: str) -> Iterat
 
 
 def _curve(rows: Iterable[Row], every: Found, which: int) -> Curve:
-    found = [(row.x, ratios(row, every)[which]) for row in rows]
+    result = [(row.x, ratios(row, every)[which]) for row in rows]
     return Curve(
-        x=np.array([x for x, _ in found]),
-        value=np.array([i.value for _, i in found]),
-        low=np.array([i.low for _, i in found]),
-        high=np.array([i.high for _, i in found]),
+        x=np.array([x for x, _ in result]),
+        value=np.array([i.value for _, i in result]),
+        low=np.array([i.low for _, i in result]),
+        high=np.array([i.high for _, i in result]),
     )

@@ -63,22 +63,22 @@ def estimate_error(
     jobs: JobsOption = 400,
     policies: PoliciesOption = LISTED,
     errors: Annotated[
-        str, typer.Option(help="Mean relative errors, with commas; 0 is always run.")
+        str, typer.Option(help="Comma-separated mean relative errors. 0 is always run.")
     ] = ",".join(map(str, ERRORS)),
     overheads: OverheadsOption = "default",
-    seeds: Annotated[int, typer.Option(min=1, help="Draws of each error.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of draws of each error.")] = 5,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Decide on estimates that are off by 5, 10 and 20 % on average, and measure what that costs.
+    """Decide rounds on estimates that are wrong by 5, 10 and 20 % on average, and measure the loss.
 
-    All policies are told the same estimates, a draw for each seed
-    (``tessera.simulator.truth.perturb_estimates``: log-normal factors of the Cells' times); the
-    jobs, the cluster and the true speeds stay. A loss is relative to the policy's own run on the
-    truth: ``jct_loss_*`` of mean JCT over the jobs that both runs finished, to completion, and
-    ``throughput_loss_*`` of normalised throughput over the horizon, each at the largest error and
-    the mean over seeds; below 0 nothing was lost. Nothing bounds them. The table has all, with 95 %
-    intervals.
+    All policies see the same estimates, drawn once for each seed
+    (``tessera.simulator.truth.perturb_estimates``: log-normal factors on the times of Cells). The
+    jobs, the cluster and the true speeds stay the same. A loss is relative to the policy's own run
+    on the true speeds. ``jct_loss_*`` is the loss of mean JCT over the jobs that both runs
+    finished, to completion. ``throughput_loss_*`` is the loss of normalised throughput over the
+    horizon. Both are means over seeds at the largest error; below 0, nothing was lost. They have no
+    bounds. The table has all errors, with 95 % intervals.
     """
     names = split_list(policies)
     base, seed = replace(work, gpus_share=gpus_share, jobs=jobs), work.seed
@@ -93,15 +93,15 @@ def estimate_error(
         )
         for key in cases
     }
-    found = runs_of(tasks, sweep)
+    result = runs_of(tasks, sweep)
     losses = {
         name: {
-            size: [loss(found[name, 0.0, seed], found[name, size, k]) for k in drawn]
+            size: [loss(result[name, 0.0, seed], result[name, size, k]) for k in drawn]
             for size in sizes
         }
         for name in names
     }
-    made = Report(seed=seed, figures=_figures(losses), table=_table(base, losses, found, seed))
+    made = Report(seed=seed, figures=_figures(losses), table=_table(base, losses, result, seed))
     if report is not None:
         options = {"policies": names, "errors": sizes, "overheads": overheads, "trace": base.trace}
         page = report_of(
@@ -110,7 +110,7 @@ def estimate_error(
             options=options,
             seeds=list(drawn),
             plots=plots(losses),
-            summary="What policies lose when they decide on estimates that are off.",
+            summary="The loss of policies that decide on wrong estimates.",
         )
         write_report(page, report)
     return made
@@ -121,10 +121,10 @@ def error_sizes(text: str) -> list[float]:
 
     Raises InvalidInput.
     """
-    found = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
-    if found == (0.0,):
-        raise InvalidInput("errors", "must have numbers above 0")
-    return [size for size in found if size]
+    result = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
+    if result == (0.0,):
+        raise InvalidInput("errors", "must include numbers above 0")
+    return [size for size in result if size]
 
 
 def loss(truth: Ran, told: Ran) -> tuple[float, float]:
@@ -180,14 +180,14 @@ def _table(
 def plots(losses: Losses) -> list[Plot]:
     """Return the curves of the losses over the error."""
     looks = styles(losses)
-    found = []
+    result = []
     for i, what in ((0, "mean JCT"), (1, "normalised throughput")):
         series = {}
         for name, by_size in losses.items():
             points = np.array([[one[i] for one in of_seeds] for of_seeds in by_size.values()])
             runs = np.vstack([np.zeros(points.shape[1]), points]).T
             series[name] = Curve.of([0.0, *by_size], runs)
-        found.append(
+        result.append(
             curves(
                 f"Loss in {what}",
                 series,
@@ -195,8 +195,8 @@ def plots(losses: Losses) -> list[Plot]:
                 y_label=f"{what} lost",
                 percent=True,
                 styles=looks,
-                caption="Relative to the same policy's run on the truth; bands are 95 % intervals"
+                caption="Relative to the same policy's run on the true speeds. Bands are 95 % intervals"
                 " over draws.",
             )
         )
-    return found
+    return result

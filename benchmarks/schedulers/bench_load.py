@@ -50,8 +50,8 @@ from tessera.simulator.sweeps.runner import Sweep
 Varied = Literal["load", "life", "large"]
 SWEEPS: Final[tuple[Varied, ...]] = get_args(Varied)
 LABELS: Final[Mapping[Varied, str]] = {
-    "load": "times as many arrivals an hour",
-    "life": "times as many iterations",
+    "load": "factor on the arrival rate",
+    "life": "factor on the iterations",
     "large": "share of jobs with large models",
 }
 POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
@@ -95,8 +95,8 @@ def load(
     jobs_share: JobsShareOption = 0.1,
     jobs: JobsOption = 100,
     policies: PoliciesOption = LISTED,
-    sweeps: Annotated[str, typer.Option(help="What is varied, with commas.")] = ",".join(SWEEPS),
-    loads: Annotated[str, typer.Option(help="Factors on arrivals an hour.")] = "0.25,0.5,1,2",
+    sweeps: Annotated[str, typer.Option(help="Comma-separated sweeps to run.")] = ",".join(SWEEPS),
+    loads: Annotated[str, typer.Option(help="Factors on the arrival rate.")] = "0.25,0.5,1,2",
     lives: Annotated[str, typer.Option(help="Factors on iterations.")] = "0.25,0.5,1,2",
     larges: Annotated[str, typer.Option(help="Shares of large models.")] = "0,0.25,0.5,0.75",
     information: InformationOption = "estimates",
@@ -106,25 +106,28 @@ def load(
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Run policies while jobs come faster, last longer, or are of larger models; all else stays.
+    """Run policies while jobs arrive faster, last longer or train larger models.
 
-    ``load``: arrivals 0.25 to 2 times as fast as in the trace (Morphling section 7.4, Figure 10, varies
-    down-sampling). ``life``: 0.25 to 2 times the iterations (Arena section 5.7, Figure 19; there all see
-    data-parallel information: ``--information data-parallel --overheads full-search``). ``large``: the share
-    of jobs with models from 6 billion parameters on, 0 to 0.75, models being redrawn at equal GPU-hours
-    (Morphling section 7.4, Figure 11: LLaMA-2-7B and LLaMA-30B). The ranges of those figures are not in their
-    texts; these are ours, around the trace as it is. Both papers' baselines, Synergy too, go
-    by ``--policies``.
+    All else stays the same. ``load``: arrivals 0.25 to 2 times as fast as in the trace (Morphling
+    section 7.4, Figure 10, varies down-sampling). ``life``: 0.25 to 2 times the iterations (Arena
+    section 5.7, Figure 19, where all policies see data-parallel information: ``--information
+    data-parallel --overheads full-search``). ``large``: the share of jobs whose models have 6
+    billion parameters or more, from 0 to 0.75, with models redrawn at equal GPU-hours (Morphling
+    section 7.4, Figure 11: LLaMA-2-7B and LLaMA-30B). The papers' texts do not give the ranges of
+    those figures. The ranges here are ours, around the unchanged trace. ``--policies`` selects both
+    papers' baselines, including Synergy.
 
-    All runs go on until all jobs are over, with the same information and overheads. The table has, for
-    each policy and point, mean JCT over the jobs that all policies finished there, and normalised
-    throughput while jobs arrive, with 95 % intervals over seeds, and both over Arena's. Figures are at the
-    last point of each sweep: ``SWEEP_jct_gain_vs_arena`` is 1 less the ratio of mean JCT over the jobs
-    that both finished, ``SWEEP_throughput_gain_vs_arena`` the ratio less 1, of our integer program that has
-    the least ratio of JCT there; ``SWEEP_worst_jct_margin`` is the least, over points, of the best other
-    policy's mean JCT over ours, less 1, each pair over the jobs that both finished, and
-    ``SWEEP_worst_throughput_margin`` the least of our throughput over the best other's, less 1; ours is the
-    integer program that is best by that metric at that point. None is a law.
+    All runs go on until all jobs have ended, with the same information and overheads. For each
+    policy and point, the table has the mean JCT over the jobs that all policies finished there and
+    the normalised throughput while jobs arrive, with 95 % intervals over seeds, and both relative
+    to Arena's. Figures are taken at the last point of each sweep. ``SWEEP_jct_gain_vs_arena`` is 1
+    less the ratio of mean JCT over the jobs that both finished. ``SWEEP_throughput_gain_vs_arena``
+    is the ratio of throughput less 1. Both are of the integer program of ours with the least ratio
+    of JCT there. ``SWEEP_worst_jct_margin`` is the least, over points, of the best other policy's
+    mean JCT over ours, less 1, each pair over the jobs that both finished.
+    ``SWEEP_worst_throughput_margin`` is the least of our throughput over the best other's, less 1.
+    For these, ours is the integer program that is best by that metric at that point. None of the
+    figures has a bound.
     """
     points: dict[Varied, tuple[float, ...]] = {
         "load": points_of("loads", loads),
@@ -142,8 +145,8 @@ def load(
         dp_memory=memory_file([told], dp_memory),
     )
     drawn = range(seed, seed + seeds)
-    found = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
-    made = Report(seed=seed, figures=figures(found), table=list(_table(found, work)))
+    result = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
+    made = Report(seed=seed, figures=figures(result), table=list(_table(result, work)))
     if report is not None:
         options = {
             "trace": work.trace,
@@ -159,8 +162,8 @@ def load(
             title="Load, lifespan and large models",
             options=options,
             seeds=list(drawn),
-            plots=list(_plots(found)),
-            summary="How policies fare while jobs come faster, last longer, or are of larger models.",
+            plots=list(_plots(result)),
+            summary="Policies while jobs arrive faster, last longer or train larger models.",
         )
         write_report(page, report)
     return made
@@ -215,7 +218,7 @@ def points_of(where: str, text: str) -> tuple[float, ...]:
 def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
     """Return ``text``. Raises InvalidInput if it is not one of ``known``."""
     if text not in known:
-        raise InvalidInput(where, f"{text!r} is not known; choose one of {', '.join(known)}")
+        raise InvalidInput(where, f"{text!r} is unknown; choose from {', '.join(known)}")
     return text
 
 
@@ -323,7 +326,7 @@ def _plots(found: Found) -> Iterator[Plot]:
                 x_label=LABELS[sweep],
                 y_label=label,
                 styles=looks,
-                caption=f"{said} Intervals are of 95 % over seeds.",
+                caption=f"{said} Intervals are 95 % over seeds.",
             )
 
 

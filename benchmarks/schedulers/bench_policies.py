@@ -74,49 +74,56 @@ def policies(
     *,
     work: Work,
     gpus_share: Annotated[
-        str, typer.Option(help="Shares of the cluster's GPUs, with commas: loads.")
+        str, typer.Option(help="Comma-separated shares of the cluster's GPUs, which vary the load.")
     ] = "1",
     jobs_share: JobsShareOption = 1.0,
     jobs: JobsOption = 400,
     load: LoadOption = 1.0,
     policies: PoliciesOption = LISTED,
     information: Annotated[
-        str, typer.Option(help=f"What all policies see, with commas: {', '.join(INFORMATION)}.")
+        str,
+        typer.Option(
+            help=f"Comma-separated information that all policies see: {', '.join(INFORMATION)}."
+        ),
     ] = "estimates",
     dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     judge_every: Annotated[
         int,
-        typer.Option(min=0, help="Rounds from one that the ILP decides too to the next; 0: none."),
+        typer.Option(
+            min=0, help="Interval, in rounds, at which the ILP decides a round, too. 0: never."
+        ),
     ] = 20,
     seeds: SeedsOption = 1,
     sweep: Sweep,
     report: ReportFolder = None,
 ) -> Report:
-    """Run every policy on the same jobs and cluster, to the end of all jobs, under one table of overheads.
+    """Run every policy on the same jobs and cluster, until all jobs have ended, with the same overheads.
 
-    Rounds come when a job has arrived or ended, at most one each 300 s. All policies see the same: by
-    default the estimates, which are the truth here. Deadlines are taken away: ``tessera bench deadline`` is
-    about those. Jobs that the profiles cannot price as requested are dropped and counted, since policies of
-    fixed requests could never run them. Without data sets the workload is synthetic, and the table says so.
+    A round runs when a job has arrived or ended, but at most one in 300 s. All policies see the
+    same information, by default the estimates, which are the true speeds here. Deadlines are
+    removed; ``tessera bench deadline`` is about them. Jobs that the profiles cannot price as
+    requested are dropped and counted, because policies of fixed requests could never run them.
+    Without the data sets the workload is synthetic, and the table says so.
 
-    Our best integer program is the one with the greatest normalised throughput over mean JCT, by that rule
-    on both metrics; it is chosen on the runs that are reported. ``jct_gain_vs_arena`` is 1 less its mean JCT
-    over Arena's, over the jobs that both finished, to completion; ``jct_gain_within_horizon`` over those that
-    both finished within the horizon, as papers cut. ``throughput_gain_vs_arena`` is of normalised
-    throughput over the horizon (the rounds, or arrivals where these end before). The ranks are among all
-    that are not our own. ``jct_bound_share`` is the mean JCT that no schedule can beat (each job at once,
-    alone on its fastest Cell) over ours, ``throughput_bound_share`` our throughput over what no policy
-    can beat (``tessera.simulator.bounds``); ``jct_gain_limit`` and ``throughput_gain_limit`` are the gains
-    over Arena's that a policy at those bounds would have. Figures are of the first trace, information and
-    share; the table has all. Several seeds give intervals: each draws ``--jobs-share`` of the trace, or
-    other synthetic jobs.
+    Our best integer program is the one with the greatest ratio of normalised throughput to mean
+    JCT, for both metrics. It is chosen on the runs that are reported. ``jct_gain_vs_arena`` is 1
+    less its mean JCT over Arena's, over the jobs that both finished, to completion.
+    ``jct_gain_within_horizon`` is the same over the jobs that both finished within the horizon,
+    where papers cut off. ``throughput_gain_vs_arena`` is of normalised throughput over the horizon
+    (the rounds, or the arrivals if these end earlier). The ranks are among all policies that are
+    not ours. ``jct_bound_share`` is the mean JCT that no schedule can beat (each job at once, alone
+    on its fastest Cell) over ours. ``throughput_bound_share`` is our throughput over what no policy
+    can beat (``tessera.simulator.bounds``). ``jct_gain_limit`` and ``throughput_gain_limit`` are
+    the gains over Arena's that a policy at those bounds would have. Figures are of the first trace,
+    information and share; the table has all of them. Several seeds give intervals: each seed draws
+    ``--jobs-share`` of the trace, or other synthetic jobs.
 
-    The aims are 20 % in JCT and 5 % in throughput over Arena's policy. On half of the cluster and on a
-    quarter (``--gpus-share``) ours is beyond both. On all of it Philly's jobs hardly compete: there Arena's
-    mean JCT is itself only a third above what no schedule can beat, and the aims are not reached, so they
-    are not bounds. Of the policies Gavel is the slowest, with six and a half minutes of a processor; most
-    take half a minute.
+    The aims are gains of 20 % in JCT and 5 % in throughput over Arena's policy. On half of the
+    cluster and on a quarter (``--gpus-share``), ours exceeds both. On all of it, Philly's jobs
+    hardly compete. Arena's mean JCT is only a third above what no schedule can beat there. The aims
+    are not reached, so they are not bounds. Gavel is the slowest of the policies, with six and a
+    half minutes of processor time. Most policies take half a minute.
     """
     base, seed = replace(work, jobs_share=jobs_share, jobs=jobs, load=load), work.seed
     told, names, drawn = (
@@ -131,7 +138,7 @@ def policies(
         for share in shares(gpus_share)
     ]
     if not any(is_ilp(name) for name in names):
-        raise InvalidInput("policies", "must have one of ours to compare, e.g. ilp:jct")
+        raise InvalidInput("policies", "must include one of ours to compare, e.g. ilp:jct")
     costs = Asked(work=base, policy="", overheads=overheads, judge_every=judge_every)
     check(
         (policy_run(costs, group, name, seed, mapped=False) for group in groups for name in names),
@@ -176,16 +183,17 @@ def _ran(
         for group in groups
         for k in drawn
     }
-    found = sweep.run([*tasks.values(), *limits.values()])
+    result = sweep.run([*tasks.values(), *limits.values()])
     by_group: dict[Group, ByPolicy] = {
         group: {
-            name: [Ran.read(found[tasks[group, name, k].name]) for k in drawn] for name in names
+            name: [Ran.read(result[tasks[group, name, k].name]) for k in drawn] for name in names
         }
         for group in groups
     }
     bounds = {
         group: [
-            float(found[limits[group.trace, group.gpus_share, k].name]["throughput"]) for k in drawn
+            float(result[limits[group.trace, group.gpus_share, k].name]["throughput"])
+            for k in drawn
         ]
         for group in groups
     }
@@ -247,10 +255,10 @@ def _notes(
     for group, by_policy in by_group.items():
         said = next(iter(by_policy.values()))[0].said
         if said:
-            notes.append(f"{group.name}: left out are {'; '.join(said.splitlines())}.")
+            notes.append(f"{group.name}: dropped jobs: {'; '.join(said.splitlines())}.")
         stuck = [name for name, runs in by_policy.items() if any(r.figures["stuck"] for r in runs)]
         if stuck:
-            notes.append(f"{group.name}: {', '.join(stuck)} left jobs that nothing would start.")
+            notes.append(f"{group.name}: {', '.join(stuck)} left jobs that would never start.")
         best, figures = headline(by_policy, bounds[group])
         shown = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
         notes.append(f"{group.name}: our best is {best}; {shown}.")

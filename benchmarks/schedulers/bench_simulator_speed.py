@@ -53,41 +53,41 @@ class Timed:
 )
 def simulator_speed(
     trace: Annotated[
-        Path | None, typer.Option(help="Trace as CSV, or synthetic; else Philly's.")
+        Path | None, typer.Option(help="CSV of a trace, or `synthetic`. Default: Philly.")
     ] = None,
     profiles: ProfilesOption = None,
     cluster: ClusterOption = None,
-    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs.")] = 1.0,
+    gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs to use.")] = 1.0,
     rounds: RoundsOption = 2000,
-    jobs: Annotated[int, typer.Option(help="Synthetic jobs.")] = 400,
+    jobs: Annotated[int, typer.Option(help="Number of synthetic jobs.")] = 400,
     seed: int = 0,
 ) -> Report:
-    """Simulate a week of Philly on 1,280 GPUs, a round each 300 s, one policy after the other.
+    """Simulate a week of Philly on 1,280 GPUs with a round every 300 s, under one policy after the other.
 
-    The jobs are those that arrive within the rounds, all of them, and the rounds end with the horizon.
-    ``ilp_s`` (throughput, at most 60) and ``fcfs_s`` (at most 5) are wall seconds of whole runs in this
-    process, after a dozen rounds to warm up; ``*_cpu_s`` are the processor's, which other programs on the
-    machine disturb less. ``*_decide_share`` is the share of the wall time that rounds took, and the world
-    the rest. ``*_decided`` are the rounds that were decided: under first come, first served the others were
-    known to change nothing, because nothing had happened since a round that changed nothing. The limits are
-    for two cores of a server; Arena's artifact takes 53 s for first come, first served there. Without data
-    sets the jobs are synthetic, and the table says so. Times at other options than the defaults have no
-    bounds.
+    The jobs are all those that arrive within the rounds, and the rounds end with the horizon.
+    ``ilp_s`` (throughput, at most 60) and ``fcfs_s`` (at most 5) are wall seconds of whole runs in
+    this process, after a dozen rounds of warm-up. ``*_cpu_s`` are processor seconds, which other
+    programs on the machine disturb less. ``*_decide_share`` is the share of the wall time that
+    rounds took; the world took the rest. ``*_decided`` is the number of rounds that were decided.
+    Under first come, first served, the other rounds were known to change nothing, because nothing
+    had happened since a round that changed nothing. The limits are for two cores of a server, on
+    which Arena's artifact takes 53 s for first come, first served. Without the data sets the jobs
+    are synthetic, and the table says so. Times with other options than the defaults have no bounds.
     """
     work = _work(trace, profiles, cluster, gpus_share, rounds, jobs, seed)
     scenario = make_scenario(work).scenario
-    found: dict[str, Timed] = {}
+    result: dict[str, Timed] = {}
     for name, policy in RUNS.items():
         _timed(scenario, policy, min(rounds, WARM_ROUNDS), seed)
-        found[name] = _timed(scenario, policy, rounds, seed, steps(rounds, f"{name}: rounds"))
-    gaps = [row.gap for row in found["ilp"].result.rounds]
+        result[name] = _timed(scenario, policy, rounds, seed, steps(rounds, f"{name}: rounds"))
+    gaps = [row.gap for row in result["ilp"].result.rounds]
     figures: dict[str, Figure] = {
         "jobs": len(scenario.arrivals),
         "gpus": scenario.gpus,
         "worst_gap": max(gaps, default=0.0),
-        "refused": sum(one.result.refused for one in found.values()),
+        "refused": sum(one.result.refused for one in result.values()),
     }
-    for name, one in found.items():
+    for name, one in result.items():
         figures |= {
             f"{name}_s": one.wall_s,
             f"{name}_cpu_s": one.cpu_s,
@@ -101,7 +101,7 @@ def simulator_speed(
     return Report(
         seed=seed,
         figures=figures,
-        table=[_row(n, work, one) for n, one in found.items()],
+        table=[_row(n, work, one) for n, one in result.items()],
         waived=frozenset() if exact else frozenset({"ilp_s", "fcfs_s"}),
     )
 
@@ -119,9 +119,9 @@ def _work(
 
     Jobs that cannot run as requested stay, because other policies run them elsewhere.
     """
-    found = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
+    result = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
     return Work(
-        trace=str(found),
+        trace=str(result),
         profiles=str(profiles or ""),
         cluster=cluster or "",
         jobs=jobs,

@@ -187,7 +187,7 @@ def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
     """
     order, speeds = types_by_use(scenario), Speeds(scenario.profiles, Room.of(scenario.nodes))
     if not 1 <= count <= len(order):
-        raise InvalidInput("gpu_types", f"must be 1 to {len(order)}, the types that there are")
+        raise InvalidInput("gpu_types", f"must be between 1 and {len(order)}, the number of types")
     kept = order[:count]
     drawn = np.random.default_rng((seed, TYPE_SALT)).random(len(scenario.arrivals)).tolist()
     jobs = []
@@ -202,7 +202,7 @@ def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
     profiles = [e for e in scenario.profiles if e.cell.gpu_type in kept]
     fit = screen(jobs, profiles, scenario.gpu_types, nodes, "drop").arrivals
     if not fit:
-        raise InvalidInput("gpu_types", f"leave no job that runs on {order[0]}")
+        raise InvalidInput("gpu_types", f"leaves no job that runs on {order[0]}")
     types = [kind for kind in scenario.gpu_types if kind.name in kept]
     return replace(scenario, gpu_types=types, nodes=nodes, profiles=profiles, arrivals=fit)
 

@@ -35,11 +35,16 @@ _EXAMPLES = 5
 )
 def hostile(
     load: Annotated[
-        float, typer.Option(help="Share of the full attack.", min=0.001, max=1.0)
+        float, typer.Option(help="Share of the full attack to run.", min=0.001, max=1.0)
     ] = 0.25,
-    seconds: Annotated[float, typer.Option(help="Length of each attack.", min=1.0)] = 12.0,
+    seconds: Annotated[
+        float, typer.Option(help="Length of each attack in seconds.", min=1.0)
+    ] = 12.0,
     kinds: Annotated[
-        str, typer.Option(help=f"Comma-separated: {', '.join(KINDS)}, {TOGETHER}. Default: all.")
+        str,
+        typer.Option(
+            help=f"Comma-separated attacks: {', '.join(KINDS)}, {TOGETHER}. Default: all."
+        ),
     ] = "",
     seed: int = 0,
 ) -> Report:
@@ -74,7 +79,9 @@ def hostile(
         sigterm_s = siege.terminate()
     figures = sum_up(alone, phases, sigterm_s=sigterm_s, grace_s=grace_s)
     figures["invariants_broken"] += len(missing)
-    err.print(f"hostile: ended {sigterm_s:.1f} s after SIGTERM; {len(missing)} jobs are missing")
+    err.print(
+        f"hostile: the server ended {sigterm_s:.1f} s after SIGTERM; {len(missing)} jobs are missing"
+    )
     return Report(
         seed=seed,
         figures=figures,
@@ -93,7 +100,7 @@ def chosen_phases(kinds: str) -> list[str]:
     chosen = [name.strip() for name in kinds.split(",") if name.strip()] or known
     for name in chosen:
         if name not in known:
-            raise InvalidInput("--kinds", f"{name!r} is not known; choose from {', '.join(known)}")
+            raise InvalidInput("--kinds", f"{name!r} is unknown; choose from {', '.join(known)}")
     return chosen
 
 

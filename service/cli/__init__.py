@@ -1,4 +1,4 @@
-"""The command `tessera`: a client of the API that can also start its servers."""
+"""The command `tessera`: a client of the API that can also start servers and agents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NEEDED = ("google.rpc", "grpc_status", "rich", "typer", "yaml")
 
 
 def run() -> None:
-    """Run the command line. If only the agent's part is installed, say what to install."""
+    """Run the command line, or say what to install if only the agent's part is installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(
-            f"error: `tessera` needs {', '.join(missing)}, which an agent does not need; install them"
-            f" with: {install_hint('client')}"
+            f"error: `tessera` needs {', '.join(missing)}, which are not part of an agent's installation;"
+            f" install them with: {install_hint('client')}"
         )
     importlib.import_module("tessera.service.cli.main").main()

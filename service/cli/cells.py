@@ -60,21 +60,26 @@ CELLS: Final[Sequence[Column[CellEstimate]]] = (
 Model = Annotated[
     str,
     typer.Option(
-        metavar="NAME[/PARAMS]", help="With --batch: the workload's model.", show_default=False
+        metavar="NAME[/PARAMS]",
+        help="List or delete only this model's Cells. Needs --batch.",
+        show_default=False,
     ),
 ]
 Batch = Annotated[
     int,
     typer.Option(
-        min=0, max=limits.MAX_BATCH, help="With --model: its global batch.", show_default=False
+        min=0,
+        max=limits.MAX_BATCH,
+        help="Global batch of the workload that --model names.",
+        show_default=False,
     ),
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``cells``."""
     group = typer.Typer(
-        help="List the Cells that a cluster has estimates of, or delete some.",
+        help="List or delete the Cells for which a cluster has estimates.",
         invoke_without_command=True,
     )
     group.callback()(list_cells)
@@ -90,9 +95,9 @@ def list_cells(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the Cells that a cluster has estimates of, or delete some.
+    """List or delete the Cells for which a cluster has estimates.
 
-    A Cell is a workload on a GPU type with a number of GPUs and pipeline stages.
+    A Cell is a workload on a number of GPUs of one type with a number of pipeline stages.
     """
     if context.invoked_subcommand is not None:
         refuse_options(context)
@@ -100,48 +105,50 @@ def list_cells(
     request = ListCellsRequest(parent=parent(cluster), workload=_workload(model, batch))
     with connect(server) as client:
         pages = client.pages(client.estimates.ListCells, request, page_size=10_000)
-        found = list(chain.from_iterable(page.cells for page in pages))
-    if show_message(ListCellsResponse(cells=found), output):
+        cells = list(chain.from_iterable(page.cells for page in pages))
+    if show_message(ListCellsResponse(cells=cells), output):
         return
     if output is Output.NAME:
-        for cell in found:
+        for cell in cells:
             line(f"{_model(cell.workload)}@{cell.workload.global_batch}")
-    elif found:
-        show_table(found, [c for c in CELLS if output is Output.WIDE or not c.wide])
+    elif cells:
+        show_table(cells, [c for c in CELLS if output is Output.WIDE or not c.wide])
     else:
-        note("no Cells match; `tessera import profiles` or `tessera import samples` brings some in")
+        note("no Cells match; `tessera import profiles` and `tessera import samples` add some")
 
 
 def delete(
     model: Model = "",
     batch: Batch = 0,
     gpu_type: Annotated[
-        str, typer.Option(help="Cells on this GPU type only.", show_default=False)
+        str, typer.Option(help="Delete only Cells on this GPU type.", show_default=False)
     ] = "",
     gpus: Annotated[
         int,
         typer.Option(
             min=0,
             max=limits.MAX_GPUS,
-            help="Cells with this number of GPUs only.",
+            help="Delete only Cells with this number of GPUs.",
             show_default=False,
         ),
     ] = 0,
-    everything: Annotated[bool, typer.Option("--all", help="All Cells of the cluster.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Delete all Cells of the cluster.")
+    ] = False,
     yes: Yes = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete the Cells that match all options; refused while jobs run on one of them.
+    """Delete the Cells that match all options. No job may run on one of them.
 
-    Measurements and profiles stay, and the server estimates workloads of live jobs again.
+    Measurements and profiles are kept, and the server estimates the workloads of live jobs again.
     """
     if everything == bool(model or gpu_type or gpus):
         raise InvalidInput(
             "--model, --gpu-type, --gpus, --all",
-            "say which Cells: give some of these, or --all alone",
+            "give some of these to choose Cells, or --all alone",
         )
     request = DeleteCellsRequest(
         parent=parent(cluster),
@@ -167,10 +174,10 @@ def delete(
 def _workload(model: str, batch: int) -> Workload | None:
     """Return the workload that the options name, or None if they name none. Raises InvalidInput."""
     if bool(model) != bool(batch):
-        raise InvalidInput("--model, --batch", "name a workload together: give both")
+        raise InvalidInput("--model, --batch", "name a workload together, so give both")
     name, slash, params = model.partition("/")
     if model and (not name or "/" in params or (slash and not params)):
-        raise InvalidInput("--model", "write NAME or NAME/PARAMS, e.g. bert/1.3B")
+        raise InvalidInput("--model", "must be NAME or NAME/PARAMS, e.g. bert/1.3B")
     return Workload(model=name, params=params, global_batch=batch) if model else None
 
 

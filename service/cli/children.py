@@ -1,4 +1,4 @@
-"""Child processes that are started, watched and stopped in order, each with its own log."""
+"""Child processes, each with its own log. They are watched, and stopped in order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Child:
         if (status := self.process.poll()) is not None:
             tail = self.log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:].strip()
             raise Unavailable(
-                f"{self.name} ended with status {status}; {self.log} ends in:\n{tail}"
+                f"{self.name} ended with status {status}; {self.log} ends with:\n{tail}"
             )
 
 

@@ -25,7 +25,7 @@ from tessera.v1 import (
 )
 
 DEADLINE_S: Final = 60.0
-"""Time limit of a call without its own ``--deadline``."""
+"""Time limit, in seconds, of a call without its own ``--time-limit``."""
 
 _RETRY: Final = {
     "methodConfig": [
@@ -116,7 +116,7 @@ class Client:
         request: _Q,
         deadline_s: float = DEADLINE_S,
     ) -> _R:
-        """Return the answer. Raises CallFailed."""
+        """Call ``method`` and return its answer. Raises CallFailed."""
         try:
             return method(request, timeout=deadline_s)
         except grpc.RpcError as error:
@@ -178,13 +178,15 @@ def failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> Call
     if code is grpc.StatusCode.UNAVAILABLE:
         cause = text.rpartition(": ")[2] or "no answer"
         message = (
-            f"no server answers at {server} ({cause}): start one with `tessera up`,"
-            " or name another with --server or TESSERA_SERVER"
+            f"no server answers at {server} ({cause}); start one with `tessera up`,"
+            " or name another one with --server or TESSERA_SERVER"
         )
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s is not None:
-        message = f"no answer from {server} within {deadline_s:g} s"
+        message = f"{server} did not answer within {deadline_s:g} s"
     elif code is grpc.StatusCode.UNIMPLEMENTED:
-        message = f"the server at {server} is older than this command: bring it to this release"
+        message = (
+            f"the server at {server} is older than this command; upgrade it to the same release"
+        )
     else:
         message = f"{text or 'the call failed'} [{code.name}]"
     return CallFailed(message, exit_code, code.name)

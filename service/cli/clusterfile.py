@@ -1,4 +1,4 @@
-"""Cluster files: GPU types, nodes and tenants as YAML. ``docs/command-line.md`` has the format."""
+"""Cluster files: GPU types, nodes and tenants in YAML. ``docs/command-line.md`` describes the format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Watts = Annotated[Real, number(0.0, limits.MAX_WATTS)]
 
 
 class GpuTypeEntry(FileEntry):
-    """The settings of a GPU type in a cluster file, besides its name."""
+    """The settings of a GPU type in a cluster file, except for its name."""
 
     memory: Size
     dollars_per_hour: _Dollars = 0.0
@@ -47,9 +47,9 @@ class _ShownGpuTypes(RootModel[list[ShownGpuType]]):
 
 
 class NodeEntry(FileEntry):
-    """A node, or ``count`` of them.
+    """A node, or ``count`` nodes.
 
-    The ``{}`` in the name or the rack is replaced by a number that starts at 0.
+    A ``{}`` in the name or the rack is replaced by a number that starts at 0.
     """
 
     shown: ClassVar = (
@@ -76,12 +76,12 @@ class NodeEntry(FileEntry):
 
 
 def _without_count(nodes: object) -> object:
-    """Drop the number of nodes that `cluster get` prints, which proto JSON holds as text."""
+    """Drop the number of nodes that `cluster get` prints. In proto JSON it is a text."""
     return [] if isinstance(nodes, str) and nodes.isdecimal() else nodes
 
 
 class ClusterEntry(FileEntry):
-    """The only document of a cluster file."""
+    """The single document of a cluster file."""
 
     shown: ClassVar = (
         "etag",
@@ -104,8 +104,8 @@ class ClusterEntry(FileEntry):
 class ClusterFile:
     """A cluster as a file describes it.
 
-    ``name`` is empty if the file leaves it open. It and the nodes' names are ids or full names.
-    ``etag`` is empty, or the one that the stored cluster must have.
+    ``name`` is empty if the file does not give it. It and the nodes' names are ids or full names.
+    ``etag`` is the one that the stored cluster must have, or empty.
     """
 
     name: str
@@ -132,13 +132,15 @@ def read_cluster(text: str, source: str) -> ClusterFile:
     Raises:
         InvalidInput: names the file, the place and the key, and says what is allowed.
     """
-    found = documents(text, source)
-    if len(found) != 1:
-        raise InvalidInput(source, f"must hold one cluster, not {len(found)}")
-    top = check(ClusterEntry, source, found[0])
+    contents = documents(text, source)
+    if len(contents) != 1:
+        raise InvalidInput(source, f"must contain one cluster, not {len(contents)}")
+    top = check(ClusterEntry, source, contents[0])
     types = tuple(_gpu_types(f"{source}: gpu_types", top.gpu_types))
     if not types:
-        raise InvalidInput(f"{source}: gpu_types", "name at least one, e.g. {a100: 40GiB}")
+        raise InvalidInput(
+            f"{source}: gpu_types", "must name at least one type, e.g. {a100: 40GiB}"
+        )
     known = [kind.name for kind in types]
     nodes: dict[str, Node] = {}
     for index, entry in enumerate(top.nodes):
@@ -151,7 +153,9 @@ def read_cluster(text: str, source: str) -> ClusterFile:
         for kind in tenant.quotas:
             if kind not in ("", *known):
                 where = f"{source}: tenants: {tenant.name}: quotas"
-                raise InvalidInput(where, f"{kind!r} is not among {', '.join((*known, ANY))}")
+                raise InvalidInput(
+                    where, f"unknown GPU type {kind!r}; must be one of {', '.join((*known, ANY))}"
+                )
     return ClusterFile(
         name=top.name, gpu_types=types, nodes=tuple(nodes.values()), tenants=tenants, etag=top.etag
     )
@@ -162,13 +166,13 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
         yield from _shown_gpu_types(where, value)
         return
     if not isinstance(value, dict):
-        raise InvalidInput(where, "must map types to memory, e.g. {a100: 40GiB}")
-    for name, said in value.items():
+        raise InvalidInput(where, "must map GPU types to their memory, e.g. {a100: 40GiB}")
+    for name, settings in value.items():
         at = f"{where}: {name}"
-        if not isinstance(said, dict):
-            yield GpuType(name=str(name), memory_bytes=options.size_bytes(at, str(said)))
+        if not isinstance(settings, dict):
+            yield GpuType(name=str(name), memory_bytes=options.size_bytes(at, str(settings)))
             continue
-        kind = check(GpuTypeEntry, at, said)
+        kind = check(GpuTypeEntry, at, settings)
         yield GpuType(
             name=str(name),
             memory_bytes=kind.memory,
@@ -178,7 +182,7 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
 
 
 def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
-    """Yield GPU types as printed by `cluster get -o yaml`: a list, with their memory in bytes."""
+    """Yield GPU types as `cluster get -o yaml` prints them: a list, with the memory in bytes."""
     seen: set[str] = set()
     for index, kind in enumerate(check(_ShownGpuTypes, where, items).root):
         if kind.name in seen:
@@ -195,10 +199,10 @@ def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
 def _nodes(where: str, entry: NodeEntry, known: list[str]) -> Iterator[Node]:
     """Yield the nodes of one entry."""
     if entry.gpu_type not in known:
-        problem = f"{entry.gpu_type!r} is not among {', '.join(known)}"
+        problem = f"unknown GPU type {entry.gpu_type!r}; must be one of {', '.join(known)}"
         raise InvalidInput(f"{where}: gpu_type", problem)
     if entry.count > 1 and "{}" not in entry.name:
-        problem = f"must hold {{}} for the number, e.g. '{entry.name}-{{}}'"
+        problem = f"must contain {{}} for the number, e.g. '{entry.name}-{{}}'"
         raise InvalidInput(f"{where}: name", problem)
     for i in range(entry.count):
         yield Node(

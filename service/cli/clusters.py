@@ -59,19 +59,15 @@ TYPES: Final[Sequence[Column[clusters_pb2.GpuType]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on clusters."""
     panel = "Clusters"
-    group = typer.Typer(
-        help="Describe a cluster to the server, or look at it.", no_args_is_help=True
-    )
+    group = typer.Typer(help="Describe, show, list or delete clusters.", no_args_is_help=True)
     group.command("apply")(apply)
     group.command("get")(get)
     group.command("list")(list_clusters)
     group.command("delete")(delete)
-    types = typer.Typer(
-        help="List the GPU types of a cluster, or delete some.", no_args_is_help=True
-    )
+    types = typer.Typer(help="List or delete the GPU types of a cluster.", no_args_is_help=True)
     types.command("list")(list_types)
     types.command("delete")(delete_types)
     group.add_typer(types, name="types")
@@ -79,7 +75,10 @@ def add(app: typer.Typer) -> None:
 
 
 def apply(
-    file: Annotated[str, typer.Option("--file", "-f", help="YAML of a cluster; '-' for stdin.")],
+    file: Annotated[
+        str,
+        typer.Option("--file", "-f", help="YAML file that describes the cluster; '-' for stdin."),
+    ],
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Annotated[
@@ -88,69 +87,78 @@ def apply(
             "--cluster",
             "-c",
             envvar="TESSERA_CLUSTER",
-            help="The cluster's id; left out: as the file says, else 'default'.",
+            help="The cluster's id. Default: the one in the file, or else 'default'.",
         ),
     ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create a cluster or change it: its GPU types, its nodes, its tenants (all or none of each)."""
+    """Create or change a cluster: its GPU types, nodes and tenants (all or none of each)."""
     from tessera.service.cli import clusterfile  # noqa: PLC0415 - pydantic starts slowly
 
     described = clusterfile.read_cluster(yamlfile.read_text(file), file)
     name = parent(cluster or described.name or DEFAULT_CLUSTER)
     with connect(server) as client:
-        found = apply_cluster(client, name, described, validate_only=validate_only)
-    show_list(clusters_pb2.ListClustersResponse(clusters=[found]), [found], CLUSTERS, output)
+        applied = apply_cluster(client, name, described, validate_only=validate_only)
+    show_list(clusters_pb2.ListClustersResponse(clusters=[applied]), [applied], CLUSTERS, output)
     what = f"{len(described.gpu_types)} GPU types, {len(described.nodes):,} nodes"
     what += f", {len(described.tenants):,} tenants" if described.tenants else ""
     note(f"{what}: valid, nothing changed" if validate_only else f"{what} applied")
 
 
 def get(
-    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="Left out: --cluster.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER", help="The cluster's id or full name. Default: --cluster."
+        ),
+    ] = "",
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show a cluster."""
     with connect(server) as client:
-        found = _get(client, parent(name or cluster))
+        stored = _get(client, parent(name or cluster))
     if output is Output.NAME:
-        line(found.name)
-    elif not show_message(found, output):
-        memory = ", ".join(f"{t.name} ({_gpu_type(t)})" for t in found.gpu_types)
+        line(stored.name)
+    elif not show_message(stored, output):
+        gpu_types = ", ".join(f"{t.name} ({_gpu_type(t)})" for t in stored.gpu_types)
         show_facts(
             (
-                ("cluster", found.name),
-                ("GPU types", memory),
-                ("nodes", number(found.nodes)),
-                ("GPUs", number(found.gpus)),
-                ("last round", short(found.last_round)),
-                ("created", f"{age(found.create_time, now())} ago"),
+                ("cluster", stored.name),
+                ("GPU types", gpu_types),
+                ("nodes", number(stored.nodes)),
+                ("GPUs", number(stored.gpus)),
+                ("last round", short(stored.last_round)),
+                ("created", f"{age(stored.create_time, now())} ago"),
             )
         )
 
 
 def list_clusters(server: Server = DEFAULT_SERVER, output: OutputOption = Output.TABLE) -> None:
-    """List clusters, by name."""
+    """List clusters by name."""
     with connect(server) as client:
         pages = client.pages(client.clusters.ListClusters, clusters_pb2.ListClustersRequest())
-        found = list(chain.from_iterable(page.clusters for page in pages))
-    show_list(clusters_pb2.ListClustersResponse(clusters=found), found, CLUSTERS, output)
-    if not found:
-        note("no clusters yet: `tessera cluster apply -f cluster.yaml` makes one")
+        clusters = list(chain.from_iterable(page.clusters for page in pages))
+    show_list(clusters_pb2.ListClustersResponse(clusters=clusters), clusters, CLUSTERS, output)
+    if not clusters:
+        note("no clusters yet; `tessera cluster apply -f cluster.yaml` creates one")
 
 
 def delete(
-    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="An id or full name.")],
+    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="The cluster's id or full name.")],
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Delete it although agents are connected; not with live jobs."
+            "--force",
+            help="Delete the cluster even if agents are connected, but never with live jobs.",
         ),
     ] = False,
     etag: Annotated[
-        str, typer.Option(help="Only if `cluster get` still shows this etag.", show_default=False)
+        str,
+        typer.Option(
+            help="Delete only if `cluster get` still shows this etag.", show_default=False
+        ),
     ] = "",
     allow_missing: AllowMissing = False,
     yes: Yes = False,
@@ -160,7 +168,7 @@ def delete(
 ) -> None:
     """Delete a cluster with its nodes, Cells, models, tenants, ended jobs and rounds.
 
-    Refused while jobs are live. Files of jobs, such as checkpoints, stay where they are.
+    The server refuses this while the cluster has live jobs. Files of jobs, such as checkpoints, are kept.
     """
     full = parent(name)
     request = clusters_pb2.DeleteClusterRequest(
@@ -182,17 +190,15 @@ def delete(
 def _question(client: Client, name: str, *, allow_missing: bool) -> str:
     """Return the question before a deletion, with the cluster's contents. Raises CallFailed."""
     try:
-        found = _get(client, name)
+        stored = _get(client, name)
     except CallFailed as error:
         if error.exit_code is Exit.NOT_FOUND and allow_missing:
             return f"Delete cluster {short(name)}, which does not exist?"
         raise
-    rounds = int(short(found.last_round) or 0)
-    counts = (found.nodes, "node"), (found.gpus, "GPU"), (rounds, "round")
-    held = ", ".join(count_noun(count, noun) for count, noun in counts)
-    return (
-        f"Delete cluster {short(name)} ({held}) with all its Cells, models, tenants and ended jobs?"
-    )
+    rounds = int(short(stored.last_round) or 0)
+    counts = (stored.nodes, "node"), (stored.gpus, "GPU"), (rounds, "round")
+    contents = ", ".join(count_noun(count, noun) for count, noun in counts)
+    return f"Delete cluster {short(name)} ({contents}) with all its Cells, models, tenants and ended jobs?"
 
 
 def list_types(
@@ -202,14 +208,17 @@ def list_types(
 ) -> None:
     """List the GPU types of a cluster."""
     with connect(server) as client:
-        found = _get(client, parent(cluster))
-    _show_types(found, output)
+        stored = _get(client, parent(cluster))
+    _show_types(stored, output)
 
 
 def delete_types(
-    names: Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of GPU types.")],
+    names: Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of the GPU types.")],
     etag: Annotated[
-        str, typer.Option(help="Only if `cluster get` still shows this etag.", show_default=False)
+        str,
+        typer.Option(
+            help="Delete only if `cluster get` still shows this etag.", show_default=False
+        ),
     ] = "",
     allow_missing: AllowMissing = False,
     yes: Yes = False,
@@ -218,7 +227,7 @@ def delete_types(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete GPU types that no node, Cell, quota or live job uses, all or none."""
+    """Delete GPU types (all or none). No node, Cell, quota or live job may use them."""
     request = clusters_pb2.DeleteGpuTypesRequest(
         parent=parent(cluster),
         gpu_types=names,
@@ -230,19 +239,19 @@ def delete_types(
     what = count_noun(len(names), "GPU type")
     if not validate_only:
         where = f"of cluster {short(parent(cluster))}"
-        confirm(f"Delete {', '.join(names)} {where}, with what was measured on it?", yes=yes)
+        confirm(f"Delete {', '.join(names)} {where} and all measurements on it?", yes=yes)
     with connect(server) as client:
-        found = client.call(client.clusters.DeleteGpuTypes, request)
-    _show_types(found, output)
+        changed = client.call(client.clusters.DeleteGpuTypes, request)
+    _show_types(changed, output)
     note(outcome_of(what, validate_only=validate_only))
 
 
-def _show_types(found: clusters_pb2.Cluster, output: Output) -> None:
+def _show_types(cluster: clusters_pb2.Cluster, output: Output) -> None:
     if output is Output.NAME:
-        for kind in found.gpu_types:
+        for kind in cluster.gpu_types:
             line(kind.name)
-    elif not show_message(found, output):
-        show_table(found.gpu_types, TYPES)
+    elif not show_message(cluster, output):
+        show_table(cluster.gpu_types, TYPES)
 
 
 def apply_cluster(
@@ -258,9 +267,9 @@ def apply_cluster(
         validate_only=validate_only,
         request_id=new_request_id(),
     )
-    found = client.call(client.clusters.UpsertCluster, upsert)
+    applied = client.call(client.clusters.UpsertCluster, upsert)
     if validate_only and not _known_types(client, name) >= {n.gpu_type for n in described.nodes}:
-        return found
+        return applied
     if described.nodes:
         nodes = clusters_pb2.UpsertNodesRequest(
             parent=name,
@@ -280,11 +289,11 @@ def apply_cluster(
         client.call(client.clusters.UpsertNodes, nodes)
     if described.tenants and not validate_only:
         apply_tenants(client, name, described.tenants, validate_only=False)
-    return found if validate_only else _get(client, name)
+    return applied if validate_only else _get(client, name)
 
 
 def _known_types(client: Client, name: str) -> set[str]:
-    """Return the cluster's present GPU types, which are empty if it does not exist."""
+    """Return the cluster's present GPU types, or an empty set if it does not exist."""
     try:
         return {kind.name for kind in _get(client, name).gpu_types}
     except CallFailed as error:
@@ -298,9 +307,9 @@ def _get(client: Client, name: str) -> clusters_pb2.Cluster:
 
 
 def _gpu_type(kind: clusters_pb2.GpuType) -> str:
-    said = [f"{number(kind.memory_bytes / GIB)} GiB"]
+    parts = [f"{number(kind.memory_bytes / GIB)} GiB"]
     if kind.dollars_per_hour:
-        said.append(f"${number(kind.dollars_per_hour)}/h")
+        parts.append(f"${number(kind.dollars_per_hour)}/h")
     if kind.watts:
-        said.append(f"{number(kind.watts)} W")
-    return ", ".join(said)
+        parts.append(f"{number(kind.watts)} W")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Commands on a server's database. They access it directly, not through a server."""
+"""Commands that access the database directly, not through a server."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from tessera.service.config import Config, load_config, without_password
 from tessera.service.wiring import open_database
 
 MAX_AGE_S: Final = 36_500 * 86_400.0
-"""Seconds in a century. The database knows no times before its own calendar."""
+"""Seconds in a century. The database cannot represent times before its own calendar."""
 
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="The server's settings (TOML).")
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="File with the server's settings (TOML)."),
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on the database."""
     panel = "Servers"
     app.command("migrate", rich_help_panel=panel)(migrate)
     app.command("prune", rich_help_panel=panel)(prune)
-    group = typer.Typer(help="Look at the database.", no_args_is_help=True)
+    group = typer.Typer(help="Show the address of the database.", no_args_is_help=True)
     group.command("url")(url)
     app.add_typer(group, name="db", rich_help_panel=panel)
 
@@ -52,33 +53,36 @@ def _directory(settings: Config) -> Path:
 
 
 def migrate(config: ConfigFile = None) -> None:
-    """Bring the database's schema to this release's, all or nothing."""
+    """Upgrade the database schema to this release, completely or not at all."""
     settings = load_config(config, os.environ)
     upgrade(_open(settings))
-    note(f"{_place(settings)} is at revision {head()}")
+    note(f"{_place(settings)} has the schema revision {head()}")
 
 
 def prune(
-    older_than: Annotated[str, typer.Option(help="Keep what is younger, e.g. 30d.")] = "30d",
+    older_than: Annotated[
+        str, typer.Option(help="Keep everything younger than this, e.g. 30d.")
+    ] = "30d",
     keep_rounds: Annotated[
         int,
         typer.Option(
             min=0,
             max=limits.MAX_ROWS,
-            help="Keep at least this number of rounds of each cluster: the latest.",
+            help="Number of the latest rounds to keep in each cluster, whatever their age.",
         ),
     ] = 100,
     config: ConfigFile = None,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Prune the embedded database if no URL is set.")
+        bool,
+        typer.Option("--embedded", help="Prune the embedded database. Needed if no URL is set."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
+        bool, typer.Option("--dry-run", help="Only print the numbers of what would be deleted.")
     ] = False,
 ) -> None:
-    """Delete old request ids, rounds, jobs that have ended, and history; prints the number of each.
+    """Delete old request ids, rounds, ended jobs and history, and print the number of each.
 
-    Servers do so in the background, as their retain_ settings say.
+    Servers do this in the background, according to their retain_* settings.
     """
     age_s = options.seconds("--older-than", older_than)
     if age_s > MAX_AGE_S:
@@ -88,7 +92,8 @@ def prune(
         _require_embedded(settings, chosen=embedded)
     elif embedded:
         raise InvalidInput(
-            "--embedded", f"the settings name {_place(settings)}; leave one of them out"
+            "--embedded",
+            f"contradicts the settings, which name {_place(settings)}; omit one of the two",
         )
     note(f"{'would delete' if dry_run else 'deleting'} from {_place(settings)}")
     store = PostgresStore(_open(settings))
@@ -104,12 +109,12 @@ def _require_embedded(settings: Config, *, chosen: bool) -> None:
         raise InvalidInput(
             "database",
             f"no URL is set; set TESSERA_DATABASE_URL to your server's database, or pass --embedded to prune"
-            f" the embedded one in {place}",
+            f" the embedded database in {place}",
         )
     if not (place / "PG_VERSION").exists():
         raise InvalidInput("--embedded", f"there is no embedded database in {place}")
 
 
 def url(config: ConfigFile = None) -> None:
-    """Print the database's URL, password included; the embedded one answers while something uses it."""
+    """Print the database's URL with its password. The embedded database answers only while it is in use."""
     line(_open(load_config(config, os.environ)).url.replace("+psycopg2", "", 1))

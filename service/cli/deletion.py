@@ -1,4 +1,4 @@
-"""Deletions on the command line: the question before, and the output afterwards."""
+"""The parts that all deletions share: the confirmation and the output."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from tessera.service.cli.options import Output
 from tessera.service.cli.render import err, line, show_message
 
 Yes = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask. On anything but a terminal nothing asks.")
+    bool,
+    typer.Option(
+        "--yes",
+        "-y",
+        help="Do not ask for confirmation. Without a terminal, the command never asks.",
+    ),
 ]
 AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="Succeed if it does not exist.")
+    bool, typer.Option("--allow-missing", help="Succeed even if it does not exist.")
 ]
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation on a terminal, unless ``yes``. Raises CallFailed: the answer is no."""
+    """Ask for confirmation on a terminal, unless ``yes``. Raises CallFailed if the answer is no."""
     if yes or not sys.stdin.isatty():
         return
     err.print(f"{question} [y/N] ", end="")

@@ -1,4 +1,4 @@
-"""``tessera drain`` and ``tessera undrain``: take nodes out of rounds, and wait until they are empty."""
+"""``tessera drain`` and ``tessera undrain``: take nodes out of scheduling, and put them back."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ POLL_S: Final = 1.0
 """Seconds between two readings of the draining nodes."""
 
 JOBS_NAMED: Final = 3
-"""The number of a node's jobs that a line of progress names."""
+"""The number of jobs that a line of progress names."""
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``drain`` and ``undrain``."""
     app.command("drain", rich_help_panel="Clusters")(drain)
     app.command("undrain", rich_help_panel="Clusters")(undrain)
@@ -43,7 +43,10 @@ def add(app: typer.Typer) -> None:
 def drain(
     names: NodeNames,
     reason: Annotated[
-        str, typer.Option(help="Why; `tessera nodes -o wide` shows it.", show_default=False)
+        str,
+        typer.Option(
+            help="Reason for the drain, which `tessera nodes -o wide` shows.", show_default=False
+        ),
     ] = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until no job holds a GPU on the nodes.")
@@ -51,7 +54,7 @@ def drain(
     timeout: Annotated[
         str,
         typer.Option(
-            help="With --wait: give up after this time, e.g. 30m. Default: never.",
+            help="With --wait: stop waiting after this time, e.g. 30m. Default: wait forever.",
             show_default=False,
         ),
     ] = "",
@@ -60,10 +63,10 @@ def drain(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Drain nodes: nothing new starts there, and the next round moves away what runs there.
+    """Drain nodes: no job starts on them, and the next round moves their running jobs away.
 
-    A node is DRAINED once no job holds a GPU there. With --wait the command ends with 1 if nodes are not
-    drained in time; they go on draining.
+    A node is DRAINED once no job holds a GPU on it. With --wait, the exit code is 1 if the nodes are not
+    drained in time. They continue to drain.
     """
     timeout_s = options.seconds("--timeout", timeout) if timeout else None
     request = clusters_pb2.DrainNodesRequest(
@@ -75,10 +78,10 @@ def drain(
         drained_by=_user(),
     )
     with connect(server) as client:
-        found = list(client.call(client.clusters.DrainNodes, request).nodes)
+        drained = list(client.call(client.clusters.DrainNodes, request).nodes)
         if wait and not validate_only:
-            found = wait_until_drained(client, found, timeout_s)
-    show_nodes(found, output)
+            drained = wait_until_drained(client, drained, timeout_s)
+    show_nodes(drained, output)
 
 
 def undrain(
@@ -88,7 +91,7 @@ def undrain(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Let rounds use drained nodes again."""
+    """Put drained nodes back into scheduling."""
     request = clusters_pb2.UndrainNodesRequest(
         parent=parent(cluster),
         names=[full_name(cluster, "nodes", name) for name in names],
@@ -106,41 +109,42 @@ def wait_until_drained(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[clusters_pb2.Node]:
-    """Return the nodes once all are drained; report the rest on stderr whenever it changes.
+    """Return the nodes once all are drained. Report on stderr whenever the remaining ones change.
 
     Raises:
-        CallFailed: ``timeout_s`` have passed, or a node is not draining any more or does not exist.
+        CallFailed: ``timeout_s`` have passed, or a node is no longer draining or does not exist.
     """
     names, began_s, last = [node.name for node in nodes], now_s(), ""
     while True:
-        found = _read(client, names)
-        left = [node for node in found if not _is_drained(node)]
+        current = _read(client, names)
+        left = [node for node in current if not _is_drained(node)]
         if not left:
-            return found
+            return current
         if stopped := [node for node in left if node.state != clusters_pb2.Node.DRAINING]:
-            raise CallFailed(f"{short(stopped[0].name)} is not draining any more", Exit.REFUSED)
+            raise CallFailed(f"{short(stopped[0].name)} is no longer draining", Exit.REFUSED)
         if (text := _left(left)) != last:
-            note(f"{text}. The next round moves or suspends the jobs; `tessera round` decides now")
+            note(f"{text}. The next round moves or suspends the jobs; `tessera round` runs one now")
             last = text
         if timeout_s is not None and now_s() - began_s >= timeout_s:
             raise CallFailed(
-                f"not drained after {timeout_s:g} s: {text}; the nodes go on draining", Exit.REFUSED
+                f"not drained after {timeout_s:g} s: {text}; the nodes continue to drain",
+                Exit.REFUSED,
             )
         sleep(POLL_S)
 
 
 def _read(client: Client, names: Collection[str]) -> list[clusters_pb2.Node]:
-    """Return the nodes in the order of their names. Raises CallFailed: one does not exist."""
+    """Return the named nodes, in this order. Raises CallFailed if one does not exist."""
     if len(names) == 1:
         (name,) = names
         return [client.call(client.clusters.GetNode, clusters_pb2.GetNodeRequest(name=name))]
     request = clusters_pb2.ListNodesRequest(parent=next(iter(names)).partition("/nodes/")[0])
     pages = client.pages(client.clusters.ListNodes, request)
-    found = {node.name: node for node in chain.from_iterable(page.nodes for page in pages)}
+    by_name = {node.name: node for node in chain.from_iterable(page.nodes for page in pages)}
     for name in names:
-        if name not in found:
-            raise CallFailed(f"{name} does not exist any more", Exit.NOT_FOUND)
-    return [found[name] for name in names]
+        if name not in by_name:
+            raise CallFailed(f"{name} no longer exists", Exit.NOT_FOUND)
+    return [by_name[name] for name in names]
 
 
 def _is_drained(node: clusters_pb2.Node) -> bool:
@@ -150,7 +154,7 @@ def _is_drained(node: clusters_pb2.Node) -> bool:
 
 
 def _left(nodes: Sequence[clusters_pb2.Node]) -> str:
-    """Return the nodes that still have jobs, and the first of these jobs."""
+    """Return a text that names the nodes which still have jobs, and the first of these jobs."""
     jobs = sorted({short(job) for node in nodes for job in node.jobs})
     named = ", ".join(jobs[:JOBS_NAMED]) + (", ..." if len(jobs) > JOBS_NAMED else "")
     where = short(nodes[0].name) if len(nodes) == 1 else f"{len(nodes):,} nodes"
@@ -158,7 +162,7 @@ def _left(nodes: Sequence[clusters_pb2.Node]) -> str:
 
 
 def _user() -> str:
-    """Return the user of this command as user@host, or "" if the system does not know."""
+    """Return the user of this command as user@host, or "" if the system does not know it."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"[:100]
     except (OSError, KeyError):

@@ -48,7 +48,7 @@ def _size(place: str, value: object) -> object:
 
 
 Text = Annotated[str, converted_by(_text)]
-"""A text. A whole number is converted to its digits; any other number must be in quotes."""
+"""A text. A whole number is converted to its digits. Any other number must be quoted."""
 
 Real = Annotated[float, BeforeValidator(_real)]
 

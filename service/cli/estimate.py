@@ -1,4 +1,4 @@
-"""``tessera estimate``: how fast a model trains on the GPUs of a cluster or of data sheets."""
+"""``tessera estimate``: estimate how fast a model trains on a cluster's or a data sheet's GPUs."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from tessera.service.cli.render import err, note
 from tessera.simulator.traces.writing import profiles_csv
 
 MOST_GPUS: Final = 512
-"""The largest number of GPUs. The search takes 0.2 to 3 s for it, at 16 layers.
+"""The largest number of GPUs. For it, the search takes 0.2 to 3 s with 16 layers.
 
-The search's time and memory grow with the square of the number.
+The time and memory of the search grow with the square of this number.
 """
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the command."""
     app.command("estimate", rich_help_panel="Estimates")(estimate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """The sources of times, in addition to data sheets."""
+    """The sources of times other than data sheets."""
 
     collectives: Path | None
     network: str
@@ -67,9 +67,9 @@ class Sources:
 
     @classmethod
     def of(cls, collectives: Path | None, network: str, profile: Path | None) -> Sources:
-        """Read the files. Raises InvalidInput."""
+        """Return the sources in these files. Raises InvalidInput."""
         if network and collectives is None:
-            raise InvalidInput("--network", "belongs to --collectives")
+            raise InvalidInput("--network", "needs --collectives")
         return cls(
             collectives=collectives,
             network=network,
@@ -92,7 +92,7 @@ class Sources:
         return replace(setting, network=network)
 
     def check(self, model: Model) -> None:
-        """Print how much of the model was measured. Raises InvalidInput: nothing was."""
+        """Print how much of the model was measured. Raises InvalidInput if no layer was."""
         if self.profile is None:
             return
         fallback = RooflineCompute(hardware=CATALOGUE[0])
@@ -100,11 +100,11 @@ class Sources:
         if not measured.measured:
             raise InvalidInput(
                 str(self.profile),
-                f"holds no layer of {model.name}; give the --step that was profiled, with"
+                f"contains no layer of {model.name}; give the --step that was profiled, with"
                 " the same arguments",
             )
         note(
-            f"{100 * measured.measured:.0f} % of the work was measured, without tensor parallelism"
+            f"{100 * measured.measured:.0f} % of the work was measured (without tensor parallelism)"
         )
 
     def provenance(self, planner: Planner) -> str:
@@ -128,12 +128,12 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
 @with_model
 def estimate(
     model: Model,
-    count: Annotated[int, _option("GPUs.", "--count", "-n", min=1, max=MOST_GPUS)],
+    count: Annotated[int, _option("Number of GPUs.", "--count", "-n", min=1, max=MOST_GPUS)],
     gpu: Annotated[str, _option("GPU type, e.g. a100.", "--gpu", "-g", metavar="TYPE")] = "",
     nodes: Annotated[
         int | None,
         _option(
-            "Nodes that the GPUs are spread over. Default: as few as possible.",
+            "Number of nodes over which the GPUs are spread. Default: as few as possible.",
             min=1,
             max=limits.MAX_GPUS,
         ),
@@ -141,7 +141,7 @@ def estimate(
     node_gpus: Annotated[
         int | None,
         _option(
-            "GPUs of a node. Default: the cluster's, or without a server the data sheet's.",
+            "Number of GPUs of a node. Default: as in the cluster, or without a server as in the data sheet.",
             min=1,
             max=limits.MAX_GPUS_A_NODE,
         ),
@@ -149,8 +149,9 @@ def estimate(
     server: Annotated[
         str,
         _option(
-            "The server whose cluster's nodes are taken. Default: TESSERA_SERVER, else 127.0.0.1:7070 if one"
-            " answers there.",
+            "Address of a server that knows the cluster's nodes. Default: TESSERA_SERVER, or"
+            " 127.0.0.1:7070 if"
+            " a server answers there.",
             envvar="TESSERA_SERVER",
             metavar="HOST:PORT",
             show_envvar=False,
@@ -159,7 +160,7 @@ def estimate(
     cluster: Annotated[
         str,
         _option(
-            "The cluster whose nodes are taken. Default: TESSERA_CLUSTER, else 'default'.",
+            "Cluster whose nodes are assumed. Default: TESSERA_CLUSTER, or 'default'.",
             "--cluster",
             "-c",
             envvar="TESSERA_CLUSTER",
@@ -167,49 +168,55 @@ def estimate(
         ),
     ] = "",
     offline: Annotated[
-        bool, _option("Ask no server: nodes and memory are those of data sheets.")
+        bool, _option("Do not ask a server: assume the nodes and memory of data sheets.")
     ] = False,
     stages: Annotated[
         str,
         _option(
-            f"Pipeline degrees; by default powers of two up to the GPUs and {COARSE_LAYERS}.",
+            f"Pipeline degrees. Default: powers of two up to the number of GPUs and {COARSE_LAYERS}.",
             metavar="N,N...",
         ),
     ] = "",
     every: Annotated[
         bool,
         _option(
-            "All GPU types of the cluster, of --hardware, or of the catalogue, at half, all and twice the"
-            " GPUs.",
+            "Estimate on all GPU types of the cluster, of --hardware or of the catalogue, and on half,"
+            " once and twice the number of GPUs.",
             "--all",
         ),
     ] = False,
-    hardware: Annotated[Path | None, _option("GPU types of your own.", metavar="FILE.yaml")] = None,
+    hardware: Annotated[
+        Path | None, _option("File with data sheets of further GPU types.", metavar="FILE.yaml")
+    ] = None,
     collectives: Annotated[
         Path | None,
-        _option("Measured collectives, of `tessera profile collectives`.", metavar="FILE.csv"),
+        _option("Measured collectives from `tessera profile collectives`.", metavar="FILE.csv"),
     ] = None,
-    network: Annotated[str, _option("Which of the networks in --collectives.")] = "",
+    network: Annotated[str, _option("Name of the network to use from --collectives.")] = "",
     profile: Annotated[
         Path | None,
         _option(
-            "Measured layers, of `tessera profile`; for the --step they are of.",
+            "Measured layers from `tessera profile`, for the same --step.",
             metavar="FILE.jsonl",
         ),
     ] = None,
     planner: Annotated[
-        Planner, _option("Least time of all plans (exact, the default), or the paper's rule.")
+        Planner,
+        _option(
+            "Search of execution plans: exact finds the fastest of all plans; arena and crius follow the"
+            " papers' rules. Default: exact."
+        ),
     ] = Planner.EXACT,
     write: Annotated[
         Path | None,
-        _option("Write the estimates as `tessera import profiles` reads them.", metavar="FILE.csv"),
+        _option("Write the estimates to a file for `tessera import profiles`.", metavar="FILE.csv"),
     ] = None,
     as_json: Annotated[bool, _option("Print one JSON object.", "--json")] = False,
 ) -> None:
-    """Estimate how fast a model trains on GPUs, and in how much memory, for each pipeline degree.
+    """Estimate the speed and memory of a model's training on GPUs, for each pipeline degree.
 
-    Nodes and memory are those of the cluster where a server answers, so that a job gets the same estimate
-    there, unless it was corrected by what jobs have measured. Without a server they are those of data sheets.
+    If a server answers, the nodes and memory of its cluster are assumed. A job then gets the same estimate
+    there, unless measurements of jobs have corrected it. Without a server, those of data sheets are assumed.
     """
     named = bool(server or cluster)
     shapes = shapes_of(
@@ -224,7 +231,7 @@ def estimate(
     sources.check(model)
     if every:
         if gpu or nodes:
-            raise InvalidInput("--all", "cannot be with --gpu or --nodes")
+            raise InvalidInput("--all", "cannot be combined with --gpu or --nodes")
         own = {kind.name for kind in known if kind not in CATALOGUE}
         kinds = _chosen(types, shapes, own)
         where = _everywhere(kinds, (count // 2, count, 2 * count))
@@ -234,8 +241,8 @@ def estimate(
     wanted = [] if not stages else numbers("--stages", stages)
     answers = _answers(model, where, sources, wanted, planner)
     estimateview.show(model, answers, as_json=as_json, best_only=every)
-    for told in dict.fromkeys(shapes.told(kind) for kind, _ in where):
-        note(told)
+    for assumption in dict.fromkeys(shapes.describe(kind) for kind, _ in where):
+        note(assumption)
     if write is not None:
         _write(write, model, answers, sources.provenance(planner), sources.source)
 
@@ -247,26 +254,26 @@ def _answers(
     wanted: Sequence[int],
     planner: Planner,
 ) -> list[Answer]:
-    """Return the Cells in all places, with a progress bar if stderr is a terminal.
+    """Return the Cells on all given GPUs, with a progress bar if stderr is a terminal.
 
-    ``wanted`` are pipeline degrees; if empty, the usual ones are used.
+    ``wanted`` are the pipeline degrees. If it is empty, the usual ones are used.
     """
-    found = []
+    answers = []
     hidden = not err.is_terminal or len(where) == 1
     with Progress(console=err, transient=True, disable=hidden) as progress:
         task = progress.add_task("Cells", total=len(where))
         for kind, shape in where:
-            progress.update(task, description=f"{shape.gpus} {kind.name}")
+            progress.update(task, description=f"{shape.gpus} x {kind.name}")
             setting = sources.setting(model, kind, shape)
-            found.append(answer(model, setting, wanted or degrees_of(shape.gpus), planner))
+            answers.append(answer(model, setting, wanted or degrees_of(shape.gpus), planner))
             progress.advance(task)
-    return found
+    return answers
 
 
 def answer(
     model: Model, setting: Setting, degrees: Sequence[int], planner: Planner = Planner.EXACT
 ) -> Answer:
-    """Return a model's Cells in one setting, and why there are no others.
+    """Return a model's Cells in one setting, and the reasons why other degrees have no Cell.
 
     Raises:
         InvalidInput: no degree has micro-batches that divide the batch.
@@ -279,11 +286,15 @@ def answer(
                 uneven[degree] = f"{count} micro-batches do not divide a batch of {batch}"
     even = [degree for degree in degrees if degree not in uneven]
     if not even:
-        raise InvalidInput("--batch", f"{uneven[degrees[0]]}; give another batch, or a number")
+        raise InvalidInput(
+            "--batch", f"{uneven[degrees[0]]}; give another batch, or a number of --micro-batches"
+        )
     plans = cells(setting, even, model.rule, planner)
     left = [degree for degree in even if degree not in plans]
     others = cells(setting, left, model.rule) if planner is not Planner.EXACT and left else {}
-    unfound = dict.fromkeys(others, f"the {planner} planner finds no plan; --planner exact has one")
+    unfound = dict.fromkeys(
+        others, f"the {planner} planner finds no plan, but --planner exact does"
+    )
     missed = misses(setting, even, {*plans, *others}, model.rule)
     return Answer(
         hardware=setting.hardware,
@@ -299,19 +310,19 @@ def _type(name: str, types: Sequence[Hardware]) -> Hardware:
     known = {kind.name: kind for kind in types}
     have = ", ".join(known)
     if not name:
-        raise InvalidInput("--gpu", f"is needed, or --all; there are {have}")
+        raise InvalidInput("--gpu", f"is required, or --all; the types are {have}")
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}? " if near else ""
         raise InvalidInput(
             "--gpu",
-            f"there is no type {name!r}; {hint}there are {have}; describe another one in --hardware",
+            f"unknown GPU type {name!r}; {hint}the types are {have}; describe another one in --hardware",
         )
     return known[name]
 
 
 def _shape(kind: Hardware, gpus: int, nodes: int | None) -> Shape:
-    """Return ``gpus`` on ``nodes`` nodes, or on the fewest that share them evenly.
+    """Return ``gpus`` on ``nodes`` nodes, or on the fewest that can hold equal shares of them.
 
     Raises:
         InvalidInput: the GPUs do not fit on the nodes, or cannot be spread evenly.
@@ -322,55 +333,58 @@ def _shape(kind: Hardware, gpus: int, nodes: int | None) -> Shape:
     fewest = -(-gpus // most)
     if nodes < fewest:
         raise InvalidInput(
-            "--nodes", f"a node has {most} {kind.name}, so {gpus} are on {fewest} nodes at least"
+            "--nodes",
+            f"a node has {most} x {kind.name}, so {gpus} GPUs need at least {fewest} nodes",
         )
     if gpus % nodes:
         even = ", ".join(str(n) for n in range(fewest, gpus + 1) if gpus % n == 0)
         raise InvalidInput(
-            "--nodes", f"{gpus} GPUs do not lie evenly on {nodes} nodes; give one of {even}"
+            "--nodes", f"{gpus} GPUs cannot be spread evenly over {nodes} nodes; give one of {even}"
         )
     return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
 
 
 def _chosen(types: Sequence[Hardware], shapes: NodeShapes, own: set[str]) -> Sequence[Hardware]:
-    """Return the types of ``--all``: those of the user's file, else the cluster's, else all."""
-    there = [kind for kind in types if (known := shapes.kinds.get(kind.name)) and known.node_gpus]
-    return [kind for kind in types if kind.name in own] or there or types
+    """Return the types of ``--all``: those of the user's file, or the cluster's, or all."""
+    in_cluster = [
+        kind for kind in types if (known := shapes.kinds.get(kind.name)) and known.node_gpus
+    ]
+    return [kind for kind in types if kind.name in own] or in_cluster or types
 
 
 def _everywhere(types: Iterable[Hardware], counts: Iterable[int]) -> list[tuple[Hardware, Shape]]:
-    """Return all types at all counts."""
-    every = list(dict.fromkeys(max(1, n) for n in counts))
-    return [(kind, _shape(kind, gpus, None)) for kind in types for gpus in every]
+    """Return all combinations of types and counts."""
+    distinct = list(dict.fromkeys(max(1, n) for n in counts))
+    return [(kind, _shape(kind, gpus, None)) for kind in types for gpus in distinct]
 
 
 def _write(
     path: Path, model: Model, answers: Iterable[Answer], provenance: str, source: Source
 ) -> None:
-    records = [r for found in answers for r in _records(model, found, provenance, source)]
+    records = [r for answer in answers for r in _records(model, answer, provenance, source)]
     try:
         path.write_text(profiles_csv(records), encoding="utf-8")
     except OSError as error:
         raise InvalidInput(str(path), f"cannot be written: {error.strerror}") from error
     note(
-        f"{len(records):,} estimates written to {path}; bring them in: tessera import profiles {path}"
+        f"{len(records):,} estimates written to {path}; import them with: tessera import profiles {path}"
     )
 
 
 def _records(
-    model: Model, found: Answer, provenance: str, source: Source
+    model: Model, answer: Answer, provenance: str, source: Source
 ) -> Iterable[EstimateRecord]:
     work = Workload(model=model.name, params=model.params, global_batch=model.training.global_batch)
-    for degree in sorted({*found.cells, *found.missed}):
-        plan = found.cells.get(degree)
+    for degree in sorted({*answer.cells, *answer.missed}):
+        plan = answer.cells.get(degree)
         yield EstimateRecord(
             workload=work,
             source=source,
             cell=Cell(
-                gpu_type=found.hardware.name,
-                gpus=found.shape.gpus,
+                gpu_type=answer.hardware.name,
+                gpus=answer.shape.gpus,
                 pipeline_degree=degree,
-                nodes=found.shape.nodes,
+                nodes=answer.shape.nodes,
             ),
             iter_time_s=math.inf if plan is None else plan.iter_time_s,
             provenance=provenance,

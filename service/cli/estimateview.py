@@ -1,4 +1,4 @@
-"""Views of Cells: a row for each, the execution plan in short, and the degrees that do not fit."""
+"""Views of Cells: a row for each with a short execution plan, and the degrees that do not fit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tessera.service.cli.modelling import Model
 from tessera.service.cli.render import Column, line, note, number, show_table
 
 NO_PLAN: Final = (
-    "no plan: too few layers, or samples in a micro-batch, for so many GPUs; or they are not the sum of so"
-    " many powers of two"
+    "no plan: the model has too few layers, or a micro-batch too few samples, for these GPUs; or the number"
+    " of GPUs is not a sum of as many powers of two as there are stages"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The Cells of a model on GPUs of a type, by pipeline degree.
+    """The Cells of a model on GPUs of one type, by pipeline degree.
 
-    ``missed`` has the least overflow of each degree that does not fit, or None if the degree is
-    impossible. ``without`` has the reason why other degrees have no plan (their micro-batches, or
+    ``missed`` maps each degree that does not fit to its least overflow, or to None if the degree is
+    impossible. ``without`` maps other degrees without a plan to the reason (their micro-batches, or
     the planner).
     """
 
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A Cell as it is shown."""
+    """A Cell in a row of the table."""
 
     model: Model
     answer: Answer
@@ -64,8 +64,8 @@ class _Row:
 
 def show(model: Model, answers: Sequence[Answer], *, as_json: bool, best_only: bool) -> None:
     """Print the Cells. If ``best_only``, print the fastest of each type and count."""
-    every = [plan for answer in answers for plan in answer.cells.values()]
-    best = min(every, key=lambda plan: plan.iter_time_s, default=None)
+    plans = [plan for answer in answers for plan in answer.cells.values()]
+    best = min(plans, key=lambda plan: plan.iter_time_s, default=None)
     rows = [
         _Row(model=model, answer=answer, degree=d, plan=plan, best=plan is best)
         for answer in answers
@@ -82,12 +82,12 @@ def show(model: Model, answers: Sequence[Answer], *, as_json: bool, best_only: b
 
 
 def short(stages: Sequence[Stage]) -> str:
-    """Return a short execution plan, with equal neighbours joined, e.g. ``dp4 tp2 + 3 x dp8``."""
-    found = []
-    for how, alike in groupby(map(_degrees, stages)):
-        count = len(list(alike))
-        found.append(how if count == 1 else f"{count} x {how}")
-    return " + ".join(found)
+    """Return an execution plan in short, with equal neighbours joined, e.g. ``dp4 tp2 + 3 x dp8``."""
+    parts = []
+    for degrees, equal_stages in groupby(map(_degrees, stages)):
+        count = len(list(equal_stages))
+        parts.append(degrees if count == 1 else f"{count} x {degrees}")
+    return " + ".join(parts)
 
 
 def _degrees(stage: Stage) -> str:
@@ -97,15 +97,15 @@ def _degrees(stage: Stage) -> str:
 
 
 def layers(stages: Sequence[Stage]) -> str:
-    """Return the number of layers of each stage, joined as in planners, e.g. ``4+4+4+4``."""
+    """Return the number of layers of each stage, e.g. ``4+4+4+4``."""
     return "+".join(str(stage.end - stage.start) for stage in stages)
 
 
 def _memory(row: _Row) -> str:
     plan = row.plan
     most = max(plan.memory_bytes)
-    of = f"{most / GIB:.1f} of {row.answer.limit_bytes / GIB:.1f} GiB"
-    return of if len(plan.stages) == 1 else f"{of}, stage {plan.memory_bytes.index(most)}"
+    used = f"{most / GIB:.1f} of {row.answer.limit_bytes / GIB:.1f} GiB"
+    return used if len(plan.stages) == 1 else f"{used}, stage {plan.memory_bytes.index(most)}"
 
 
 _COLUMNS: Final = [
@@ -124,12 +124,12 @@ _COLUMNS: Final = [
 
 
 def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
-    """Yield why degrees are missing.
+    """Yield the reasons why degrees are missing.
 
-    If ``nothing_only``, yield only the nearest miss of each type and count where nothing fits.
+    If ``nothing_only``, yield only the nearest miss of each type and count on which nothing fits.
     """
     for answer in answers:
-        where = f"{answer.shape.gpus} {answer.hardware.name}"
+        where = f"{answer.shape.gpus} x {answer.hardware.name}"
         near = [o for o in answer.missed.values() if o is not None]
         if nothing_only:
             if not answer.cells and (near or answer.without):
@@ -142,7 +142,7 @@ def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
 
 
 def _nearest(near: Sequence[Overflow], without: Mapping[int, str]) -> str:
-    """Return the nearest miss: a plan of another planner or batch, or else the least memory."""
+    """Return the nearest miss: a plan of another planner or batch, or else the least overflow."""
     if without:
         return without[min(without)]
     return str(min(near, key=lambda o: o.needed_bytes))

@@ -31,7 +31,7 @@ FOLDERS: Final = ("logs", "agents", "checkpoints")
 """Folders that ``up`` makes in its data directory, next to the database's."""
 
 SAME_START_S: Final = 1.0
-"""Seconds by which two recorded start times of the same process may differ."""
+"""Seconds by which two readings of the start time of one process may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Running:
 
     @classmethod
     def of(cls, name: str, pid: int) -> Running:
-        """Return a record of the process that has the id ``pid`` now."""
+        """Return a record of the process that now has the id ``pid``."""
         try:
             return cls(name, pid, psutil.Process(pid).create_time())
         except psutil.Error:  # it has ended already
@@ -65,7 +65,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The settings that a data directory was made with, and the processes that run on it."""
+    """The settings with which a data directory was made, and the processes that use it."""
 
     cluster: str  # the cluster's id
     source: str  # the cluster file as it was named; "" is the example cluster
@@ -86,7 +86,7 @@ class Home:
 
     @property
     def lock_fd(self) -> int:
-        """Return the open file that children inherit, so that the lock lasts as long as they do."""
+        """Return the open file that children inherit, so that the lock is held as long as they live."""
         return self._lock.fileno()
 
     @property
@@ -131,7 +131,7 @@ class Home:
 
 @contextlib.contextmanager
 def claim(path: Path) -> Iterator[Home]:
-    """Hold the data directory for the duration of the block, and make it if there is none.
+    """Hold the data directory for the duration of the block, and make it if it does not exist.
 
     Raises:
         CallFailed: another ``tessera up``, or a process that it left behind, uses it.
@@ -142,7 +142,7 @@ def claim(path: Path) -> Iterator[Home]:
         lock = (path / LOCK).open("ab")
     except OSError as error:
         raise InvalidInput(
-            "--data-dir", f"{path} cannot be written ({error.strerror}); name another directory"
+            "--data-dir", f"{path} cannot be written ({error.strerror}); choose another directory"
         ) from error
     with lock:
         try:
@@ -157,15 +157,15 @@ def claim(path: Path) -> Iterator[Home]:
 
 
 def _in_use(path: Path) -> str:
-    """Return a message on who uses the data directory, and what to do about it."""
+    """Return a message that names the users of the data directory and says what to do."""
     record = read_record(path)
     alive = [p for p in record.running if p.is_alive()] if record else []
     other = "or start a second one with --data-dir DIR --listen 127.0.0.1:0"
     if (up := next((p for p in alive if p.name == "up"), None)) is not None and record is not None:
         server = f", whose server is {record.address}" if record.address else ""
         return (
-            f"the data directory {path} is used by another `tessera up` (process {up.pid}){server}; go on"
-            f" with that one, stop it with Ctrl-C or `kill {up.pid}`, {other}"
+            f"the data directory {path} is used by another `tessera up` (process {up.pid}){server}; use that"
+            f" one, stop it with Ctrl-C or `kill {up.pid}`, {other}"
         )
     if alive:
         names = ", ".join(f"{p.name} {p.pid}" for p in alive)
@@ -188,7 +188,8 @@ def read_record(path: Path) -> Record | None:
         plain: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if plain.pop("format") != FORMAT:
             raise InvalidInput(
-                str(file), "was written by another release; use that one, or another --data-dir"
+                str(file),
+                "was written by another release; use that release, or choose another --data-dir",
             )
         running = tuple(Running(**process) for process in plain.pop("running"))
         return Record(**plain, running=running)
@@ -196,17 +197,16 @@ def read_record(path: Path) -> Record | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise InvalidInput(
-            str(file), f"cannot be read ({error}); repair it, or name another --data-dir"
+            str(file), f"cannot be read ({error}); repair it, or choose another --data-dir"
         ) from error
 
 
 def default_home(
     file: str, text: str, cluster: str, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """Return a cluster's default data directory, which is separate for each file and name.
+    """Return a cluster's default data directory. Each file and each cluster id has its own.
 
-    The example cluster's directory is the one whose database `tessera serve` and `tessera prune`
-    use, too.
+    `tessera serve` and `tessera prune` use the database in the example cluster's directory, too.
     """
     root = embedded.default_directory(environment).parent
     if not file and cluster == DEFAULT_CLUSTER:

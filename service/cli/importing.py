@@ -1,4 +1,4 @@
-"""Commands that bring files in: profiles of workloads, and traces of jobs."""
+"""Commands that import files: estimates of workloads, and traces of jobs."""
 
 from __future__ import annotations
 
@@ -49,13 +49,16 @@ _SOURCES: Final = {
 
 _T = TypeVar("_T")
 _Rows = TypeVar("_Rows", bound=Sequence[object])
-_File = Annotated[Path, typer.Argument(metavar="FILE.csv", help="See docs/traces.md.")]
+_File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE.csv", help="CSV; docs/traces.md describes the format."),
+]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``import`` and its subcommands."""
     group = typer.Typer(
-        help="Bring in how fast workloads run, and traces of jobs.", no_args_is_help=True
+        help="Import estimates of workloads, or the jobs of a trace.", no_args_is_help=True
     )
     group.command("profiles")(profiles)
     group.command("samples")(samples)
@@ -67,21 +70,23 @@ def profiles(
     file: _File,
     skip_unknown_types: Annotated[
         bool,
-        typer.Option("--skip-unknown-types", help="Leave out GPU types that the cluster lacks."),
+        typer.Option(
+            "--skip-unknown-types", help="Skip estimates on GPU types that the cluster lacks."
+        ),
     ] = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Import measured or estimated iteration times; what is there already is replaced."""
-    found = read_rows(profiles_of, file)
+    """Import measured or estimated iteration times. They replace existing estimates of the same Cells."""
+    records = read_rows(profiles_of, file)
     to = parent(cluster)
     with connect(server) as client:
         known = _gpu_types(client, to)
-        if unknown := sorted({record.cell.gpu_type for record in found} - known):
-            found = _of_known_types(found, known, unknown, file, skip=skip_unknown_types)
-        send_estimates(client, to, found, validate_only=validate_only)
-    _done(len(found), "estimate", validate_only=validate_only)
+        if unknown := sorted({record.cell.gpu_type for record in records} - known):
+            records = _of_known_types(records, known, unknown, file, skip=skip_unknown_types)
+        send_estimates(client, to, records, validate_only=validate_only)
+    _done(len(records), "estimate", validate_only=validate_only)
 
 
 def samples(
@@ -89,7 +94,7 @@ def samples(
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Import sample estimates from an analytic model, to try things before anything is measured."""
+    """Import sample estimates from an analytic model, to try Tessera before anything is measured."""
     with connect(server) as client:
         count = send_samples(client, parent(cluster), validate_only=validate_only)
     _done(count, "estimate", validate_only=validate_only)
@@ -102,28 +107,33 @@ def trace(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=0, max=limits.MAX_ROWS, help="Only the first so many rows."
+            "--limit", "-n", min=0, max=limits.MAX_ROWS, help="Import only the first N rows."
         ),
     ] = None,
     divide_iterations: Annotated[
         int,
         typer.Option(
-            min=1, help="Divide `num_iterations` by this; 1 for traces that are not Arena's."
+            min=1,
+            help="Divide `num_iterations` by this number. Use 1 for traces that are not Arena's.",
         ),
     ] = 5,
-    tenant: Annotated[str, typer.Option(help="Who all of it is accounted to.")] = "",
+    tenant: Annotated[
+        str, typer.Option(help="Tenant to which all jobs are accounted. Default: as in the trace.")
+    ] = "",
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Submit the jobs of a trace now, in order of arrival; their deadlines count from now.
+    """Submit all jobs of a trace now, in order of arrival. Their deadlines count from now.
 
-    Jobs that the cluster has already are left as they are, so that it can be repeated after a failure.
-    With options on shaping, what the trace has become is printed: its load, its model sizes, and which
-    jobs were dropped and why; with --to it is written to a file and no server is asked.
+    Jobs that the cluster already has are left unchanged, so an import can be repeated after a failure.
+    Options under "Shaping" change the trace first. The load, the model sizes and the dropped jobs of the
+    result are printed. With --to, the result is written to a file, and no server is needed.
     """
     if tenant and wanted.recipe.guaranteed_share is not None:
-        raise InvalidInput("--tenant", "cannot be with --guaranteed, which draws tenants")
+        raise InvalidInput(
+            "--tenant", "cannot be combined with --guaranteed, which assigns tenants"
+        )
     reading = TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True)
     jobs = read_rows(lambda path: trace_of(path, reading), file)
     if wanted.to is not None:
@@ -135,11 +145,11 @@ def trace(
         if wanted.is_plain:
             arrivals = _as_it_is(file, jobs, reading)
         else:
-            found = traces.shape_trace(wanted, jobs, traces.target_of(wanted, client, to))
-            traceview.show(found, wanted.recipe)
-            arrivals, tenants = found.arrivals, found.tenants
+            shaped = traces.shape_trace(wanted, jobs, traces.target_of(wanted, client, to))
+            traceview.show(shaped, wanted.recipe)
+            arrivals, tenants = shaped.arrivals, shaped.tenants
         if tenants:
-            described = [Tenant(name=one.name, quotas=one.quotas) for one in tenants]
+            described = [Tenant(name=spec.name, quotas=spec.quotas) for spec in tenants]
             apply_tenants(client, to, described, validate_only=validate_only)
         _submit(client, to, arrivals, tenant, validate_only=validate_only)
 
@@ -148,22 +158,22 @@ def _as_it_is(
     file: Path, jobs: Sequence[Arrival] | Sequence[Asked], reading: TraceOptions
 ) -> list[Arrival]:
     """Return the jobs in order of arrival. Raises InvalidInput with the lines that are wrong."""
-    arrivals = [one for one in jobs if isinstance(one, Arrival)]
-    found = screen_form(arrivals, "drop")
-    if found.dropped or len(arrivals) < len(jobs):
+    arrivals = [job for job in jobs if isinstance(job, Arrival)]
+    screened = screen_form(arrivals, "drop")
+    if screened.dropped or len(arrivals) < len(jobs):
         parse_trace(file.read_bytes(), file.name, replace(reading, screened=False))
-    for line in order_lines(found.reordered):
+    for line in order_lines(screened.reordered):
         note(f"{line}; put in order")
-    return found.arrivals
+    return screened.arrivals
 
 
 def _write(
     to: Path, wanted: traces.Wanted, jobs: Sequence[Arrival] | Sequence[Asked], tenant: str
 ) -> None:
     """Write the shaped trace and print its facts."""
-    found = traces.shape_trace(wanted, jobs, traces.target_of(wanted, None, ""))
-    traceview.show(found, wanted.recipe)
-    arrivals = found.arrivals
+    shaped = traces.shape_trace(wanted, jobs, traces.target_of(wanted, None, ""))
+    traceview.show(shaped, wanted.recipe)
+    arrivals = shaped.arrivals
     if tenant:
         arrivals = [a._replace(spec=replace(a.spec, tenant=tenant)) for a in arrivals]
     try:
@@ -171,17 +181,19 @@ def _write(
     except OSError as error:
         raise InvalidInput(str(to), f"cannot be written: {error.strerror}") from error
     note(f"{_count(len(arrivals), 'job')} written to {to}")
-    for one in found.tenants:
-        if one.quotas:
-            quota = f"{{{one.name}: {{quotas: {{any: {one.quotas['']}}}}}}}"
-            note(f"where it is submitted, its quota: tessera tenants apply, tenants: {quota}")
+    for spec in shaped.tenants:
+        if spec.quotas:
+            quota = f"{{{spec.name}: {{quotas: {{any: {spec.quotas['']}}}}}}}"
+            note(
+                f"to submit it, first set its quota with `tessera tenants apply`: tenants: {quota}"
+            )
 
 
 def _submit(
     client: Client, to: str, arrivals: Sequence[Arrival], tenant: str, *, validate_only: bool
 ) -> None:
     at = now()
-    every = [_submission(arrival, tenant, at) for arrival in arrivals]
+    requests = [_submission(arrival, tenant, at) for arrival in arrivals]
 
     def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
         request = jobs_pb2.SubmitJobsRequest(
@@ -189,10 +201,10 @@ def _submit(
         )
         client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
 
-    new = _not_there_yet(client, to, every)
+    new = _not_there_yet(client, to, requests)
     _in_batches("jobs", new, JOBS_A_CALL, send)
-    if len(new) < len(every):
-        note(f"{_count(len(every) - len(new), 'job')} already there, left alone")
+    if len(new) < len(requests):
+        note(f"{_count(len(requests) - len(new), 'job')} already there, left unchanged")
     _done(len(new), "job", validate_only=validate_only)
 
 
@@ -216,14 +228,14 @@ def send_estimates(
 def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
     """Send the sample estimates of the cluster's GPU types; return their number."""
     known = _gpu_types(client, to)
-    found = sample_profiles(kind for kind in CATALOGUE if kind.name in known)
-    if not found:
+    profiles = sample_profiles(kind for kind in CATALOGUE if kind.name in known)
+    if not profiles:
         have = ", ".join(sorted(kind.name for kind in CATALOGUE))
         raise InvalidInput(
-            "samples", f"there are none for {', '.join(sorted(known))}, only for {have}"
+            "samples", f"do not exist for {', '.join(sorted(known))}, only for {have}"
         )
-    send_estimates(client, to, found, validate_only=validate_only)
-    return len(found)
+    send_estimates(client, to, profiles, validate_only=validate_only)
+    return len(profiles)
 
 
 def _gpu_types(client: Client, to: str) -> set[str]:
@@ -232,7 +244,12 @@ def _gpu_types(client: Client, to: str) -> set[str]:
 
 
 def _of_known_types(
-    found: list[EstimateRecord], known: set[str], unknown: Sequence[str], file: Path, *, skip: bool
+    records: list[EstimateRecord],
+    known: set[str],
+    unknown: Sequence[str],
+    file: Path,
+    *,
+    skip: bool,
 ) -> list[EstimateRecord]:
     """Return the estimates of known types.
 
@@ -245,13 +262,13 @@ def _of_known_types(
     if not skip:
         raise InvalidInput(
             str(file),
-            f"{lacks}; add them with `tessera cluster apply -f FILE`, or leave them out"
+            f"{lacks}; add them with `tessera cluster apply -f FILE`, or skip their estimates"
             " with --skip-unknown-types",
         )
-    kept = [record for record in found if record.cell.gpu_type in known]
+    kept = [record for record in records if record.cell.gpu_type in known]
     if not kept:
-        raise InvalidInput(str(file), f"has estimates of other types only: {lacks}")
-    note(f"{_count(len(found) - len(kept), 'estimate')} left out: {lacks}")
+        raise InvalidInput(str(file), f"has only estimates of other types: {lacks}")
+    note(f"{_count(len(records) - len(kept), 'estimate')} skipped: {lacks}")
     return kept
 
 
@@ -261,26 +278,26 @@ def _not_there_yet(
     """Return the submissions whose jobs the cluster does not have, in any state.
 
     Raises:
-        CallFailed: the cluster has a job of the same name with different requests.
+        CallFailed: the cluster has a different job of the same name.
     """
     pages = client.pages(client.jobs.ListJobs, jobs_pb2.ListJobsRequest(parent=to), 10_000)
-    there = {short(job.name): job for page in pages for job in page.jobs}
-    found = []
+    stored_jobs = {short(job.name): job for page in pages for job in page.jobs}
+    missing = []
     for request in requests:
-        stored = there.get(request.job_id)
+        stored = stored_jobs.get(request.job_id)
         if stored is None:
-            found.append(request)
+            missing.append(request)
         elif _asks(stored) != _asks(request.job):
             raise CallFailed(
-                f"{stored.name} exists already and asks for something else than the trace does;"
-                " rename it in the file, or import into another cluster with --cluster",
+                f"{stored.name} already exists and differs from the job in the trace;"
+                " rename the job in the file, or import into another cluster with --cluster",
                 Exit.REFUSED,
             )
-    return found
+    return missing
 
 
 def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
-    """Return the properties of a job that a trace gives.
+    """Return the properties of a job that a trace defines.
 
     A deadline counts from the import, so only its existence is compared.
     """
@@ -300,7 +317,7 @@ def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
 
 def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
     cell = record.cell
-    found = estimates_pb2.CellEstimate(
+    message = estimates_pb2.CellEstimate(
         workload=_workload(record.workload),
         cell=estimates_pb2.Cell(
             gpu_type=cell.gpu_type,
@@ -313,10 +330,10 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
         provenance=record.provenance,
     )
     if math.isfinite(record.iter_time_s):
-        found.iter_time_s = record.iter_time_s
+        message.iter_time_s = record.iter_time_s
     else:
-        found.infeasible = True
-    return found
+        message.infeasible = True
+    return message
 
 
 def _submission(arrival: Arrival, tenant: str, at: Timestamp) -> jobs_pb2.SubmitJobRequest:
@@ -342,14 +359,14 @@ def _workload(value: Workload) -> estimates_pb2.Workload:
 
 
 def read_rows(read: Callable[[Path], _Rows], file: Path) -> _Rows:
-    """Return the rows of a file. Raises InvalidInput: it cannot be read, or holds no rows."""
+    """Return the rows of a file. Raises InvalidInput if it cannot be read or has no rows."""
     try:
-        found = read(file)
+        rows = read(file)
     except OSError as error:
         raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
-    if not found:
-        raise InvalidInput(str(file), "holds no rows")
-    return found
+    if not rows:
+        raise InvalidInput(str(file), "contains no rows")
+    return rows
 
 
 def _in_batches(
@@ -363,7 +380,7 @@ def _in_batches(
             try:
                 send(batch)
             except CallFailed as error:
-                sent = f"{first:,} of {len(items):,} {what} were sent before"
+                sent = f"{first:,} of {len(items):,} {what} were sent before the failure"
                 raise CallFailed(f"{error}; {sent}", error.exit_code) from error
             progress.advance(task, len(batch))
 

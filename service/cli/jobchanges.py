@@ -37,10 +37,12 @@ _Change = TypeVar(
     "_Change", jobs_pb2.CancelJobRequest, jobs_pb2.HoldJobRequest, jobs_pb2.ReleaseJobRequest
 )
 
-JobNames = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or full names of jobs.")]
+JobNames = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="Ids or full names of the jobs.")
+]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands that change jobs."""
     panel = "Jobs"
     app.command("update", rich_help_panel=panel)(update)
@@ -56,13 +58,18 @@ def update(
     deadline: Deadline = None,
     pinned: Annotated[
         bool | None,
-        typer.Option("--pinned/--movable", help="Whether moves may mend fragmentation."),
+        typer.Option(
+            "--pinned/--movable", help="Whether the job may be moved to reduce fragmentation."
+        ),
     ] = None,
-    label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; replaces all labels.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Label, as KEY=VALUE. Repeatable. Replaces all present labels."),
+    ] = None,
     pin_type: Annotated[
         bool | None,
         typer.Option(
-            "--pin-type/--any-type", help="Whether the GPU type that it asks for is a demand."
+            "--pin-type/--any-type", help="Whether the job must run on its requested GPU type."
         ),
     ] = None,
     avoid_node: AvoidNode = None,
@@ -73,7 +80,7 @@ def update(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change what a job asks for: its weight, deadline, labels, GPU bounds, avoided nodes and pins."""
+    """Change a job's weight, queue, deadline, labels, GPU limits, avoided nodes or pins."""
     job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
     given: dict[str, object] = {
         "weight": weight,
@@ -90,7 +97,7 @@ def update(
     if not paths:
         raise InvalidInput(
             "update",
-            "name at least one of --weight, --priority, --deadline, --label,"
+            "needs at least one of --weight, --priority, --deadline, --label,"
             " --pinned, --movable, --pin-type, --any-type, --avoid-node,"
             " --min-gpus, --max-gpus",
         )
@@ -121,7 +128,7 @@ def cancel(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Cancel jobs: what runs is stopped, and never starts again."""
+    """Cancel jobs. Running jobs are stopped; none of them starts again."""
     with connect(server) as client:
         method, request = client.jobs.CancelJob, jobs_pb2.CancelJobRequest
         requests = _each(request, cluster, names, validate_only=validate_only)
@@ -135,7 +142,7 @@ def hold(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Hold jobs: what runs is stopped, and waits until it is released."""
+    """Hold jobs. Running jobs are stopped; all of them wait until `release`."""
     with connect(server) as client:
         method, request = client.jobs.HoldJob, jobs_pb2.HoldJobRequest
         requests = _each(request, cluster, names, validate_only=validate_only)
@@ -149,7 +156,7 @@ def release(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Release jobs that are held: they queue again."""
+    """Release held jobs, which return to the queue."""
     with connect(server) as client:
         method, request = client.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
         requests = _each(request, cluster, names, validate_only=validate_only)
@@ -174,16 +181,16 @@ def _change(
     wanted: Collection[jobs_pb2.JobState.ValueType],
     output: Output,
 ) -> None:
-    """Call ``method`` for each job and print the changed jobs; report each refusal by name.
+    """Call ``method`` for each job, print the changed jobs and report each refusal by name.
 
     A job that is already in a ``wanted`` state is not a failure. The command ends with the highest
     exit code of the failures. If no server answers, the remaining jobs are not tried.
     """
-    done: list[jobs_pb2.Job] = []
+    changed: list[jobs_pb2.Job] = []
     worst = Exit.OK
     for number, request in enumerate(requests):
         try:
-            done.append(_changed(client, method, request, wanted))
+            changed.append(_changed(client, method, request, wanted))
         except CallFailed as error:
             complain(f"{short(request.name)}: {error}")
             worst = max(worst, error.exit_code)
@@ -191,7 +198,7 @@ def _change(
                 if rest := [short(r.name) for r in requests[number + 1 :]]:
                     complain(f"not tried: {', '.join(rest)}")
                 break
-    show_jobs(done, now(), output)
+    show_jobs(changed, now(), output)
     if worst:
         raise typer.Exit(worst)
 

@@ -1,4 +1,4 @@
-"""Job files: one or more jobs as YAML. The format is described in ``docs/command-line.md``."""
+"""Job files: one or more jobs in YAML. ``docs/command-line.md`` describes the format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.v1 import estimates_pb2, jobs_pb2
 
 
 class JobEntry(FileEntry):
-    """A job in a file. An absent key is 0, empty or unset, as in the API."""
+    """A job in a file. A key that is absent counts as 0, empty or unset, as in the API."""
 
     name: Text = ""
     model: Text
@@ -57,7 +57,7 @@ _KEYS: Final[dict[str, Any]] = {
     key: (object, None) for key in JobEntry.model_fields if key != "name"
 }
 _Defaults: Final = create_model("_Defaults", __base__=FileEntry, **_KEYS)
-"""A model whose keys alone are checked. Its values are checked in the jobs that inherit them."""
+"""A model that checks only keys. The values are checked in the jobs that inherit them."""
 
 
 def read_jobs(
@@ -71,13 +71,13 @@ def read_jobs(
     Raises:
         InvalidInput: names the file, the job and the key, and says what is allowed.
     """
-    found = documents(text, source)
+    contents = documents(text, source)
     jobs = []
-    for nth, document in enumerate(found):
-        where = source if len(found) == 1 else f"{source}: document {nth + 1}"
+    for nth, document in enumerate(contents):
+        where = source if len(contents) == 1 else f"{source}: document {nth + 1}"
         jobs += [_request(at, job, now, cluster) for at, job in _jobs(where, document)]
     if not jobs:
-        raise InvalidInput(source, "holds no jobs")
+        raise InvalidInput(source, "contains no jobs")
     return jobs
 
 
@@ -97,10 +97,12 @@ def _jobs(where: str, document: object) -> Iterator[tuple[str, JobEntry]]:
 
 def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobRequest:
     if job.pin_type and "gpu_type" not in job.model_fields_set:
-        raise InvalidInput(f"{where}: pin_type", "pins the type that 'gpu_type' names: give both")
+        raise InvalidInput(
+            f"{where}: pin_type", "pins the type that 'gpu_type' names, so give both"
+        )
     if len(job.avoid_nodes) > limits.MAX_AVOIDED:
-        raise InvalidInput(f"{where}: avoid_nodes", f"must be at most {limits.MAX_AVOIDED} nodes")
-    found = jobs_pb2.Job(
+        raise InvalidInput(f"{where}: avoid_nodes", f"may name at most {limits.MAX_AVOIDED} nodes")
+    message = jobs_pb2.Job(
         workload=estimates_pb2.Workload(
             model=job.model, params=job.params, global_batch=job.global_batch
         ),
@@ -122,10 +124,10 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         max_retries=job.max_retries,
     )
     if job.restart is not None:
-        found.restart.CopyFrom(options.duration(job.restart))
+        message.restart.CopyFrom(options.duration(job.restart))
     if job.deadline is not None:
-        found.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
-    return jobs_pb2.SubmitJobRequest(job_id=job.name, job=found)
+        message.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
+    return jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
 
 
 def _moment(where: str, value: object, now: Timestamp) -> Timestamp:

@@ -1,4 +1,4 @@
-"""Commands on jobs: submit, list and look at them."""
+"""Commands that submit, list and show jobs."""
 
 from __future__ import annotations
 
@@ -44,18 +44,21 @@ Batch = Annotated[
     int | None, typer.Option(min=1, max=limits.MAX_BATCH, help="Global batch size, in samples.")
 ]
 Iterations = Annotated[
-    int | None, typer.Option(min=1, max=limits.MAX_ITERATIONS, help="Iterations of the whole job.")
+    int | None,
+    typer.Option(min=1, max=limits.MAX_ITERATIONS, help="Number of iterations of the whole job."),
 ]
-Gpus = Annotated[int | None, typer.Option(min=1, max=limits.MAX_GPUS, help="GPUs requested.")]
+Gpus = Annotated[
+    int | None, typer.Option(min=1, max=limits.MAX_GPUS, help="Number of GPUs requested.")
+]
 Watch = Annotated[
     bool,
     typer.Option(
-        "--watch", "-w", help="Show it again whenever it changes, until its end or Ctrl-C."
+        "--watch", "-w", help="Show every change, until the job ends or Ctrl-C is pressed."
     ),
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on jobs."""
     panel = "Jobs"
     app.command("submit", rich_help_panel=panel)(submit)
@@ -65,52 +68,69 @@ def add(app: typer.Typer) -> None:
 
 def submit(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The job's id; left out: the server chooses.")
+        str, typer.Argument(metavar="NAME", help="The job's id. Default: the server chooses one.")
     ] = "",
     file: Annotated[
         list[str] | None,
-        typer.Option("--file", "-f", help="YAML of one or many jobs, '-' for stdin; repeatable."),
+        typer.Option(
+            "--file", "-f", help="YAML file with one or more jobs; '-' for stdin. Repeatable."
+        ),
     ] = None,
-    model: Annotated[str, typer.Option(help="What is trained, e.g. bert.")] = "",
-    params: Annotated[str, typer.Option(help="Its size as estimates name it, e.g. 1.3B.")] = "",
+    model: Annotated[str, typer.Option(help="Model to train, e.g. bert.")] = "",
+    params: Annotated[
+        str, typer.Option(help="Size of the model, as in the names of estimates, e.g. 1.3B.")
+    ] = "",
     batch: Batch = None,
     iterations: Iterations = None,
     gpus: Gpus = None,
     min_gpus: MinGpus = None,
     max_gpus: MaxGpus = None,
     gpu_type: Annotated[
-        str, typer.Option(help="The GPU type asked for; rounds may choose another.")
+        str, typer.Option(help="Requested GPU type. Rounds may choose another one.")
     ] = "",
     pin_type: Annotated[
-        bool, typer.Option("--pin-type", help="--gpu-type is a demand: it runs there, or waits.")
+        bool, typer.Option("--pin-type", help="Run the job only on the type that --gpu-type names.")
     ] = False,
     avoid_node: AvoidNode = None,
-    tenant: Annotated[str, typer.Option(help="The tenant that the job counts for.")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant to which the job is accounted.")] = "",
     priority: Priority = None,
     weight: Weight = None,
-    guaranteed: Annotated[bool, typer.Option(help="Never suspended once launched.")] = False,
-    restart: Annotated[str, typer.Option(help="What a start or move costs, e.g. 60s.")] = "",
+    guaranteed: Annotated[
+        bool,
+        typer.Option(
+            help="Once the job is launched, never suspend it or run it slower than on what it requested."
+        ),
+    ] = False,
+    restart: Annotated[
+        str, typer.Option(help="Time that a start or a move of the job costs, e.g. 60s.")
+    ] = "",
     deadline: Deadline = None,
-    pinned: Annotated[bool, typer.Option(help="Not moved to mend fragmentation.")] = False,
-    label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeatable.")] = None,
+    pinned: Annotated[
+        bool, typer.Option(help="Do not move the job to reduce fragmentation.")
+    ] = False,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Label, as KEY=VALUE. Repeatable.")
+    ] = None,
     max_retries: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=limits.MAX_RETRIES,
-            help="Failures after which it is tried again. Default: 3.",
+            help="Number of times that the job is tried again after a failure. Default: 3.",
         ),
     ] = None,
     command: Annotated[
         str,
         typer.Option(
-            help="What its runtime runs, quoted as in a shell. This release's agents replay jobs and"
-            " train nothing: leave it out, or make the job fail on purpose with 'fail-at N'."
+            help="Command of the job's runtime, quoted as in a shell. The agents of this release replay"
+            " jobs and train nothing, so leave it out, or give 'fail-at N' to make the job fail."
         ),
     ] = "",
     profile: Annotated[
         bool,
-        typer.Option("--profile", help="Measure its layers on idle GPUs, one of each type."),
+        typer.Option(
+            "--profile", help="Measure the layers of the model on one idle GPU of each type."
+        ),
     ] = False,
     watch: Watch = False,
     validate_only: ValidateOnly = False,
@@ -118,7 +138,7 @@ def submit(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Submit jobs: one from options, or one or many from YAML files (all or none)."""
+    """Submit one job from options, or the jobs in YAML files (all or none)."""
     job = jobs_pb2.Job(
         workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch or 0),
         iterations=iterations or 0,
@@ -143,10 +163,13 @@ def submit(
     if deadline is not None:
         job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
     if pin_type and not gpu_type:
-        raise InvalidInput("--pin-type", "pins the type that --gpu-type names: give both")
+        raise InvalidInput("--pin-type", "pins the type that --gpu-type names, so give both")
     requests = _requests(name, job, file or [], cluster)
     if watch and (len(requests) != 1 or validate_only):
-        raise InvalidInput("--watch", "follows one submitted job; use `tessera jobs --watch`")
+        raise InvalidInput(
+            "--watch",
+            "follows a single submitted job; use `tessera jobs --watch` to follow several",
+        )
     with connect(server) as client:
         jobs = _submit(client, parent(cluster), requests, validate_only=validate_only)
         warn(jobs)
@@ -164,17 +187,18 @@ def submit(
 
 def list_jobs(
     state: Annotated[
-        list[str] | None, typer.Option(help="Only in this state, e.g. queued; repeatable.")
+        list[str] | None,
+        typer.Option(help="List only jobs in this state, e.g. queued. Repeatable."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Also jobs that have ended.")
+        bool, typer.Option("--all", "-a", help="List jobs that have ended, too.")
     ] = False,
     watch: Watch = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List jobs, in order of submission; those that have ended only with --all."""
+    """List jobs in order of submission. Jobs that have ended are listed only with --all."""
     states = _states(state or [], everything=everything)
     with connect(server) as client:
 
@@ -192,7 +216,7 @@ def list_jobs(
         if any(job.state == jobs_pb2.QUEUED for job in jobs) and output in READABLE:
             _note_next_round(client, parent(cluster))
     if not jobs:
-        hint = "" if everything or state else "; --all lists those that have ended too"
+        hint = "" if everything or state else "; --all also lists jobs that have ended"
         note(f"no such jobs in cluster {short(parent(cluster))}{hint}")
 
 
@@ -203,7 +227,7 @@ def show(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show a job: where it stands, what it runs on, and if it waits, why and what to do."""
+    """Show a job: its state, its GPUs, and why it waits and what to do about it."""
     with connect(server) as client:
         full = full_name(cluster, "jobs", name)
         if watch:
@@ -217,20 +241,20 @@ def show(
 
 
 def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
-    """Return a job's history, profiling, network part and, if it waits, the next round."""
-    its_cluster = job.name.partition("/jobs/")[0]
+    """Return a job's history, profiling, part in the network plan and, if it waits, the next round."""
+    cluster = job.name.partition("/jobs/")[0]
     history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=job.name))
-    request = estimates_pb2.GetProfilingRequest(parent=its_cluster, workload=job.workload)
+    request = estimates_pb2.GetProfilingRequest(parent=cluster, workload=job.workload)
     return JobDetails(
         history=history.events,
         profiling=client.call(client.estimates.GetProfiling, request),
-        network=said_of(client, its_cluster, job),
-        next_round=next_round(client, its_cluster) if job.state == jobs_pb2.QUEUED else "",
+        network=said_of(client, cluster, job),
+        next_round=next_round(client, cluster) if job.state == jobs_pb2.QUEUED else "",
     )
 
 
 def _note_next_round(client: Client, cluster: str) -> None:
-    """Print on stderr when the next round is, unless the server does not report it."""
+    """Print the time of the next round on stderr, if the server reports it."""
     if text := next_round_line(client, cluster):
         note(text)
 
@@ -240,54 +264,55 @@ def _requests(
 ) -> list[jobs_pb2.SubmitJobRequest]:
     """Return the jobs to submit: the job of the options, or the jobs of the files."""
     if not files:
-        asked = {
+        required = {
             "--model": job.workload.model,
             "--batch": job.workload.global_batch,
             "--iterations": job.iterations,
             "--gpus": job.requested_gpus,
         }
-        if missing := [option for option, value in asked.items() if not value]:
+        if missing := [option for option, value in required.items() if not value]:
             raise InvalidInput(
-                "submit", f"needs {', '.join(missing)}; or -f FILE with one or many jobs in YAML"
+                "submit", f"needs {', '.join(missing)}, or -f FILE with one or more jobs in YAML"
             )
         return [jobs_pb2.SubmitJobRequest(job_id=name, job=job)]
     if name or job != jobs_pb2.Job(workload=estimates_pb2.Workload()):
-        raise InvalidInput("submit", "takes a job from options or jobs from --file, not both")
+        raise InvalidInput("submit", "takes one job from options or the jobs of --file, not both")
     from tessera.service.cli import jobfile  # noqa: PLC0415 - pydantic starts slowly
 
-    found = [
+    requests = [
         request
         for file in files
         for request in jobfile.read_jobs(yamlfile.read_text(file), file, now(), cluster)
     ]
-    if len(found) > limits.MAX_JOBS:
+    if len(requests) > limits.MAX_JOBS:
         raise InvalidInput(
             "submit",
-            f"{len(found):,} jobs; one submission takes {limits.MAX_JOBS:,}: split the files",
+            f"got {len(requests):,} jobs, but one submission takes at most {limits.MAX_JOBS:,};"
+            " split the files",
         )
-    return found
+    return requests
 
 
 def _submit(
     client: Client, to: str, requests: list[jobs_pb2.SubmitJobRequest], *, validate_only: bool
 ) -> list[jobs_pb2.Job]:
     if len(requests) == 1:  # the result is the same, but errors name the field without an index
-        one = jobs_pb2.SubmitJobRequest(
+        request = jobs_pb2.SubmitJobRequest(
             parent=to,
             job_id=requests[0].job_id,
             job=requests[0].job,
             validate_only=validate_only,
             request_id=new_request_id(),
         )
-        return [client.call(client.jobs.SubmitJob, one)]
-    many = jobs_pb2.SubmitJobsRequest(
+        return [client.call(client.jobs.SubmitJob, request)]
+    batch = jobs_pb2.SubmitJobsRequest(
         parent=to, requests=requests, validate_only=validate_only, request_id=new_request_id()
     )
-    return list(client.call(client.jobs.SubmitJobs, many).jobs)
+    return list(client.call(client.jobs.SubmitJobs, batch).jobs)
 
 
 def _follow(client: Client, name: str, output: Output) -> None:
-    """Show a job until it has ended. Raises CallFailed: it has not succeeded."""
+    """Show a job until it has ended. Raises CallFailed if the job did not succeed."""
     updates = client.stream(client.jobs.WatchJob, jobs_pb2.WatchJobRequest(name=name))
     watch_job(updates, lambda job: _details(client, job), output)
 
@@ -298,7 +323,10 @@ def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.Val
     wanted = [part.upper() for name in names for part in name.split(",")]
     for name in wanted:
         if name not in known:
-            raise InvalidInput("--state", f"{name.lower()!r}: know {', '.join(known).lower()}")
+            raise InvalidInput(
+                "--state",
+                f"unknown state {name.lower()!r}; the states are {', '.join(known).lower()}",
+            )
     if wanted:
         return [known[name] for name in wanted]
     return [] if everything else [v for name, v in known.items() if name not in ENDED]
@@ -308,4 +336,4 @@ def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise InvalidInput("--command", f"is not quoted as in a shell: {error}") from error
+        raise InvalidInput("--command", f"must be quoted as in a shell: {error}") from error

@@ -1,4 +1,4 @@
-"""Views of a job: as a row of a table, and in full."""
+"""Views of a job: a row of a table, and all its details."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
         Column("JOB", lambda j: short(j.name)),
         Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
         Column("MODEL", lambda j: workload(j.workload)),
-        Column("ASKED", lambda j: str(j.requested_gpus), right=True),
+        Column("REQUESTED", lambda j: str(j.requested_gpus), right=True),
         Column("RUNS ON", lambda j: cell(j.allocation.cell) if j.HasField("allocation") else ""),
         Column("DONE %", lambda j: percent(j.iterations_done, j.iterations), right=True),
         Column("AGE", lambda j: age(j.create_time, now), right=True),
@@ -66,20 +66,20 @@ def workload(value: estimates_pb2.Workload) -> str:
 
 def cell(value: estimates_pb2.Cell) -> str:
     """Return a Cell, e.g. ``8 x a100, pp 2``."""
-    found = f"{value.gpus} x {value.gpu_type}"
+    text = f"{value.gpus} x {value.gpu_type}"
     if value.pipeline_degree:
-        found += f", pp {value.pipeline_degree}"
-    return f"{found}, plan {value.plan}" if value.plan else found
+        text += f", pp {value.pipeline_degree}"
+    return f"{text}, plan {value.plan}" if value.plan else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetails:
-    """Details of a job from calls other than GetJob."""
+    """The details of a job that come from calls other than GetJob."""
 
     history: Sequence[jobs_pb2.JobEvent] = ()
     profiling: estimates_pb2.Profiling = field(default_factory=estimates_pb2.Profiling)
-    network: str = ""  # its part in the network plan
-    next_round: str = ""  # when the next round is
+    network: str = ""  # the job's part in the network plan
+    next_round: str = ""  # the time of the next round
 
 
 def show_job(job: jobs_pb2.Job, now: Timestamp, details: JobDetails | None = None) -> None:
@@ -110,13 +110,15 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
 
 
 def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
-    wanted = job.requested_gpu_type or "any type"
+    requested = f"{job.requested_gpus} GPUs of any type"
+    if job.requested_gpu_type:
+        requested = f"{job.requested_gpus} x {job.requested_gpu_type}"
     if job.pinned_gpu_type:
-        wanted += ", and no other"
+        requested += ", pinned to the type"
     return [
         ("job", job.name),
         ("model", workload(job.workload)),
-        ("asks for", f"{job.requested_gpus} GPUs of {wanted}{_bounds(job)}"),
+        ("requested", f"{requested}{_bounds(job)}"),
         ("avoids", ", ".join(map(short, job.avoid_nodes))),
         ("tenant", job.tenant),
         ("priority", f"queue {job.priority}, weight {number(job.weight)}"),
@@ -131,8 +133,8 @@ def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
 
 def _bounds(job: jobs_pb2.Job) -> str:
     """Return the job's bounds on GPUs, e.g. ``, at least 2, at most 8``, or "" without bounds."""
-    least = f", at least {job.min_gpus}" if job.min_gpus else ""
-    return least + (f", at most {job.max_gpus}" if job.max_gpus else "")
+    minimum = f", at minimum {job.min_gpus}" if job.min_gpus else ""
+    return minimum + (f", at most {job.max_gpus}" if job.max_gpus else "")
 
 
 def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
@@ -142,7 +144,7 @@ def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
         ("state", jobs_pb2.JobState.Name(job.state)),
         ("progress", f"{share} % ({done} of {total} iterations)"),
         ("submitted", _when(job.create_time, now)),
-        ("waits since", _when(job.queue_time, now) if job.state == jobs_pb2.QUEUED else ""),
+        ("queued since", _when(job.queue_time, now) if job.state == jobs_pb2.QUEUED else ""),
         ("started", _when(job.start_time, now)),
         ("service", _service(job)),
         ("ended", _when(job.end_time, now)),
@@ -152,19 +154,19 @@ def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
 
 
 def _failures(job: jobs_pb2.Job) -> str:
-    """Return the job's number of failures, and the number up to which it is tried again."""
+    """Return the number of the job's failures, and the number after which it is still tried again."""
     if not job.retries:
         return ""
     if not job.max_retries:
-        return f"{job.retries}; it is not tried again (max_retries is 0)"
+        return f"{job.retries}; the job is not tried again (max_retries is 0)"
     first = "failure" if job.max_retries == 1 else f"{job.max_retries:,} failures"
-    return f"{job.retries}; it is tried again after the first {first}"
+    return f"{job.retries}; the job is tried again after the first {first}"
 
 
 def warn(jobs: Sequence[jobs_pb2.Job]) -> None:
     """Print the server's warnings about ``jobs`` on stderr, each once."""
-    said = Counter(text for job in jobs for text in job.warnings)
-    for text, count in said.items():
+    warnings = Counter(text for job in jobs for text in job.warnings)
+    for text, count in warnings.items():
         note(f"warning: {f'{count:,} jobs: ' if len(jobs) > 1 else ''}{text}")
 
 
@@ -190,40 +192,43 @@ LEGS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
 """The columns of a deadline schedule."""
 
 EARLIEST: Final = "earliest_deadline"
-"""The evidence key of a refused deadline that holds the earliest deadline that could be met."""
+"""The key in a refused deadline's evidence whose value is the earliest deadline that could be met."""
 
 
 def _deadline(job: jobs_pb2.Job) -> str:
     """Return a job's deadline, and whether it is promised or refused."""
-    found, reason = at(job.deadline), job.reason
-    if not found:
+    deadline, reason = at(job.deadline), job.reason
+    if not deadline:
         return ""
     if job.deadline_admitted:
-        return f"{found}, promised" + (" (schedule below)" if job.certificate else "")
+        return f"{deadline}, promised" + (" (schedule below)" if job.certificate else "")
     if reason.code in REFUSED:
         earliest = reason.evidence.get(EARLIEST, "")
-        return f"{found}, refused" + (
+        return f"{deadline}, refused" + (
             f"; the earliest that could be met is {earliest}" if earliest else ""
         )
-    return f"{found}, not promised"
+    return f"{deadline}, not promised"
 
 
 def _service(job: jobs_pb2.Job) -> str:
-    past_a_blocked_one = ", past a blocked job: it gives way once that one fits"
+    opportunistic = ", started ahead of a blocked job, for which it is suspended once that fits"
     used = f"{number(job.service_gpu_seconds / 3600)} GPU-hours" if job.service_gpu_seconds else ""
-    return f"{used or '0 GPU-hours'}{past_a_blocked_one}" if job.opportunistic else used
+    return f"{used or '0 GPU-hours'}{opportunistic}" if job.opportunistic else used
 
 
 def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     reason, rejected = job.reason, job.state == jobs_pb2.REJECTED
     if not reason.code:
-        unseen = job.state == jobs_pb2.QUEUED and not job.HasField("reason")
-        told = "no round has looked at it yet: `tessera round` decides one now" if unseen else ""
-        return [("why it waits", told)]
-    said = f" (round {short(reason.round)})" if reason.round else ""
+        is_new = job.state == jobs_pb2.QUEUED and not job.HasField("reason")
+        hint = "no round has considered it yet; `tessera round` runs one now" if is_new else ""
+        return [("why it waits", hint)]
+    origin = f" (round {short(reason.round)})" if reason.round else ""
     evidence = "; ".join(f"{k}: {v}" for k, v in sorted(reason.evidence.items()))
     return [
-        ("why rejected" if rejected else "why it waits", f"{reason.code}: {reason.message}{said}"),
+        (
+            "why rejected" if rejected else "why it waits",
+            f"{reason.code}: {reason.message}{origin}",
+        ),
         ("evidence", evidence),
         ("next step", reason.next_step),
     ]
@@ -231,9 +236,9 @@ def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
 
 _TASK: Final = estimates_pb2.ProfilingTask
 _SAID: Final = {
-    _TASK.PLANNED: "will wait",
-    _TASK.WAITS: "waits",
-    _TASK.RUNS: "runs",
+    _TASK.PLANNED: "planned",
+    _TASK.WAITS: "waiting",
+    _TASK.RUNS: "running",
     _TASK.DONE: "done",
     _TASK.FAILED: "failed",
     _TASK.CANCELLED: "cancelled",
@@ -244,7 +249,10 @@ def profiling_facts(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> li
     """Return the progress of a job's profiling, in total and on each GPU type."""
     if job.profile and not (profiling.asked or profiling.tasks or job.HasField("end_time")):
         return [
-            ("profiling", "none: its estimates are a user's own, which nothing measured replaces")
+            (
+                "profiling",
+                "none: its estimates were given by a user, and measurements do not replace them",
+            )
         ]
     if profiling.problem:
         return [("profiling", profiling.problem)] if profiling.asked else []
@@ -259,27 +267,27 @@ def profiling_facts(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> li
 
 
 def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
-    found = f"{task.gpu_type}: {_SAID.get(task.state, 'not known')}"
+    text = f"{task.gpu_type}: {_SAID.get(task.state, 'unknown')}"
     if task.records:
-        found += f", {task.records} records"
+        text += f", {task.records} records"
     if task.job:
-        found += f" ({task.job})"
-    return f"{found}: {task.problem}" if task.problem else found
+        text += f" ({task.job})"
+    return f"{text}: {task.problem}" if task.problem else text
 
 
 LATEST = 10
-"""The number of entries of a job's history that are shown."""
+"""The number of entries shown of a job's history."""
 
 
 def _history(events: Sequence[jobs_pb2.JobEvent]) -> list[tuple[str, str]]:
-    left_out = f"({len(events) - LATEST} before) " if len(events) > LATEST else ""
-    told = (
+    left_out = f"({len(events) - LATEST} earlier events) " if len(events) > LATEST else ""
+    lines = (
         f"{at(e.time)} {e.event} -> {jobs_pb2.JobState.Name(e.state)}"
         + (f" ({e.detail})" if e.detail else "")
         for e in events[-LATEST:]
     )
     return [
-        ("history" if not k else "", (left_out if not k else "") + t) for k, t in enumerate(told)
+        ("history" if not k else "", (left_out if not k else "") + t) for k, t in enumerate(lines)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The listener on an address: nobody, a Tessera server (perhaps our own), or another program."""
+"""A check of which program listens on an address: none, a Tessera server, or another one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVICE: Final = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_nam
 class Health(Enum):
     """A server's answer to a health check."""
 
-    SILENT = "silent"  # nobody answers yet
+    SILENT = "silent"  # no server answers yet
     STARTING = "starting"  # the server answers, but its database is not ready
     SERVING = "serving"
 
@@ -35,7 +35,7 @@ def address_of(listen: str) -> str:
     """Return ``listen`` with a port. For port 0, choose one that was free a moment ago."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal():
-        raise InvalidInput("--listen", f"{listen!r}: write HOST:PORT, e.g. {DEFAULT_SERVER}")
+        raise InvalidInput("--listen", f"must be HOST:PORT, e.g. {DEFAULT_SERVER}, not {listen!r}")
     if int(port):
         return listen
     with socket.socket() as probe:
@@ -44,22 +44,22 @@ def address_of(listen: str) -> str:
 
 
 def require_free(address: str) -> None:
-    """Check that nobody listens on ``address``.
+    """Check that no program listens on ``address``.
 
     Raises:
-        CallFailed: another Tessera server or another program does; the message says what to do.
+        CallFailed: a Tessera server or another program does. The message says what to do.
         InvalidInput: the host is unknown.
     """
     if not _accepts(address):
         return
     if _is_tessera(address):
         raise CallFailed(
-            f"another Tessera server listens on {address}, and nothing of it was changed: use that one, stop"
-            " it, or start a second one with --listen 127.0.0.1:0 (a free port)",
+            f"another Tessera server listens on {address}; it was not changed. Use that server, stop it, or"
+            " start a second one with --listen 127.0.0.1:0 (a free port)",
             Exit.REFUSED,
         )
     raise CallFailed(
-        f"another program listens on {address}, and it is not a Tessera server: stop it, or name another"
+        f"another program, which is not a Tessera server, listens on {address}; stop it, or choose another"
         " port, e.g. --listen 127.0.0.1:0 (a free port)",
         Exit.REFUSED,
     )
@@ -80,8 +80,8 @@ def health_of(address: str, instance: str) -> Health:
     reported = {key: value for key, value in call.initial_metadata() or ()}
     if reported.get(INSTANCE) != instance:
         raise CallFailed(
-            f"another server answers on {address} than the one that was just started; it was left alone:"
-            " stop it, or name another port with --listen",
+            f"another server than the one just started answers on {address}; it was not changed. Stop it,"
+            " or choose another port with --listen",
             Exit.REFUSED,
         )
     ready = answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -92,10 +92,10 @@ def _accepts(address: str) -> bool:
     """Return whether a program accepts connections on any of the host's addresses."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (socket.gaierror, OverflowError) as error:
         raise InvalidInput("--listen", f"{address}: {error}") from error
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, place in addresses:
         with socket.socket(family, kind, protocol) as probe:
             probe.settimeout(CONNECT_S)
             if probe.connect_ex(place) == 0:

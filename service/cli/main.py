@@ -1,10 +1,11 @@
-"""The command ``tessera``: all commands, some of them loaded on call, and errors as exit codes."""
+"""The command ``tessera``: its subcommands, some of them loaded on demand, and its exit codes."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -32,18 +33,18 @@ from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.render import complain, line
 
 PLUGINS: Final = "tessera.commands"
-"""The group of entry points. Each is a function that adds the command of its name to a Typer."""
+"""The group of entry points. Each entry point is a function that adds its command to a Typer."""
 
 EPILOG: Final = (
-    "Data goes to stdout, progress and messages to stderr. Exit codes: 0 done; 1 the server said no;"
-    " 2 wrong usage or file; 3 no server (or database) answers; 4 not found; with --watch 5 the job failed,"
-    " 6 was cancelled, 7 was rejected; 130 interrupted."
+    "Data is written to stdout, progress and messages to stderr. Exit codes: 0 success; 1 the request was"
+    " refused; 2 wrong usage or file; 3 no server (or database) answers; 4 not found; with --watch: 5 the job"
+    " failed, 6 it was cancelled, 7 it was rejected; 130 interrupted."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A command whose module is imported only when it is called, so that ``--help`` stays quick."""
+    """A command whose module is imported only when it is called, so that ``--help`` stays fast."""
 
     target: str  # module:function
     help: str = ""  # "" for a plugin, whose help is read from its module when shown
@@ -53,82 +54,86 @@ class Later:
 
 _BUILT_IN: Final = {
     "import": Later(
-        "tessera.service.cli.importing:add",
-        "Bring in how fast workloads run, and traces of jobs.",
+        "tessera.service.cli.importing:add_commands",
+        "Import estimates of workloads, or the jobs of a trace.",
         "Clusters",
         "estimates",
     ),
     "topology": Later(
-        "tessera.service.cli.topology:add",
-        "Describe a cluster's network, or look at one.",
+        "tessera.service.cli.topology:add_commands",
+        "Show, describe or delete the network of a cluster.",
         "Clusters",
         "estimates",
     ),
     "estimate": Later(
-        "tessera.service.cli.estimate:add",
+        "tessera.service.cli.estimate:add_commands",
         "Estimate how fast a model trains on GPUs, with or without a server.",
         "Estimates",
         "estimates",
     ),
     "profile": Later(
-        "tessera.service.cli.profile:add",
-        "Measure layers, or collectives, on this machine.",
+        "tessera.service.cli.profile:add_commands",
+        "Measure a model's layers, or collectives, on this machine.",
         "Estimates",
         "estimator",
     ),
     "solve": Later(
-        "tessera.service.cli.solve:add", "Decide a saved snapshot here, with no server.", "Rounds"
+        "tessera.service.cli.solve:add_commands",
+        "Solve a saved snapshot on this machine, without a server.",
+        "Rounds",
     ),
     "demo": Later(
-        "tessera.service.cli.demo.command:add",
-        "Schedule a 1,280-GPU cluster for some rounds, with real processes on this machine.",
+        "tessera.service.cli.demo.command:add_commands",
+        "Schedule a simulated 1,280-GPU cluster for a few rounds, with real server processes.",
         "Simulation",
     ),
     "simulate": Later(
-        "tessera.service.cli.simulate.command:add",
-        "Run a trace under policies, and compare them; needs no server.",
+        "tessera.service.cli.simulate.command:add_commands",
+        "Simulate a trace of jobs under one or more policies and compare them. Needs no server.",
         "Simulation",
     ),
     "up": Later(
-        "tessera.service.cli.up:add",
-        "Start a database, a server and agents on this machine (or --reset them).",
+        "tessera.service.cli.up:add_commands",
+        "Start a database, a server and agents on this machine.",
     ),
-    "serve": Later("tessera.service.cli.serve:add", "Run a server."),
-    "agent": Later("tessera.service.cli.serve:add", "Run an agent on a GPU node."),
+    "serve": Later("tessera.service.cli.serve:add_commands", "Run a server."),
+    "agent": Later("tessera.service.cli.serve:add_commands", "Run an agent on a GPU node."),
     "migrate": Later(
-        "tessera.service.cli.database:add", "Upgrade the database's schema to this release."
+        "tessera.service.cli.database:add_commands", "Upgrade the database schema to this release."
     ),
     "prune": Later(
-        "tessera.service.cli.database:add",
-        "Delete old request ids, rounds, ended jobs and history.",
+        "tessera.service.cli.database:add_commands",
+        "Delete old request ids, rounds, ended jobs and history from the database.",
     ),
-    "db": Later("tessera.service.cli.database:add", "Look at the database."),
+    "db": Later("tessera.service.cli.database:add_commands", "Show the address of the database."),
 }
 
 OWN_PLUGINS: Final = "tessera.benchmarks."
-"""The package of `bench`, a command of our own that the service must not import."""
+"""The package of `bench`, which is one of our own commands but must not be imported by the service."""
 
 OURSELVES: Final = frozenset({"tessera", "tests"})
-"""Our own packages, which are not libraries to install."""
+"""Our own packages. They are not libraries that a user could install."""
 
 
 class Commands(TyperGroup):
-    """The root of the command line and its outermost guard: it turns errors into exit codes."""
+    """The root command. It is also the outermost guard, which turns errors into exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, the loaded ones first."""
+        """Return the names of all commands, those already loaded first."""
         return [*super().list_commands(ctx), *(n for n in later() if n not in self.commands)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or a stub with its ``--help`` data if it is not loaded yet."""
-        found = super().get_command(ctx, cmd_name)
-        if found is None and (entry := later().get(cmd_name)) is not None:
+        """Return a command, or a stub with its ``--help`` text if it is not loaded yet."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None and (entry := later().get(cmd_name)) is not None:
             line_of_help = entry.help or _plugin_help(cmd_name, entry.target.partition(":")[0])
             return TyperCommand(cmd_name, help=line_of_help, rich_help_panel=entry.panel)
-        return found
+        if command is not None:
+            _unwrap_help(command)
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that ``args`` call, and load it if needed."""
+        """Return the command that ``args`` name, and load it if needed."""
         name, entries = args[0], later()
         if name not in self.commands and name in entries:
             self._load(name, entries[name])
@@ -165,13 +170,37 @@ class Commands(TyperGroup):
 
 
 def later() -> dict[str, Later]:
-    """Return the commands that are loaded on call: our own, then those of plugins."""
-    found = dict(_BUILT_IN)
+    """Return the commands that are loaded on demand: our own, then those of plugins."""
+    commands = dict(_BUILT_IN)
     for point in entry_points(group=PLUGINS):
         is_ours = point.value.startswith(OWN_PLUGINS)
         panel, extra = ("Simulation", "server") if is_ours else ("Plugins", "")
-        found.setdefault(point.name, Later(point.value, panel=panel, extra=extra))
-    return found
+        commands.setdefault(point.name, Later(point.value, panel=panel, extra=extra))
+    return commands
+
+
+def _unwrap_help(command: Any) -> None:
+    """Prepare the help of a command and its subcommands for terminals of any width."""
+    if command.help:
+        command.help = unwrap(command.help)
+    for subcommand in getattr(command, "commands", {}).values():
+        _unwrap_help(subcommand)
+
+
+def unwrap(text: str) -> str:
+    """Join the lines of each paragraph of a docstring, so that the terminal can wrap them.
+
+    Bullets and lines that are indented by four spaces or more stay on lines of their own. Double
+    backticks become single ones.
+    """
+    lines: list[str] = []
+    for row in inspect.cleandoc(text).split("\n"):
+        is_separate = not row or row.startswith(("    ", "* "))
+        if is_separate or not lines or not lines[-1]:
+            lines.append(row)
+        else:
+            lines[-1] += f" {row.strip()}"
+    return "\n".join(lines).replace("``", "`")
 
 
 def _missing_library(error: Exception) -> str:
@@ -192,13 +221,13 @@ def _plugin_help(name: str, module: str) -> str:
     except ImportError:
         spec = None
     if spec is None:
-        return f"Cannot be loaded: there is no module {module}."
+        return f"Cannot be loaded: no module named {module}."
     try:
         text = ast.get_docstring(ast.parse(Path(spec.origin or "").read_bytes()))
     except (OSError, SyntaxError, ValueError):  # compiled or broken; a call will report the error
         text = None
-    said = (text or f"From {module}.").partition("\n")[0].removeprefix(f"``tessera {name}``: ")
-    return said[:1].upper() + said[1:]
+    summary = (text or f"From {module}.").partition("\n")[0].removeprefix(f"``tessera {name}``: ")
+    return summary[:1].upper() + summary[1:]
 
 
 def exit_code(error: TesseraError) -> Exit:
@@ -235,11 +264,11 @@ def top(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Tessera schedules the training of large models on clusters of different GPUs."""
+    """Schedule the training of large models on clusters with different types of GPUs."""
 
 
 for _module in (
@@ -254,7 +283,7 @@ for _module in (
     cells,
     models,
 ):
-    _module.add(app)
+    _module.add_commands(app)
 
 
 def main() -> None:

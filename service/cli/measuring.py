@@ -1,4 +1,4 @@
-"""The parts of the command line that need JAX. Only ``modelling.with_jax`` loads them."""
+"""The parts of the command line that need JAX, which starts slowly. They are imported on demand."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tessera.formulation.errors import InvalidInput
 
 
 def graph_of(target: str, arguments: Mapping[str, Any]) -> Graph:
-    """Return the graph of a step. Its kinds are those of profiles, which are named at one sample.
+    """Return the graph of a step. Its layers' kinds are named at one sample, as in profiles.
 
     Raises:
-        Untraceable: why it cannot be traced, and what to do.
+        Untraceable: says why the step cannot be traced, and what to do.
     """
     return trace(_at_one_sample(target, arguments))
 
@@ -30,12 +30,12 @@ def graph_of(target: str, arguments: Mapping[str, Any]) -> Graph:
 def _at_one_sample(target: str, arguments: Mapping[str, Any]) -> Step:
     try:
         return Source(target=target, arguments=arguments).step(1)
-    except Untraceable:  # the step brings its own batch and takes no samples
+    except Untraceable:  # the step has its own batch and takes no samples
         return load_step(target, arguments)
 
 
 def here() -> str:
-    """Return the kind of the device in this machine."""
+    """Return the kind of this machine's device."""
     return device_name()
 
 
@@ -50,23 +50,25 @@ def layers(
 ) -> Iterator[list[ProfileRecord]]:
     """Yield the new records of each (samples, tp), and append them to the file.
 
-    Records that the file has already are left out.
+    Records that the file already has are left out.
 
     Raises:
         InvalidInput: the file is of another device or other versions.
         Untraceable: the step cannot be traced at these sizes.
     """
     step = Source(target=source[0], arguments=source[1])
-    there = to is not None and to.exists()
-    known = load(to, versions=versions(), device=device_name()) if to and there else []
+    exists = to is not None and to.exists()
+    known = load(to, versions=versions(), device=device_name()) if to and exists else []
     names = kinds_of(step)
     for samples, tp in sizes:
         effort = Effort(warmups=warmups, repeats=repeats)
-        found = profile_stage(step, samples, tp, date=date, known=known, effort=effort, names=names)
+        records = profile_stage(
+            step, samples, tp, date=date, known=known, effort=effort, names=names
+        )
         if to is not None:
-            save(found, to)
-        known += found
-        yield found
+            save(records, to)
+        known += records
+        yield records
 
 
 def collectives(
@@ -77,36 +79,36 @@ def collectives(
     names: tuple[str, str],
     date: str,
     repeats: int,
-    told: Callable[[], None],
+    report: Callable[[], None],
 ) -> list[CommRecord]:
     """Return records of the devices in this machine.
 
-    ``names`` are those of the GPU type and the network. ``told`` is called after each primitive.
+    ``names`` are those of the GPU type and the network. ``report`` is called after each primitive.
 
     Raises:
-        InvalidInput: there is only one device, or a group does not tile the devices.
+        InvalidInput: there is only one device, or the devices cannot be divided into the groups.
     """
-    there = machine()
-    if there.gpus < 2:
+    devices = machine()
+    if devices.gpus < 2:
         raise InvalidInput(
-            "devices", f"there is one ({device_name()}); collectives need two or more"
+            "devices", f"there is only one ({device_name()}), but collectives need two or more"
         )
     bench = Bench(
         gpu_type=names[0] or _as_type(device_name()), network=names[1], date=date, repeats=repeats
     )
-    found: list[CommRecord] = []
+    records: list[CommRecord] = []
     for primitive in primitives:
-        found += measure([primitive], sizes_bytes, groups or _groups(there), bench)
-        told()
-    return found
+        records += measure([primitive], sizes_bytes, groups or _groups(devices), bench)
+        report()
+    return records
 
 
-def _groups(there: Shape) -> list[Shape]:
-    """Return all groups of powers of two that tile the devices."""
+def _groups(devices: Shape) -> list[Shape]:
+    """Return all groups of powers of two into which the devices can be divided."""
     shapes = (
         Shape(nodes=n, gpus_per_node=g)
-        for n in powers_dividing(there.nodes)
-        for g in powers_dividing(there.gpus_per_node)
+        for n in powers_dividing(devices.nodes)
+        for g in powers_dividing(devices.gpus_per_node)
     )
     return [shape for shape in shapes if shape.gpus > 1]
 

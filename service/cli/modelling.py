@@ -1,4 +1,4 @@
-"""Options on the trained model and on its training, and the model that they describe."""
+"""The options that describe a model and its training, and the model that they result in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A trained model and its training.
+    """A model and its training.
 
     If ``rule`` is None, ``training`` gives the number of micro-batches.
     """
@@ -57,77 +57,97 @@ def _training(text: str, *names: str, **rest: Any) -> Any:
 
 def model_options(
     *,
-    batch: Annotated[int, _option("Samples an iteration.", min=1, max=limits.MAX_BATCH)],
+    batch: Annotated[int, _option("Global batch size, in samples.", min=1, max=limits.MAX_BATCH)],
     model: Annotated[
         str,
         _option(
-            "One of the papers' models; `bert` lists its sizes. With --architecture, --hf, --step or"
-            " --torch: the name to give it.",
+            "One of the papers' models; `bert` alone lists its sizes. With --architecture, --hf, --step or"
+            " --torch: a name for that model.",
             "--model",
             "-m",
             metavar="NAME[/PARAMS]",
         ),
     ] = "",
     architecture: Annotated[
-        Path | None, _option("Layers, hidden, heads ... in YAML or JSON.", metavar="FILE")
+        Path | None,
+        _option(
+            "Description of the architecture (layers, hidden size, heads ...) in YAML or JSON.",
+            metavar="FILE",
+        ),
     ] = None,
     hf: Annotated[
-        Path | None, _option("A Hugging Face configuration.", metavar="config.json")
+        Path | None, _option("Configuration of a Hugging Face model.", metavar="config.json")
     ] = None,
     step: Annotated[
         str,
-        _option("A training step in JAX, which is an extra: estimator.", metavar="MODULE:FUNCTION"),
+        _option("Training step in JAX. Needs the extra `estimator`.", metavar="MODULE:FUNCTION"),
     ] = "",
     torch: Annotated[
         str,
         _option(
-            "A PyTorch module and example arguments; an extra: torch.", metavar="MODULE:FUNCTION"
+            "PyTorch module with example arguments. Needs the extra `torch`.",
+            metavar="MODULE:FUNCTION",
         ),
     ] = "",
     argument: Annotated[
         list[str] | None,
-        _option("Of the function of --step or --torch; repeatable.", metavar="KEY=VALUE"),
+        _option("Argument of the function of --step or --torch. Repeatable.", metavar="KEY=VALUE"),
     ] = None,
     sequence: Annotated[
-        int | None, _training("Tokens a sample, instead of the file's.", min=1)
+        int | None, _training("Tokens of a sample. Default: the file's.", min=1)
     ] = None,
-    dtype: Annotated[str | None, _training(f"Of compute: {', '.join(DTYPE_BYTES)}.")] = None,
+    dtype: Annotated[
+        str | None,
+        _training(f"Data type of compute: {', '.join(DTYPE_BYTES)}. Default: the model's."),
+    ] = None,
     flash: Annotated[
-        bool, _training("Attention that stores no scores (files only).", "--flash")
+        bool,
+        _training(
+            "Use attention that stores no scores (only with --architecture or --hf).", "--flash"
+        ),
     ] = False,
     micro_batches: Annotated[
         str,
         _training(
-            "A number; `stages`, `4-stages`: as many, four times as many as stages; or `searched`. By"
-            f" default as the paper has it, or {DEFAULT_MICRO_BATCHES}.",
+            "Micro-batches of an iteration: a number, `stages` (one for each pipeline stage),"
+            " `4-stages` (four"
+            " for each), or `searched`. Default: as in the model's paper, or"
+            f" {DEFAULT_MICRO_BATCHES}.",
             metavar="N|stages|4-stages|searched",
         ),
     ] = "",
     checkpointing: Annotated[
         bool | None,
         _training(
-            "Repeat forward passes instead of keeping activations; by default as the paper does, else not.",
+            "Recompute activations instead of keeping them. Default: as in the model's paper, or keep them.",
             "--checkpointing/--no-checkpointing",
         ),
     ] = None,
-    zero: Annotated[int | None, _training("ZeRO stage.", min=0, max=3)] = None,
+    zero: Annotated[
+        int | None, _training("ZeRO stage. Default: as in the model's paper, or 0.", min=0, max=3)
+    ] = None,
     state_bytes: Annotated[
         float | None,
-        _training("Of a parameter with gradient and optimizer; 16: Adam.", min=1.0, max=64.0),
+        _training(
+            "Bytes of a parameter with its gradient and optimizer state. Default: the model's, or 16, as for"
+            " Adam.",
+            min=1.0,
+            max=64.0,
+        ),
     ] = None,
 ) -> Model:
     """Return the model that the options describe. Raises InvalidInput."""
     models = {"--architecture": architecture, "--hf": hf, "--step": step, "--torch": torch}
     given = [name for name, value in models.items() if value]
     if len(given) > 1:
-        raise InvalidInput(", ".join(given), "are each a model of its own; give one of them")
+        raise InvalidInput(", ".join(given), "describe different models; give only one of them")
     if argument and not (step or torch):
-        raise InvalidInput("--argument", "belongs to --step or --torch")
+        raise InvalidInput("--argument", "needs --step or --torch")
     if dtype is not None and dtype not in DTYPE_BYTES:
         raise InvalidInput("--dtype", f"must be one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
     file = architecture or hf
     if file is None and (flash or (sequence is not None)):
-        raise InvalidInput("--sequence, --flash", "belong to --architecture or --hf")
+        raise InvalidInput("--sequence, --flash", "need --architecture or --hf")
     if file is not None:
         graph = files.load(file, sequence=sequence, dtype=dtype, flash=flash)
     elif step:
@@ -150,7 +170,7 @@ def model_options(
 
 
 def with_model(command: _Command) -> Callable[..., None]:
-    """Return ``command`` with all options of ``asked`` in place of its parameter ``model``."""
+    """Return ``command`` with the options of a model in place of its parameter ``model``."""
     return options.with_options(command, "model", model_options)
 
 
@@ -160,12 +180,12 @@ def _published(text: str, batch: int) -> Model:
     if not text:
         raise InvalidInput(
             "--model",
-            f"is needed (or --architecture, --hf, --step, --torch); there are {', '.join(known)}",
+            f"is required (or --architecture, --hf, --step, --torch); the models are {', '.join(known)}",
         )
     if name not in known:
         raise InvalidInput(
             "--model",
-            f"there is no model {name!r}, only {', '.join(known)}; describe another one with"
+            f"unknown model {name!r}; the models are {', '.join(known)}; describe another one with"
             " --architecture, --hf, --step or --torch",
         )
     if not params and len(known[name]) == 1:
@@ -173,16 +193,19 @@ def _published(text: str, batch: int) -> Model:
     if params not in known[name]:
         sizes = ", ".join(f"{name}/{size}" for size in known[name])
         raise InvalidInput(
-            "--model", f"{text}: there are {sizes}" if params else f"name a size: {sizes}"
+            "--model",
+            f"unknown size {text}; choose from {sizes}"
+            if params
+            else f"needs a size; choose from {sizes}",
         )
-    found = find(name, params)
+    published = find(name, params)
     return Model(
         name=name,
         params=params,
-        graph=found.graph,
-        training=found.at(batch),
+        graph=published.graph,
+        training=published.at(batch),
         rule=None,
-        states=States(zero=found.zero),
+        states=States(zero=published.zero),
     )
 
 
@@ -222,13 +245,13 @@ def _micro_batches(text: str, training: Training) -> tuple[int, MicroBatches | N
     if text and not (text.isascii() and text.isdigit() and 0 < int(text) <= limits.MAX_BATCH):
         raise InvalidInput(
             "--micro-batches",
-            f"must be a number from 1, or {', '.join(MicroBatches)}, not {text!r}",
+            f"must be a positive whole number, or one of {', '.join(MicroBatches)}, not {text!r}",
         )
     count, batch = int(text) if text else training.micro_batches, training.global_batch
     if batch % count:
         near = ", ".join(map(str, _divisors_near(batch, count)))
         raise InvalidInput(
-            "--micro-batches", f"{count} do not divide a batch of {batch}; give one of {near}"
+            "--micro-batches", f"{count} does not divide a batch of {batch}; give one of {near}"
         )
     return count, None
 
@@ -236,8 +259,8 @@ def _micro_batches(text: str, training: Training) -> tuple[int, MicroBatches | N
 def _divisors_near(batch: int, count: int) -> list[int]:
     """Return the divisors of ``batch`` next to ``count``, at most three on either side."""
     small = [d for d in range(1, int(batch**0.5) + 1) if batch % d == 0]
-    every = sorted({*small, *(batch // d for d in small)})
-    return [d for d in every if d < count][-3:] + [d for d in every if d > count][:3]
+    divisors = sorted({*small, *(batch // d for d in small)})
+    return [d for d in divisors if d < count][-3:] + [d for d in divisors if d > count][:3]
 
 
 def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
@@ -246,7 +269,12 @@ def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
 
 
 def trace_graph(target: str, arguments: Mapping[str, Any]) -> Graph:
-    """Return the graph of a step. Raises InvalidInput, CallFailed: JAX is not installed."""
+    """Return the graph of a step.
+
+    Raises:
+        InvalidInput: the step cannot be traced.
+        CallFailed: JAX is not installed.
+    """
     need_jax()
     from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
 
@@ -254,7 +282,7 @@ def trace_graph(target: str, arguments: Mapping[str, Any]) -> Graph:
 
 
 def need_jax() -> None:
-    """Check that JAX is installed, and make the modules in the current folder importable.
+    """Check that JAX is installed, and make modules in the current folder importable.
 
     Raises:
         CallFailed: JAX is not installed.
@@ -263,7 +291,11 @@ def need_jax() -> None:
 
 
 def _need(*modules: str, extra: str) -> None:
-    """Make modules in the current folder importable. Raises CallFailed: ``modules`` are missing."""
+    """Check that ``modules`` are installed, and make modules in the current folder importable.
+
+    Raises:
+        CallFailed: some of ``modules`` are missing.
+    """
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise CallFailed(
             f"this needs {' and '.join(missing)}; install it with: {install_hint(extra)}",

@@ -1,4 +1,4 @@
-"""Commands on models that a cluster can estimate automatically, and on describing others."""
+"""Commands on the models that a cluster can estimate automatically."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ MODELS: Final[Sequence[Column[Model]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on models."""
     group = typer.Typer(
-        help="List the models that a cluster knows, or describe another one to it.",
+        help="List, describe or delete the models of a cluster.",
         invoke_without_command=True,
     )
     group.callback()(list_models)
@@ -69,15 +69,17 @@ def list_models(
     context: typer.Context,
     published: Annotated[
         bool,
-        typer.Option("--published", help="Those of this release too, which every cluster knows."),
+        typer.Option(
+            "--published", help="Also list the models of this release, which every cluster knows."
+        ),
     ] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the models that a cluster knows, or describe another one to it.
+    """List, describe or delete the models of a cluster.
 
-    Jobs of a known model get estimates by themselves.
+    Jobs that train a known model get estimates automatically.
     """
     if context.invoked_subcommand is not None:
         refuse_options(context)
@@ -85,11 +87,12 @@ def list_models(
     with connect(server) as client:
         request = ListModelsRequest(parent=parent(cluster), with_published=published)
         pages = client.pages(client.estimates.ListModels, request)
-        found = list(chain.from_iterable(page.models for page in pages))
-    _show(ListModelsResponse(models=found), found, output)
-    if not found:
+        models = list(chain.from_iterable(page.models for page in pages))
+    _show(ListModelsResponse(models=models), models, output)
+    if not models:
         note(
-            f"cluster {short(parent(cluster))} has no models of its own: `tessera models add` describes one,"
+            f"cluster {short(parent(cluster))} has no models of its own; `tessera models add`"
+            " describes one, and"
             " `tessera models --published` lists those of this release"
         )
 
@@ -103,21 +106,32 @@ def add_model(
         str,
         typer.Argument(
             metavar="NAME[/PARAMS]",
-            help="As jobs name it, e.g. llama/7B for --model llama --params 7B.",
+            help="The model as jobs name it, e.g. llama/7B for --model llama --params 7B.",
         ),
     ],
     architecture: Annotated[
-        str, _option("Layers, hidden, heads ... in YAML or JSON; '-' for stdin.", metavar="FILE")
+        str,
+        _option(
+            "Description of the architecture (layers, hidden size, heads ...) in YAML or JSON; '-' for"
+            " stdin.",
+            metavar="FILE",
+        ),
     ] = "",
-    hf: Annotated[str, _option("A Hugging Face configuration.", metavar="config.json")] = "",
+    hf: Annotated[
+        str, _option("Configuration of a Hugging Face model.", metavar="config.json")
+    ] = "",
     micro_batches: Annotated[
         int,
-        _option("Of an iteration, no more than samples; 16.", min=1, max=limits.MAX_MICRO_BATCHES),
+        _option(
+            "Micro-batches of an iteration, at most one for each sample. Default: 16.",
+            min=1,
+            max=limits.MAX_MICRO_BATCHES,
+        ),
     ] = 16,
     state_bytes: Annotated[
         float,
         _option(
-            "Of a parameter with gradient and optimizer; 16: Adam.",
+            "Bytes of a parameter with its gradient and optimizer state. Default: 16, as for Adam.",
             min=1.0,
             max=limits.MAX_STATE_BYTES,
         ),
@@ -125,37 +139,38 @@ def add_model(
     checkpointing: Annotated[
         bool,
         _option(
-            "Repeat forward passes instead of keeping activations; by default not.",
+            "Recompute activations instead of keeping them. Default: keep them.",
             "--checkpointing/--no-checkpointing",
         ),
     ] = False,
     dtype: Annotated[
-        str, _option(f"Of compute, instead of the file's: {', '.join(limits.DTYPES)}.")
+        str, _option(f"Data type of compute: {', '.join(limits.DTYPES)}. Default: the file's.")
     ] = "",
     sequence: Annotated[
         int | None,
-        _option("Tokens a sample, instead of the file's.", min=1, max=limits.MAX_SEQUENCE),
+        _option("Tokens of a sample. Default: the file's.", min=1, max=limits.MAX_SEQUENCE),
     ] = None,
-    flash: Annotated[bool, _option("Attention that stores no scores.", "--flash")] = False,
-    zero: Annotated[int, _option("ZeRO stage.", min=0, max=3)] = 0,
+    flash: Annotated[bool, _option("Use attention that stores no scores.", "--flash")] = False,
+    zero: Annotated[int, _option("ZeRO stage. Default: 0.", min=0, max=3)] = 0,
     step: Annotated[
         str,
         _option(
-            "A training step in JAX that nodes can import: what `submit --profile` measures.",
+            "Training step in JAX that the nodes can import. `submit --profile` measures it.",
             metavar="MODULE:FUNCTION",
         ),
     ] = "",
     argument: Annotated[
-        list[str] | None, _option("Of the step's function; repeatable.", metavar="KEY=VALUE")
+        list[str] | None,
+        _option("Argument of the step's function. Repeatable.", metavar="KEY=VALUE"),
     ] = None,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Describe a model to a cluster, or replace it; jobs that wait for it are estimated at once.
+    """Describe a model to a cluster, or replace its description. Jobs that wait for it are estimated at once.
 
-    It comes before a published one of the same name.
+    The description takes precedence over a published model of the same name.
     """
     model, params = _parse_name(name)
     if dtype and dtype not in limits.DTYPES:
@@ -181,8 +196,8 @@ def add_model(
         request_id=new_request_id(),
     )
     with connect(server) as client:
-        found = client.call(client.estimates.UpsertModels, request)
-    _show(ListModelsResponse(models=found.models), found.models, output)
+        stored = client.call(client.estimates.UpsertModels, request)
+    _show(ListModelsResponse(models=stored.models), stored.models, output)
     note(f"{name} {'is valid; nothing changed' if validate_only else 'added'}")
 
 
@@ -191,7 +206,7 @@ def delete_models(
         list[str],
         typer.Argument(
             metavar="NAME[/PARAMS]...",
-            help="Models of the cluster's own, as `tessera models` lists them.",
+            help="The cluster's own models, as `tessera models` lists them.",
         ),
     ],
     allow_missing: AllowMissing = False,
@@ -201,7 +216,7 @@ def delete_models(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete models that no live job trains, all or none, with the Cells that were computed from them."""
+    """Delete models (all or none) and the Cells computed from them. No live job may train them."""
     models = [_parse_name(name) for name in names]
     request = DeleteModelsRequest(
         parent=parent(cluster),
@@ -223,14 +238,14 @@ def _parse_name(name: str) -> tuple[str, str]:
     """Return the model and its params. Raises InvalidInput."""
     model, slash, params = name.partition("/")
     if not model or "/" in params or (slash and not params):
-        raise InvalidInput(name[:200], "write NAME or NAME/PARAMS, e.g. llama/7B")
+        raise InvalidInput(name[:200], "must be NAME or NAME/PARAMS, e.g. llama/7B")
     return model, params
 
 
 def _described(architecture: str, hf: str) -> str:
-    """Return the text of the one given file. Raises InvalidInput."""
+    """Return the text of the given file. Raises InvalidInput."""
     if bool(architecture) == bool(hf):
-        problem = "describe the same; give one of them" if hf else "give one of them"
+        problem = "exclude each other; give one of them" if hf else "give one of them"
         raise InvalidInput("--architecture, --hf", problem)
     source = architecture or hf
     text = yamlfile.read_text(source)

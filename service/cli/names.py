@@ -22,7 +22,7 @@ def full_name(cluster: str, collection: str, name: str) -> str:
     parts = name.split("/")
     if len(parts) != 4 or parts[0] != "clusters" or parts[2] != collection:
         raise InvalidInput(
-            name[:200], f"neither an id nor a name of the form clusters/CLUSTER/{collection}/ID"
+            name[:200], f"must be an id or a name of the form clusters/CLUSTER/{collection}/ID"
         )
     return name
 

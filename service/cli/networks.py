@@ -1,4 +1,4 @@
-"""Commands on network plans: the jobs' order and paths, and earlier plans."""
+"""Commands on network plans: the jobs' ranks and paths, and earlier plans."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DECISIONS: Final[Sequence[Column[pb.NetworkDecision]]] = (
     Column("DSCP", lambda d: _dscp(d), right=True),
     Column("INTENSITY", lambda d: _flops(d.intensity), right=True),
     Column("PRIORITY", lambda d: _flops(d.priority), right=True),
-    Column("MEETS", lambda d: ", ".join(map(short, d.meets))),
+    Column("SHARES LINKS WITH", lambda d: ", ".join(map(short, d.meets))),
     Column("NOTE", lambda d: d.note),
 )
 
@@ -59,15 +59,15 @@ WAYS: Final[Sequence[Column[Way]]] = (
     Column("JOB", lambda w: w.job),
     Column("FROM", lambda w: w.route.source),
     Column("TO", lambda w: w.route.target),
-    Column("BY", lambda w: " > ".join(w.route.via)),
-    Column("MB AN ITERATION", lambda w: number(w.route.sent_bytes / 1e6), right=True),
+    Column("VIA", lambda w: " > ".join(w.route.via)),
+    Column("MB PER ITERATION", lambda w: number(w.route.sent_bytes / 1e6), right=True),
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on network plans."""
     group = typer.Typer(
-        help="Show the network plan in force: who goes before whom, on which paths.",
+        help="Show the network plan in force, make a new one, or list earlier ones.",
         invoke_without_command=True,
     )
     group.callback()(show)
@@ -76,7 +76,9 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="network", rich_help_panel="Rounds")
 
 
-Paths = Annotated[bool, typer.Option("--paths", help="Where there was a choice, the paths, too.")]
+Paths = Annotated[
+    bool, typer.Option("--paths", help="Also show the paths of traffic that had a choice of paths.")
+]
 
 
 def show(
@@ -88,53 +90,57 @@ def show(
 ) -> None:
     """Show the network plan in force: jobs by rank, the most urgent first.
 
-    Of levels the higher is served first; DSCP is the mark of a job's packets; priority and intensity are
-    TFLOP a second of communication, with and without the correction for who it meets.
+    The higher of two levels is served first. DSCP is the mark of a job's packets. Intensity is TFLOP for
+    each second of communication; priority is the intensity, corrected for the jobs that share its links.
     """
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
     with connect(server) as client:
-        found = in_force(client, parent(cluster))
-    _show(found, output, paths=paths)
+        plan_in_force = in_force(client, parent(cluster))
+    _show(plan_in_force, output, paths=paths)
 
 
 def plan(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Put nothing in force.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Make a plan without putting it in force.")
+    ] = False,
     paths: Paths = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan paths and levels of the jobs as they run now; no job is started, moved or stopped."""
+    """Plan the paths and priority levels of the jobs that run now. No job is started, moved or stopped."""
     request = pb.PlanNetworkRequest(parent=parent(cluster), dry_run=dry_run)
     with connect(server) as client:
-        found = client.call(client.networks.PlanNetwork, request)
-    _show(found, output, paths=paths)
+        made = client.call(client.networks.PlanNetwork, request)
+    _show(made, output, paths=paths)
     if dry_run:
-        note("nothing was put in force")
+        note("the plan was not put in force")
 
 
 def history(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many, the newest.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="Maximum number of plans to list.")
+    ] = 20,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the last network plans, newest first, and why each was made."""
+    """List the latest network plans, newest first, with the cause of each."""
     request = pb.ListNetworkPlansRequest(parent=parent(cluster), page_size=limit)
     with connect(server) as client:
-        found = client.call(client.networks.ListNetworkPlans, request)
-    show_list(found, found.plans, _plans(now()), output)
-    if not found.plans:
-        note("no network plan yet: `tessera topology set FILE` describes a network")
+        listed = client.call(client.networks.ListNetworkPlans, request)
+    show_list(listed, listed.plans, _plans(now()), output)
+    if not listed.plans:
+        note("no network plan yet; describe the network with `tessera topology set FILE`")
 
 
 def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
-    """Return the network plan in force. A ``job`` (full name) restricts it to that job.
+    """Return the network plan in force, restricted to ``job`` (a full name) if it is given.
 
     Raises:
-        CallFailed: also if there is no plan; the message says what to do.
+        CallFailed: also if there is no plan. The message then says what to do.
     """
     request = pb.GetNetworkPlanRequest(name=f"{cluster}/networkPlans/-", job=job)
     try:
@@ -143,18 +149,19 @@ def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
         if failed.exit_code is not Exit.NOT_FOUND:
             raise
         raise CallFailed(
-            f"{failed}; `tessera topology set FILE` describes a network, the next start, end or"
-            " `tessera network plan` plans it",
+            f"{failed}; describe the network with `tessera topology set FILE`. It is planned at the"
+            " next start"
+            " or end of a job, or by `tessera network plan`",
             failed.exit_code,
             failed.reason,
         ) from failed
 
 
 def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
-    """Return a line on the part of a job that holds GPUs in the plan in force, or "" without one.
+    """Return a line on a job's part in the network plan in force.
 
-    The list of plans is read first, because a server logs each request for something that does not
-    exist.
+    Return "" if the job holds no GPUs or there is no plan. The list of plans is read first, because a
+    server logs each request for something that does not exist.
     """
     if not job.allocation.shares:
         return ""
@@ -162,25 +169,29 @@ def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
     try:
         if not client.call(client.networks.ListNetworkPlans, request).plans:
             return ""
-        found = in_force(client, cluster, job.name)
+        plan_in_force = in_force(client, cluster, job.name)
     except CallFailed as failed:
         if failed.exit_code is Exit.NOT_FOUND or failed.reason == "UNIMPLEMENTED":
             return ""
         raise
-    return part(found.decisions[0], found.levels) if found.decisions else "not planned yet"
+    return (
+        part(plan_in_force.decisions[0], plan_in_force.levels)
+        if plan_in_force.decisions
+        else "not planned yet"
+    )
 
 
 def part(decision: pb.NetworkDecision, levels: int) -> str:
     """Return a line on a job's part in a network plan."""
     if not math.isfinite(decision.intensity) and decision.note:
-        return f"no part: {decision.note}"
+        return f"not planned: {decision.note}"
     if decision.dscp < 0 and not decision.meets:
-        return f"rank {decision.rank}; sends nothing over the network" + _noted(decision)
+        return f"rank {decision.rank}; sends no traffic over the network" + _noted(decision)
     mark = f", DSCP {decision.dscp}" if decision.dscp >= 0 else ""
-    meets = ", ".join(map(short, decision.meets)) or "no other job"
+    sharing = ", ".join(map(short, decision.meets)) or "no other job"
     return (
-        f"rank {decision.rank}, level {decision.level} of 0 to {levels - 1}{mark}; meets {meets}"
-        + _noted(decision)
+        f"rank {decision.rank}, level {decision.level} of 0 to {levels - 1}{mark}; shares links"
+        f" with {sharing}" + _noted(decision)
     )
 
 
@@ -188,27 +199,28 @@ def _noted(decision: pb.NetworkDecision) -> str:
     return f"; {decision.note}" if decision.note else ""
 
 
-def _show(found: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
-    if show_message(found, output):
+def _show(network_plan: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
+    if show_message(network_plan, output):
         return
     if output is Output.NAME:
-        for decision in found.decisions:
+        for decision in network_plan.decisions:
             line(decision.job)
         return
-    if found.decisions:
-        show_table(found.decisions, DECISIONS)
+    if network_plan.decisions:
+        show_table(network_plan.decisions, DECISIONS)
     if paths:
-        ways = [Way(short(d.job), route) for d in found.decisions for route in d.routes]
+        ways = [Way(short(d.job), route) for d in network_plan.decisions for route in d.routes]
         if ways:
             show_table(ways, WAYS)
         else:
-            note("no job has traffic with a choice of paths")
-    made = f", {at(found.plan_time)}" if found.HasField("plan_time") else ""
+            note("no traffic of any job has a choice of paths")
+    made = f", {at(network_plan.plan_time)}" if network_plan.HasField("plan_time") else ""
     note(
-        f"plan {short(found.name)} ({found.cause}{made}): {count_noun(len(found.decisions), 'job')},"
-        f" {found.levels} levels, planned in {found.seconds:.2g} s"
+        f"plan {short(network_plan.name)} ({network_plan.cause}{made}):"
+        f" {count_noun(len(network_plan.decisions), 'job')},"
+        f" {network_plan.levels} levels, planned in {network_plan.seconds:.2g} s"
     )
-    for text in found.notes:
+    for text in network_plan.notes:
         note(text)
 
 

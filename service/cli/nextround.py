@@ -9,28 +9,28 @@ from tessera.service.cli.render import at, span
 from tessera.v1 import clusters_pb2
 
 SOON_S: Final = 10.0
-"""Seconds within which a due round begins. Servers check every few seconds."""
+"""Seconds within which a due round begins. A server checks every few seconds."""
 
 
 def next_round(client: Client, cluster: str) -> str:
-    """Return when the cluster's next round is, or "" if the server does not report it.
+    """Return the time of the cluster's next round, or "" if the server does not report it.
 
-    The call follows an output or a submission, so its failure is not an error.
+    The result is only added to other output, so a failure of the call is not an error.
     """
     try:
-        found = client.call(
+        stored = client.call(
             client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=cluster)
         )
     except CallFailed:
         return ""
-    if not found.HasField("round_period"):
+    if not stored.HasField("round_period"):
         return ""
-    if not found.HasField("next_round_time"):
-        return "only when asked (`tessera round`): the server begins none"
-    left_s = (found.next_round_time.ToNanoseconds() - now().ToNanoseconds()) / 1e9
+    if not stored.HasField("next_round_time"):
+        return "only on request (`tessera round`), because the server runs none on its own"
+    left_s = (stored.next_round_time.ToNanoseconds() - now().ToNanoseconds()) / 1e9
     if left_s < SOON_S:
         return "within seconds"
-    return f"in {span(left_s)} at the latest ({at(found.next_round_time)})"
+    return f"in {span(left_s)} at the latest ({at(stored.next_round_time)})"
 
 
 def next_round_line(client: Client, cluster: str) -> str:

@@ -1,4 +1,4 @@
-"""``tessera nodes``: list nodes, and delete those that are gone for good."""
+"""``tessera nodes``: list nodes, and delete those that are permanently gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tessera.service.cli.options import (
 from tessera.service.cli.render import Column, at, count_noun, note, show_list
 from tessera.v1 import clusters_pb2
 
-NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids or full names.")]
+NodeNames = Annotated[
+    list[str], typer.Argument(metavar="NODE...", help="Ids or full names of the nodes.")
+]
 
 NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("NODE", lambda n: short(n.name)),
@@ -34,7 +36,7 @@ NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("FREE", lambda n: str(n.free_gpus), right=True),
     Column("RACK", lambda n: n.rack),
     Column("JOBS", lambda n: ", ".join(short(j) for j in n.jobs)),
-    Column("HEARD", lambda n: _heard(n.silent_s), wide=True, right=True),
+    Column("LAST REPORT", lambda n: _heard(n.silent_s), wide=True, right=True),
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
     Column("SINCE", lambda n: at(n.drain_time), wide=True),
     Column("REASON", lambda n: n.drain_reason, wide=True),
@@ -42,10 +44,10 @@ NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``nodes``."""
     group = typer.Typer(
-        help="List nodes with their free GPUs and jobs, or delete nodes.",
+        help="List nodes with their state, free GPUs and jobs, or delete nodes.",
         invoke_without_command=True,
     )
     group.callback()(list_nodes)
@@ -59,17 +61,19 @@ def list_nodes(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List nodes: their state, free GPUs, and the jobs that hold the others; or delete nodes."""
+    """List nodes with their state, free GPUs and jobs, or delete nodes."""
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
     with connect(server) as client:
         request = clusters_pb2.ListNodesRequest(parent=parent(cluster))
         pages = client.pages(client.clusters.ListNodes, request)
-        found = list(chain.from_iterable(page.nodes for page in pages))
-    show_nodes(found, output)
-    if not found:
-        note(f"cluster {short(parent(cluster))} has no nodes; name them in `tessera cluster apply`")
+        nodes = list(chain.from_iterable(page.nodes for page in pages))
+    show_nodes(nodes, output)
+    if not nodes:
+        note(
+            f"cluster {short(parent(cluster))} has no nodes; add them with `tessera cluster apply -f FILE`"
+        )
 
 
 def delete(
@@ -81,9 +85,9 @@ def delete(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Delete nodes that no job uses, all or none; drain them first.
+    """Delete nodes (all or none). Drain them first: no job may use them.
 
-    Past rounds stay readable. A running agent does not register its deleted node again until it is restarted.
+    Past rounds remain readable. A running agent does not register a deleted node again until it restarts.
     """
     nodes = [full_name(cluster, "nodes", name) for name in names]
     request = clusters_pb2.DeleteNodesRequest(
@@ -108,7 +112,7 @@ def show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:
 
 
 def _state(node: clusters_pb2.Node) -> str:
-    """Return a node's state for people. A drained node is shown as DRAINED, not DRAINING."""
+    """Return a node's state as it is shown. A drained node is shown as DRAINED, not DRAINING."""
     return "DRAINED" if node.drained else clusters_pb2.Node.State.Name(node.state)
 
 

@@ -1,4 +1,4 @@
-"""The nodes that an estimate assumes: a cluster's if a server answers, or else data sheets'."""
+"""The nodes that an estimate assumes: those of a cluster, or those of data sheets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from tessera.v1 import clusters_pb2
 
 CONNECT_S: Final = 0.5
-"""Seconds that an unnamed server may take to accept a connection."""
+"""Seconds that the default server may take to accept a connection."""
 
 CALL_S: Final = 5.0
 
@@ -26,7 +26,7 @@ CALL_S: Final = 5.0
 class NodeShapes:
     """The GPU types of a cluster.
 
-    ``source`` names the cluster. It is "" if no server was asked, or none answered.
+    ``source`` names the cluster. It is "" if no server was asked, or if none answered.
     """
 
     source: str = ""
@@ -34,26 +34,26 @@ class NodeShapes:
     node_gpus: int | None = None  # the user's number, if not None
 
     def hardware(self, known: Hardware) -> Hardware:
-        """Return a GPU type with the memory and the nodes that a job would meet.
+        """Return a GPU type with the memory and nodes that a job would have.
 
-        The service estimates Cells on the result of the same function.
+        The service uses the same function to estimate Cells.
         """
         kind = self.kinds.get(known.name)
-        found = known if kind is None else hardware_of("--gpu", kind, {known.name: known})
-        return found if self.node_gpus is None else replace(found, gpus_per_node=self.node_gpus)
+        actual = known if kind is None else hardware_of("--gpu", kind, {known.name: known})
+        return actual if self.node_gpus is None else replace(actual, gpus_per_node=self.node_gpus)
 
-    def told(self, hardware: Hardware) -> str:
-        """Return a sentence on which nodes are assumed, and how to change that."""
-        nodes = f"nodes of {hardware.gpus_per_node} {hardware.name}"
+    def describe(self, hardware: Hardware) -> str:
+        """Return a sentence on the assumed nodes, and how to change them."""
+        nodes = f"assumed nodes of {hardware.gpus_per_node} x {hardware.name}"
         if self.node_gpus is not None:
-            return f"{nodes}, as --node-gpus says"
+            return f"{nodes}, from --node-gpus"
         kind = self.kinds.get(hardware.name)
         if kind is not None and kind.node_gpus:
-            return f"{nodes}, as on {self.source} (--offline takes data sheets, --node-gpus others)"
-        why = f"{self.source} has none" if self.source else "no server was asked"
+            return f"{nodes}, as in {self.source} (change this with --offline or --node-gpus)"
+        cause = f"{self.source} has none" if self.source else "no server was asked"
         return (
-            f"{nodes} assumed, as data sheets have them ({why}): --node-gpus N says otherwise, and"
-            " --server and --cluster take those of a cluster"
+            f"{nodes}, as in data sheets ({cause}); change this with --node-gpus, or use the nodes of a"
+            " cluster with --server and --cluster"
         )
 
 
@@ -70,18 +70,18 @@ def shapes_of(server: str, cluster: str, *, offline: bool, node_gpus: int | None
     try:
         with connect(address) as client:
             request = clusters_pb2.GetClusterRequest(name=name)
-            found = client.call(client.clusters.GetCluster, request, CALL_S)
+            stored = client.call(client.clusters.GetCluster, request, CALL_S)
     except CallFailed as failed:
         if not named:  # another program, or a server without this cluster
             return NodeShapes(node_gpus=node_gpus)
         raise CallFailed(
-            f"{failed}; --offline estimates on data sheets alone",
+            f"{failed}; --offline estimates from data sheets alone",
             failed.exit_code,
             failed.reason,
         ) from failed
     return NodeShapes(
         source=f"cluster {short(name)} at {address}",
-        kinds={kind.name: _kind(kind) for kind in found.gpu_types},
+        kinds={kind.name: _kind(kind) for kind in stored.gpu_types},
         node_gpus=node_gpus,
     )
 

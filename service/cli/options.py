@@ -1,4 +1,4 @@
-"""Options that commands share, and the notations of times and sizes."""
+"""Options that several commands share, and the notations of times and sizes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Output(StrEnum):
 
 
 Server = Annotated[
-    str, typer.Option(envvar="TESSERA_SERVER", metavar="HOST:PORT", help="The server to call.")
+    str, typer.Option(envvar="TESSERA_SERVER", metavar="HOST:PORT", help="Address of the server.")
 ]
 Cluster = Annotated[
     str, typer.Option("--cluster", "-c", envvar="TESSERA_CLUSTER", help="The cluster's id.")
 ]
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="Form of the data on stdout.", show_choices=True)
+    Output, typer.Option("--output", "-o", help="Format of the output.", show_choices=True)
 ]
 Policy = Annotated[
     str,
@@ -48,28 +48,31 @@ Policy = Annotated[
         envvar="TESSERA_POLICY",
         metavar="YAML",
         show_envvar=False,
-        help="The standing policy of rounds, e.g. '{objective: deadline then jct, queue_order: true}'."
-        " Default: TESSERA_POLICY.",
+        help="The standing policy, e.g. '{objective: deadline then jct, queue_order: true}'."
+        " Default: the value of TESSERA_POLICY.",
     ),
 ]
 InsecureAnyInterface = Annotated[
     bool,
     typer.Option(
         "--insecure-any-interface",
-        help="Let other machines in although callers are not authenticated; for trusted networks only.",
+        help="Accept connections from other machines. Callers are not authenticated, so use this only on"
+        " a trusted network.",
     ),
 ]
 ValidateOnly = Annotated[
-    bool, typer.Option("--validate-only", help="Check everything on the server, change nothing.")
+    bool,
+    typer.Option("--validate-only", help="Only check the request on the server; change nothing."),
 ]
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its full name.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id or full name.")]
 Priority = Annotated[
     int | None,
     typer.Option(
         min=1,
         max=limits.MAX_PRIORITY,
-        help="Queue, 1 before 2; counts in rounds with --queue-order or --queue-weights.",
+        help="The job's queue. Queue 1 is served first. Only rounds with --queue-order or --queue-weights"
+        " use it.",
     ),
 ]
 Weight = Annotated[
@@ -77,27 +80,34 @@ Weight = Annotated[
     typer.Option(
         min=limits.MIN_WEIGHT,
         max=limits.MAX_WEIGHT,
-        help="Worth of its throughput beside others'; 1 where none is named.",
+        help="Weight of the job's throughput relative to other jobs. New jobs have 1 if it is not given.",
     ),
 ]
 Deadline = Annotated[
     str | None,
     typer.Option(
-        help="The job's deadline: a time (RFC 3339), or real time from now, e.g. 6h; `update` takes"
-        " 'none' too. Rounds with --deadlines promise it, or say what could be met."
+        help="The job's deadline: a time (RFC 3339), or a real-time duration from now, e.g. 6h. `update`"
+        " also accepts 'none'. Rounds with --deadlines promise it, or report the earliest deadline"
+        " that could be met."
     ),
 ]
 MinGpus = Annotated[
     int | None,
-    typer.Option(min=0, max=limits.MAX_GPUS, help="Never run on fewer GPUs. Default: no bound."),
+    typer.Option(
+        min=0, max=limits.MAX_GPUS, help="Fewest GPUs that the job may run on. Default: no minimum."
+    ),
 ]
 MaxGpus = Annotated[
     int | None,
-    typer.Option(min=0, max=limits.MAX_GPUS, help="Never run on more GPUs. Default: no bound."),
+    typer.Option(
+        min=0, max=limits.MAX_GPUS, help="Most GPUs that the job may run on. Default: no maximum."
+    ),
 ]
 AvoidNode = Annotated[
     list[str] | None,
-    typer.Option(help="A node that it must not run on; repeatable; `update` takes 'none' too."),
+    typer.Option(
+        help="A node that the job must not run on. Repeatable. `update` also accepts 'none'."
+    ),
 ]
 
 _BYTES: Final = {
@@ -124,7 +134,7 @@ def size_bytes(where: str, text: str) -> int:
     """Return a size such as ``40GiB`` or ``80 GB`` in bytes."""
     match = _AMOUNT.fullmatch(text.strip())
     if match is None or match[2].lower() not in _BYTES:
-        raise InvalidInput(where, f"{text!r} is no size; write e.g. 40GiB or 80GB")
+        raise InvalidInput(where, f"{text!r} is not a size; write e.g. 40GiB or 80GB")
     size = float(match[1]) * _BYTES[match[2].lower()]
     if size > limits.MAX_MEMORY_BYTES:
         raise InvalidInput(where, f"must be at most {limits.MAX_MEMORY_BYTES // 2**40:,} TiB")
@@ -141,9 +151,9 @@ def numbers(where: str, text: str) -> list[int]:
 
 def duration(length_s: float) -> Duration:
     """Return a length of time in seconds as a Duration."""
-    found = Duration()
-    found.FromNanoseconds(round(length_s * 1e9))
-    return found
+    message = Duration()
+    message.FromNanoseconds(round(length_s * 1e9))
+    return message
 
 
 def moment(where: str, text: str, now: Timestamp) -> Timestamp:
@@ -153,13 +163,13 @@ def moment(where: str, text: str, now: Timestamp) -> Timestamp:
         try:
             return instant(where, now.ToDatetime(UTC) + after)
         except OverflowError:
-            raise InvalidInput(where, f"{text!r} from now lies beyond the year 9999") from None
+            raise InvalidInput(where, f"{text!r} from now is after the year 9999") from None
     try:
         parsed = datetime.fromisoformat(text.strip())
     except ValueError:
         raise InvalidInput(
             where,
-            f"{text!r} is no time; write e.g. 2026-11-03T12:00:00Z, or 2h for two hours from now",
+            f"{text!r} is not a time; write e.g. 2026-11-03T12:00:00Z, or 2h for two hours from now",
         ) from None
     return instant(where, parsed)
 
@@ -168,12 +178,12 @@ def instant(where: str, value: datetime) -> Timestamp:
     """Return a time with a time zone as a Timestamp."""
     if value.tzinfo is None:
         raise InvalidInput(where, f"{value.isoformat()} has no time zone; end it with Z for UTC")
-    found = Timestamp()
+    timestamp = Timestamp()
     try:
-        found.FromDatetime(value)
+        timestamp.FromDatetime(value)
     except (OverflowError, ValueError):
-        raise InvalidInput(where, f"{value.isoformat()} lies outside the years 1 to 9999") from None
-    return found
+        raise InvalidInput(where, f"{value.isoformat()} is outside the years 1 to 9999") from None
+    return timestamp
 
 
 def label(where: str, text: str) -> tuple[str, str]:
@@ -185,34 +195,34 @@ def label(where: str, text: str) -> tuple[str, str]:
 
 
 def labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
-    """Return ``key=value`` texts as a mapping. The last value of a key counts."""
+    """Return ``key=value`` texts as a mapping. If a key is repeated, its last value is used."""
     return dict(label(where, text) for text in texts or ())
 
 
 def refuse_options(context: typer.Context) -> None:
-    """Refuse options before the name of a command, which would silently be ignored."""
+    """Refuse options before the name of a subcommand, because they would be ignored silently."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise InvalidInput(
-                f"--{name}", f"goes after `{context.invoked_subcommand}`, if it takes it"
+                f"--{name}", f"must follow `{context.invoked_subcommand}`, if that accepts it"
             )
 
 
 def with_options(
     command: Callable[..., Found], parameter: str, asked: Callable[..., object], epilog: str = ""
 ) -> Callable[..., Found]:
-    """Return ``command`` with all options of ``asked`` in place of ``parameter``.
+    """Return ``command`` with all options of ``asked`` in place of its ``parameter``.
 
-    The parameter receives the result of ``asked``.
+    The parameter receives what ``asked`` returns for them.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
     shared = inspect.signature(asked, eval_str=True).parameters
     del own[parameter]
 
     def run(**given: Any) -> Found:
-        theirs = {name: given.pop(name) for name in shared if name in given}
-        return command(**{parameter: asked(**theirs)}, **given)
+        shared_values = {name: given.pop(name) for name in shared if name in given}
+        return command(**{parameter: asked(**shared_values)}, **given)
 
     run.__name__, run.__module__ = command.__name__, command.__module__
     run.__doc__ = "\n\n".join(t for t in (inspect.cleandoc(command.__doc__ or ""), epilog) if t)

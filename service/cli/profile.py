@@ -1,4 +1,4 @@
-"""``tessera profile``: measure the layers of a step, or collectives, on this machine's devices."""
+"""``tessera profile``: measure the layers of a training step, or collectives, on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_REPEATS: Final = 10_000
 AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list.")]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``profile`` and its subcommand."""
     group = typer.Typer(help=profile.__doc__)
     group.callback(invoke_without_command=True)(profile)
@@ -45,35 +45,42 @@ def profile(
     step: Annotated[
         str,
         _option(
-            "A function that takes `samples` (and `tp`, if it can be divided) and returns loss, parameters"
-            " and batch.",
+            "Function that takes `samples` (and `tp`, if it supports tensor parallelism) and returns the loss"
+            " function, the parameters and a batch.",
             metavar="MODULE:FUNCTION",
         ),
     ] = "",
     argument: Annotated[
-        list[str] | None, _option("Of the function; repeatable.", metavar="KEY=VALUE")
+        list[str] | None, _option("Argument of the function. Repeatable.", metavar="KEY=VALUE")
     ] = None,
-    samples: Annotated[str, _option("Samples of a micro-batch on one GPU; 1,2,4,8.")] = "1,2,4,8",
-    tp: Annotated[str, _option("Tensor degrees; 1.")] = "1",
+    samples: Annotated[
+        str, _option("Samples of a micro-batch on one GPU. Default: 1,2,4,8.")
+    ] = "1,2,4,8",
+    tp: Annotated[str, _option("Degrees of tensor parallelism. Default: 1.")] = "1",
     to: Annotated[
         Path | None,
         _option(
-            "Append the records; what is there already is not measured again.", metavar="FILE.jsonl"
+            "File to which the records are appended. Records already in it are not measured again.",
+            metavar="FILE.jsonl",
         ),
     ] = None,
-    warmups: Annotated[int, _option("Runs before each timing; 2.", min=0, max=_MOST_REPEATS)] = 2,
-    repeats: Annotated[int, _option("Timed runs; 5.", min=1, max=_MOST_REPEATS)] = 5,
+    warmups: Annotated[
+        int, _option("Runs before each timing. Default: 2.", min=0, max=_MOST_REPEATS)
+    ] = 2,
+    repeats: Annotated[
+        int, _option("Number of timed runs. Default: 5.", min=1, max=_MOST_REPEATS)
+    ] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Measure a step's layers on one device, for `tessera estimate --step ... --profile FILE`.
 
-    Layers of one kind are measured once. Needs JAX, on a GPU if there is one.
+    Layers of the same kind are measured once. Needs JAX, and uses a GPU if there is one.
     """
     if context.invoked_subcommand is not None:
         return
     if not step:
         raise InvalidInput(
-            "--step", "is needed: module:function (or `tessera profile collectives`)"
+            "--step", "is required, as MODULE:FUNCTION (or use `tessera profile collectives`)"
         )
     sizes = [
         (s, t) for t in options.numbers("--tp", tp) for s in options.numbers("--samples", samples)
@@ -81,7 +88,7 @@ def profile(
     need_jax()
     from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
 
-    found: list[ProfileRecord] = []
+    measured: list[ProfileRecord] = []
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("layers", total=len(sizes))
         for records in measuring.layers(
@@ -92,63 +99,74 @@ def profile(
             warmups=warmups,
             repeats=repeats,
         ):
-            found += records
+            measured += records
             progress.advance(task)
-    _show(found, _LAYERS, as_json=as_json)
+    _show(measured, _LAYERS, as_json=as_json)
     note(
-        f"{len(found):,} measured on {measuring.here()} in {sum(r.device_s for r in found):.1f} GPU-seconds"
-        + (f"; in {to}" if to else "")
+        f"{len(measured):,} layers measured on {measuring.here()} in"
+        f" {sum(r.device_s for r in measured):.1f} GPU-seconds"
+        + (f"; written to {to}" if to else "")
     )
 
 
 def collectives(
     to: Annotated[
         Path | None,
-        _option("Write them, for `tessera estimate --collectives`.", metavar="FILE.csv"),
+        _option(
+            "Write the records to this file, for `tessera estimate --collectives`.",
+            metavar="FILE.csv",
+        ),
     ] = None,
     gpu: Annotated[
         str,
-        _option(
-            "Name of the GPU type, as estimates name it; by default as the device calls itself."
-        ),
+        _option("Name of the GPU type in estimates. Default: the device's own name."),
     ] = "",
-    network: Annotated[str, _option("Name of the network between nodes; `default`.")] = "default",
-    primitive: Annotated[list[Primitive] | None, _option("Repeatable; by default all.")] = None,
-    sizes: Annotated[str, _option(f"Of tensors; {SIZES}.")] = SIZES,
+    network: Annotated[
+        str, _option("Name of the network between nodes. Default: default.")
+    ] = "default",
+    primitive: Annotated[
+        list[Primitive] | None, _option("Collective to measure. Repeatable. Default: all.")
+    ] = None,
+    sizes: Annotated[str, _option(f"Sizes of tensors. Default: {SIZES}.")] = SIZES,
     group: Annotated[
         list[str] | None,
         _option(
-            "Groups of so many nodes and GPUs of each; repeatable; by default all powers of two.",
+            "Group of nodes, with a number of GPUs on each. Repeatable. Default: all powers of two.",
             metavar="NODESxGPUS",
         ),
     ] = None,
-    repeats: Annotated[int, _option("Timed runs; 5.", min=1, max=_MOST_REPEATS)] = 5,
+    repeats: Annotated[
+        int, _option("Number of timed runs. Default: 5.", min=1, max=_MOST_REPEATS)
+    ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Measure collectives on the devices that are there; a process of a JAX job is a node. Needs JAX."""
+    """Measure collectives on this machine's devices. Each process of a JAX job is a node. Needs JAX."""
     wanted = list(primitive or Primitive)
     size_bytes = sorted({options.size_bytes("--sizes", text) for text in sizes.split(",")})
     groups = [_group(text) for text in group or ()]
     if to is not None and not to.resolve().parent.is_dir():
-        raise InvalidInput("--to", f"there is no folder {to.resolve().parent}")
+        raise InvalidInput("--to", f"the folder {to.resolve().parent} does not exist")
     need_jax()
     from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
 
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("collectives", total=len(wanted))
-        found = measuring.collectives(
+        measured = measuring.collectives(
             wanted,
             size_bytes,
             groups,
             names=(gpu, network),
             date=_today(),
             repeats=repeats,
-            told=lambda: progress.advance(task),
+            report=lambda: progress.advance(task),
         )
     if to is not None:
-        write_records(to, found)
-    _show(found, _COLLECTIVES, as_json=as_json)
-    note(f"{len(found):,} measured on {found[0].device}" + (f"; in {to}" if to else ""))
+        write_records(to, measured)
+    _show(measured, _COLLECTIVES, as_json=as_json)
+    note(
+        f"{len(measured):,} collectives measured on {measured[0].device}"
+        + (f"; written to {to}" if to else "")
+    )
 
 
 _LAYERS: Final = [
@@ -157,7 +175,7 @@ _LAYERS: Final = [
     Column[ProfileRecord]("TP", lambda r: str(r.tp), right=True),
     Column[ProfileRecord]("FORWARD", lambda r: f"{number(1e3 * r.forward_s)} ms", right=True),
     Column[ProfileRecord]("BACKWARD", lambda r: f"{number(1e3 * r.backward_s)} ms", right=True),
-    Column[ProfileRecord]("BY", lambda r: r.method),
+    Column[ProfileRecord]("METHOD", lambda r: r.method),
 ]
 _COLLECTIVES: Final = [
     Column[CommRecord]("COLLECTIVE", lambda r: r.primitive),
@@ -170,17 +188,19 @@ _COLLECTIVES: Final = [
 ]
 
 
-def _show(found: Sequence[Any], columns: Sequence[Column[Any]], *, as_json: bool) -> None:
+def _show(records: Sequence[Any], columns: Sequence[Column[Any]], *, as_json: bool) -> None:
     if as_json:
-        line(json.dumps([asdict(record) for record in found], indent=2))
-    elif found:
-        show_table(found, columns)
+        line(json.dumps([asdict(record) for record in records], indent=2))
+    elif records:
+        show_table(records, columns)
 
 
 def _group(text: str) -> Shape:
     match = _GROUP.fullmatch(text)
     if match is None:
-        raise InvalidInput("--group", f"{text!r}: write nodes and GPUs of each, e.g. 1x4")
+        raise InvalidInput(
+            "--group", f"must be a number of nodes and the GPUs of each, e.g. 1x4, not {text!r}"
+        )
     return Shape(nodes=int(match[1]), gpus_per_node=int(match[2]))
 
 

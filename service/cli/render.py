@@ -1,4 +1,4 @@
-"""Output: data on stdout in the requested form, and everything else on stderr."""
+"""Output: data on stdout in the requested format, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -113,21 +113,21 @@ def table(
 ) -> Table:
     """Return ``items`` as rows."""
     shown = [c for c in columns if wide or not c.wide]
-    found = Table(
+    grid = Table(
         box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, GAP, 0, 0)
     )
     for column in shown:
-        found.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
+        grid.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
     for item in items:
         cells = [column.value(item) for column in shown]
-        found.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in cells))
-    return found
+        grid.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in cells))
+    return grid
 
 
 def fit_rows(
     items: Sequence[_M], columns: Sequence[Column[_M]], width: int, *, wide: bool
 ) -> Table:
-    """Return ``items`` as rows that fit in ``width``. The longest texts are cut, not numbers."""
+    """Return ``items`` as rows that fit in ``width``. The longest texts are cut; numbers never are."""
     shown = [c for c in columns if wide or not c.wide]
     texts = [[column.title, *(column.value(item) for item in items)] for column in shown]
     widths = [max(map(cell_len, column)) for column in texts]
@@ -139,9 +139,9 @@ def fit_rows(
         if longest < 0 or widths[longest] <= NARROWEST:
             break
         widths[longest] -= 1
-    found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for column, most in zip(shown, widths, strict=True):
-        found.add_column(
+        grid.add_column(
             column.title,
             justify="right" if column.right else "left",
             width=most,
@@ -149,8 +149,8 @@ def fit_rows(
             overflow="ellipsis",
         )
     for row in zip(*(column[1:] for column in texts), strict=True):
-        found.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
-    return found
+        grid.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+    return grid
 
 
 def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
@@ -170,7 +170,7 @@ def show_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def show_parts(parts: Iterable[RenderableType]) -> None:
-    """Print the parts of a view below each other. At a terminal, texts are folded, not tables."""
+    """Print the parts of a view below each other. On a terminal, texts are folded; tables are not."""
     for part in parts:
         console_for(fold=not isinstance(part, Table) or not part.show_header).print(part)
 
@@ -181,17 +181,17 @@ def show_table(items: Sequence[_M], columns: Sequence[Column[_M]], *, header: bo
 
 
 def line(text: str) -> None:
-    """Print a line of data as it is."""
+    """Print a line of data unchanged."""
     console_for(fold=False).out(text, highlight=False)
 
 
 def note(text: str) -> None:
-    """Print a message for people."""
+    """Print a message for the user on stderr."""
     err.print(text)
 
 
 def complain(text: str) -> None:
-    """Print why the command failed."""
+    """Print the error of a failed command on stderr."""
     err.print(f"error: {text}", style="red")
 
 

@@ -17,25 +17,33 @@ from tessera.v1 import scheduler_pb2
 
 NEVER: Final = "never"
 MAX_FLOOR: Final = 0.99
-"""The largest floor, as a share of a job's rate alone. Two jobs that meet cannot both have all."""
+"""The largest floor, as a share of a job's rate alone. Two jobs that share a link cannot both have 1."""
 
 GRAMMAR: Final = f"""\
 An objective is a name ({", ".join(OBJECTIVES)}),
-a sum of names such as '0.7*throughput + 0.3*jct', or stages in order: 'max-min within 5% then throughput'
-makes the worst-off jobs as well off as can be, then gives away up to 5 % of that for throughput. The names
-{", ".join(LEXICOGRAPHIC)} compare job by job and have no sum.
+a weighted sum of names such as '0.7*throughput + 0.3*jct', or goals in order: 'max-min within 5% then
+throughput' first makes the worst-off jobs as well off as possible, then gives up at most 5 % of that for
+throughput. {", ".join(LEXICOGRAPHIC)} compare job by job, so they cannot be terms of a
+sum.
 
-An option that is not given is taken from the recorded round (`replay`), else from the server's standing
-policy (`TESSERA_POLICY`), else it has its default.
+{{unset}}
 """
-"""Part of the help of every command that decides a round."""
+"""Part of the help of every command that decides a round. ``unset`` is a sentence of ``UNSET``."""
+
+UNSET: Final = {
+    "schedule": "Options that are not given are taken from the server's standing policy\n"
+    "(`TESSERA_POLICY`). If it does not set them either, they have their defaults.",
+    "replay": "Options that are not given stay as they were in the recorded round.",
+    "solve": "Options that are not given have their defaults.",
+}
+"""The source of options that are not given, by the name of the command's function."""
 
 EXAMPLES: Final = {
     "schedule": "tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h",
     "replay": "tessera replay 2 --objective 'deadline then jct'",
     "solve": "tessera solve round.json --objective 'deadline then jct'",
 }
-"""An example for each command that decides a round, by the function's name."""
+"""An example for each command that decides a round, by the name of the command's function."""
 
 
 class Deadlines(StrEnum):
@@ -74,44 +82,53 @@ def _best(
     objective: Annotated[
         Text,
         _option(
-            _OBJECTIVE, "What is best, e.g. throughput (default) or 'deadline then jct'; see above."
+            _OBJECTIVE,
+            "What to maximize or minimize, e.g. 'deadline then jct'; see above. Default: throughput.",
         ),
     ] = None,
     scheduler: Annotated[
         Text,
-        _option(_OBJECTIVE, "A published policy decides instead, e.g. fcfs; '': none (default)."),
+        _option(
+            _OBJECTIVE,
+            "A published scheduler that decides the round instead, e.g. fcfs. Default: none ('').",
+        ),
     ] = None,
     raw_throughput: Annotated[
         Flag,
         _option(
             _OBJECTIVE,
-            "Sum samples/s as they are, or normalised by job (default).",
+            "Sum the raw samples/s of the jobs, or each job's normalised rate. Default: normalised.",
             "--raw-throughput/--normalised-throughput",
         ),
     ] = None,
     queue_weights: Annotated[
-        Text, _option(_OBJECTIVE, "Factors on weights by queue, e.g. 1:4,2:1; others have 1.")
+        Text,
+        _option(
+            _OBJECTIVE,
+            "Factors on the weights of the jobs in each queue, e.g. 1:4,2:1. Default: 1.",
+        ),
     ] = None,
     restart_horizon: Annotated[
-        Text, _option(_OBJECTIVE, "Over what a restart must pay off; by default 1h.")
+        Text, _option(_OBJECTIVE, "Time over which the cost of a restart is spread. Default: 1h.")
     ] = None,
     max_restart_share: Annotated[
         Real,
         _option(
             _OBJECTIVE,
-            "A restart never costs more of a Cell's value; by default 0.9.",
+            "Largest share of a Cell's value that a restart may cost. Default: 0.9.",
             min=0.0,
             max=1.0,
         ),
     ] = None,
     cost_of: Annotated[
-        CostOf | None, _option(_OBJECTIVE, "What cost counts; by default dollars.")
+        CostOf | None, _option(_OBJECTIVE, "Unit of the objective `cost`. Default: dollars.")
     ] = None,
     rate_floor: Annotated[
         Real,
         _option(
             _OBJECTIVE,
-            "cost runs no job below this share of its usual rate; by default 0.5.",
+            "The objective `cost` runs no job below this share of its rate on the requested GPUs."
+            " Default: 0.5.",
             min=0.0,
             max=1.0,
         ),
@@ -120,7 +137,7 @@ def _best(
         Whole,
         _option(
             _OBJECTIVE,
-            "How many of the worst-off jobs a fairness objective settles; by default 4.",
+            "Number of worst-off jobs that a fairness objective settles one by one. Default: 4.",
             min=1,
             max=limits.MAX_FAIRNESS_LEVELS,
         ),
@@ -129,7 +146,7 @@ def _best(
         Real,
         _option(
             _OBJECTIVE,
-            "Take uncertain estimates to be slower by so many standard deviations; by default 0.",
+            "Number of standard deviations by which uncertain estimates are taken to be slower. Default: 0.",
             min=0.0,
             max=MAX_CAUTION,
         ),
@@ -138,7 +155,7 @@ def _best(
     """Return the options on the objective."""
     _check("--objective", lambda: parse(objective or "throughput"))
     _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
-    found = scheduler_pb2.RoundOptions(
+    chosen = scheduler_pb2.RoundOptions(
         objective=objective,
         scheduler=scheduler,
         raw_throughput=raw_throughput,
@@ -149,8 +166,8 @@ def _best(
         fairness_levels=fairness_levels,
         caution=caution,
     )
-    _read(found.restart_horizon, "--restart-horizon", restart_horizon)
-    return found
+    _read(chosen.restart_horizon, "--restart-horizon", restart_horizon)
+    return chosen
 
 
 def _timely(
@@ -159,20 +176,21 @@ def _timely(
         Deadlines | None,
         _option(
             _DEADLINES,
-            "Promise jobs' deadlines round by round (myopic) or by a plan over rounds to come"
-            " (look-ahead), plan without a promise (planned), or only keep what was promised (keep)."
-            " Default: auto, which is look-ahead if the objective names deadline, else keep.",
+            "How deadlines are treated. myopic: promise them round by round. look-ahead: promise them by a"
+            " schedule over future rounds. planned: make that schedule without a promise. keep: only keep"
+            " promises already made. ignore: ignore deadlines. Default: auto, which is look-ahead if the"
+            " objective names deadline, and keep otherwise.",
         ),
     ] = None,
     round_length: Annotated[
         Text,
-        _option(_DEADLINES, "Time to the next round; by default the server's period, else 300s."),
+        _option(_DEADLINES, "Time to the next round. Default: the server's period, or 300s."),
     ] = None,
     queue_order: Annotated[
         Flag,
         _option(
             _QUEUES,
-            "Launch by queue (`--priority`) and arrival, not by value alone.",
+            "Launch jobs by queue (`--priority`) and arrival instead of by value alone.",
             "--queue-order/--no-queue-order",
         ),
     ] = None,
@@ -180,49 +198,58 @@ def _timely(
         Text,
         _option(
             _QUEUES,
-            "A job that has waited so long, e.g. 2h, counts as one queue higher; never (default).",
+            "Promote a job by one queue each time it has waited this long, e.g. 2h. Default: never.",
         ),
     ] = None,
     opportunistic: Annotated[
         Flag,
         _option(
             _QUEUES,
-            "With --queue-order: start jobs past a blocked one, suspend them once it fits.",
+            "With --queue-order: start jobs ahead of a blocked job, and suspend them once it fits.",
             "--opportunistic/--no-opportunistic",
         ),
     ] = None,
     reserve_after: Annotated[
         Text,
         _option(
-            _QUEUES, "Reserve GPUs for the first job that has waited so long; never (default)."
+            _QUEUES, "Reserve GPUs for the first job that has waited this long. Default: never."
         ),
     ] = None,
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on promised deadlines and on the order of jobs."""
-    found = scheduler_pb2.RoundOptions(
+    chosen = scheduler_pb2.RoundOptions(
         deadlines="" if deadlines is Deadlines.AUTO else deadlines,
         queue_order=queue_order,
         opportunistic=opportunistic,
     )
-    _read(found.round, "--round-length", round_length)
-    _read(found.promote_after, "--promote-after", promote_after, never=True)
-    _read(found.reserve_after, "--reserve-after", reserve_after, never=True)
-    return found
+    _read(chosen.round, "--round-length", round_length)
+    _read(chosen.promote_after, "--promote-after", promote_after, never=True)
+    _read(chosen.reserve_after, "--reserve-after", reserve_after, never=True)
+    return chosen
 
 
 def _bounded(
     *,
     run_to_completion: Annotated[
-        Flag, _option(_LIMITS, "No launched job is suspended.", "--run-to-completion/--preempt")
+        Flag,
+        _option(
+            _LIMITS,
+            "Never suspend a job once it is launched. Default: preempt.",
+            "--run-to-completion/--preempt",
+        ),
     ] = None,
     min_run: Annotated[
-        Text, _option(_LIMITS, "No job is moved, resized or suspended before it has run so long.")
+        Text,
+        _option(
+            _LIMITS,
+            "Time for which a job must have run before it may be moved, resized or suspended. Default: 0s.",
+        ),
     ] = None,
     max_changes: Annotated[
         Whole,
         _option(
             _LIMITS,
-            "At most so many running jobs are moved, resized or suspended; -1: any number.",
+            "Maximum number of running jobs that are moved, resized or suspended. -1: no limit. Default: -1.",
             min=-1,
             max=limits.MAX_CHANGES,
         ),
@@ -231,7 +258,7 @@ def _bounded(
         Whole,
         _option(
             _LIMITS,
-            "Rounds between defragmentations; 0: never.",
+            "Number of rounds between two defragmentation passes. 0: never. Default: 12.",
             min=0,
             max=limits.MAX_DEFRAGMENT_EVERY,
         ),
@@ -240,7 +267,7 @@ def _bounded(
         Whole,
         _option(
             _LIMITS,
-            "Levels of network priority, where the cluster's network is described; by default 8.",
+            "Number of network priority levels, if the cluster's network is described. Default: 8.",
             min=1,
             max=NETWORK_LEVELS,
         ),
@@ -249,7 +276,7 @@ def _bounded(
         Real,
         _option(
             _LIMITS,
-            "Share of its rate alone that each job shall have on the network; by default 0.",
+            "Share of the rate that a job has alone on the network which each job shall keep. Default: 0.",
             min=0.0,
             max=MAX_FLOOR,
         ),
@@ -258,23 +285,27 @@ def _bounded(
         Text,
         _option(
             _LIMITS,
-            "A job on several nodes goes first on the network until its traffic is measured, at most so"
-            " long; by default 0s: not.",
+            "Longest time for which a job on several nodes has precedence on the network while its traffic"
+            " is being measured. Default: 0s, no precedence.",
         ),
     ] = None,
     solver: Annotated[
-        Text, _option(_SOLVING, "portfolio (default), cp-sat, greedy, lp, cbc or cvxpy.")
+        Text, _option(_SOLVING, "portfolio, cp-sat, greedy, lp, cbc or cvxpy. Default: portfolio.")
     ] = None,
     gap: Annotated[
-        Real, _option(_SOLVING, "Stop at this gap to the bound; by default 1e-4.")
+        Real, _option(_SOLVING, "Relative gap to the bound at which solving stops. Default: 1e-4.")
     ] = None,
     seed: Annotated[
-        Whole, _option(_SOLVING, "Seed of whatever is random.", min=0, max=limits.MAX_SEED)
+        Whole,
+        _option(_SOLVING, "Seed of all random choices. Default: 0.", min=0, max=limits.MAX_SEED),
     ] = None,
-    solve_limit: Annotated[Text, _option(_SOLVING, "Solve for at most this long, e.g. 5s.")] = None,
+    solve_limit: Annotated[
+        Text,
+        _option(_SOLVING, "Longest solving time, e.g. 5s. Default: the time that the call leaves."),
+    ] = None,
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on changes and on how the round is solved."""
-    found = scheduler_pb2.RoundOptions(
+    chosen = scheduler_pb2.RoundOptions(
         run_to_completion=run_to_completion,
         max_changes=max_changes,
         defragment_every_rounds=defragment_every,
@@ -284,10 +315,10 @@ def _bounded(
         network_levels=network_levels,
         network_floor=network_floor,
     )
-    _read(found.min_run, "--min-run", min_run)
-    _read(found.network_measure, "--network-measure", network_measure)
-    _read(found.solve_limit, "--solve-limit", solve_limit)
-    return found
+    _read(chosen.min_run, "--min-run", min_run)
+    _read(chosen.network_measure, "--network-measure", network_measure)
+    _read(chosen.solve_limit, "--solve-limit", solve_limit)
+    return chosen
 
 
 def _asked(
@@ -313,16 +344,17 @@ for _parameter, _group in (("best", _best), ("timely", _timely), ("bounded", _bo
 
 def over(recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions) -> None:
     """Replace the ``recorded`` options by those that are ``named``."""
-    for known, value in named.ListFields():
-        if known.message_type is not None:  # otherwise a Duration would be merged part by part
-            getattr(recorded, known.name).CopyFrom(value)
+    for field, value in named.ListFields():
+        if field.message_type is not None:  # otherwise a Duration would be merged field by field
+            getattr(recorded, field.name).CopyFrom(value)
     recorded.MergeFrom(named)
 
 
 def with_round_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return ``command`` with all options of ``asked`` in place of its parameter ``named``."""
+    """Return ``command`` with the options of a round in place of its parameter ``named``."""
     example = EXAMPLES[command.__name__]
-    return options.with_options(command, "named", asked, f"{GRAMMAR}\nExample: {example}\n")
+    epilog = GRAMMAR.format(unset=UNSET[command.__name__])
+    return options.with_options(command, "named", asked, f"{epilog}\nExample: {example}\n")
 
 
 def _check(option: str, read: Callable[[], object]) -> None:

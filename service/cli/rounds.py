@@ -1,4 +1,4 @@
-"""Commands on rounds: decide one now, list and look at them, and solve one again."""
+"""Commands that decide a round, list and show rounds, and solve a stored round again."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from tessera.v1 import scheduler_pb2
 
 TIME_LIMIT: Final = "60s"
 
-Number = Annotated[str, typer.Argument(metavar="ROUND", help="A round's number, or its full name.")]
+Number = Annotated[str, typer.Argument(metavar="ROUND", help="The round's number or full name.")]
 TimeLimit = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="Time for the whole call, e.g. 90s. The solver uses what loading and checking leave.",
+        help="Time limit of the whole call, e.g. 90s. The solver may use what loading and checking leave.",
     ),
 ]
 OldDeadline = Annotated[str, typer.Option("--deadline", hidden=True)]
-"""The earlier name of ``--time-limit``, which could be mistaken for a job's deadline."""
+"""The earlier name of ``--time-limit``. It could be mistaken for a job's deadline."""
 
 Everything = Annotated[
-    bool, typer.Option("--all", "-a", help="Also decisions that change nothing (keep, wait).")
+    bool, typer.Option("--all", "-a", help="Show decisions that change nothing (keep, wait), too.")
 ]
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on rounds."""
     panel = "Rounds"
     group = typer.Typer()
@@ -58,7 +58,9 @@ def add(app: typer.Typer) -> None:
 def schedule(
     context: typer.Context,
     named: scheduler_pb2.RoundOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but commit nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Decide the round without committing it.")
+    ] = False,
     time_limit: TimeLimit = TIME_LIMIT,
     deadline: OldDeadline = "",
     everything: Everything = False,
@@ -66,7 +68,7 @@ def schedule(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Decide a round now and commit it. `round show ROUND` shows an earlier one."""
+    """Decide a round now and commit it. `round show ROUND` shows an earlier round."""
     if context.invoked_subcommand is not None:
         return
     request = scheduler_pb2.ScheduleRequest(
@@ -74,11 +76,12 @@ def schedule(
     )
     deadline_s = limit_s(time_limit, deadline)
     with connect(server) as client:
-        found = _decided(client, request, deadline_s)
-    show_decided(found, output, everything=everything)
-    if found.outcome == "refused":
+        decided = _decided(client, request, deadline_s)
+    show_decided(decided, output, everything=everything)
+    if decided.outcome == "refused":
         raise CallFailed(
-            "the round was refused, so the previous decisions stay: " + "; ".join(found.violations),
+            "the round was refused, so the previous decisions remain in force: "
+            + "; ".join(decided.violations),
             Exit.REFUSED,
         )
 
@@ -101,10 +104,12 @@ def _decided(
     except CallFailed as error:
         if error.reason != grpc.StatusCode.DEADLINE_EXCEEDED.name:
             raise
-        unless = "" if request.dry_run else " unless that was under way (see `tessera rounds`)"
+        unless = (
+            "" if request.dry_run else " unless the commit was under way (see `tessera rounds`)"
+        )
         raise CallFailed(
-            f"deadline too short: no round within {deadline_s:g} s; nothing was committed{unless};"
-            " give it more with --time-limit",
+            f"time limit too short: the round was not decided within {deadline_s:g} s, and nothing was"
+            f" committed{unless}; allow more time with --time-limit",
             error.exit_code,
             error.reason,
         ) from error
@@ -117,20 +122,22 @@ def show(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show a round: its bound and prices, and what it decided."""
+    """Show a round: its decisions, objective, bound and shadow prices."""
     name = full_name(cluster, "rounds", number)
     with connect(server) as client:
-        found = client.call(client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name))
-    show_decided(found, output, everything=everything)
+        stored = client.call(client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name))
+    show_decided(stored, output, everything=everything)
 
 
 def list_rounds(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of rounds to list.")
+    ] = 20,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List rounds, the newest first."""
+    """List rounds, newest first."""
     rounds: list[scheduler_pb2.Round] = []
     request = scheduler_pb2.ListRoundsRequest(parent=parent(cluster))
     with connect(server) as client:
@@ -141,7 +148,7 @@ def list_rounds(
     response = scheduler_pb2.ListRoundsResponse(rounds=rounds[:limit])
     show_list(response, rounds[:limit], round_columns(now()), output)
     if not rounds:
-        note("no rounds yet: `tessera round` decides one now")
+        note("no rounds yet; `tessera round` runs one now")
 
 
 @with_round_options
@@ -149,7 +156,11 @@ def replay(
     number: Number,
     named: scheduler_pb2.RoundOptions,
     save_snapshot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep what the round was decided on (JSON).")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Save the snapshot that the round was decided on to this file (JSON).",
+        ),
     ] = None,
     time_limit: TimeLimit = TIME_LIMIT,
     deadline: OldDeadline = "",
@@ -157,9 +168,9 @@ def replay(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Solve a stored round again, as recorded or with other options; commits nothing.
+    """Solve a stored round again, as recorded or with other options. Commits nothing.
 
-    As recorded, the decisions must come out the same; where they do not, the exit code is 1.
+    As recorded, the decisions must be the same again. If they are not, the exit code is 1.
     """
     name = full_name(cluster, "rounds", number)
     request = scheduler_pb2.ReplayRoundRequest(name=name, with_snapshot=save_snapshot is not None)
@@ -171,28 +182,28 @@ def replay(
         if changed:  # options that are not named stay as recorded
             request.options.CopyFrom(before.options)
             over(request.options, named)
-        found = client.call(client.scheduler.ReplayRound, request, limit_s(time_limit, deadline))
+        replayed = client.call(client.scheduler.ReplayRound, request, limit_s(time_limit, deadline))
     if save_snapshot is not None:
-        _save(save_snapshot, found.snapshot)
+        _save(save_snapshot, replayed.snapshot)
     if output is Output.NAME:
         line(name)
-    elif not show_message(found, output):
-        show_replay(before, found)
-    if not changed and not found.same_decisions:
-        raise CallFailed(f"{name} did not come out the same when solved again", Exit.REFUSED)
+    elif not show_message(replayed, output):
+        show_replay(before, replayed)
+    if not changed and not replayed.same_decisions:
+        raise CallFailed(f"solving {name} again did not give the same decisions", Exit.REFUSED)
 
 
-def show_decided(found: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
+def show_decided(decided: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
     """Print a round in the requested format."""
     if output is Output.NAME:
-        line(found.name if found.outcome != "dry_run" else "dry run")
-    elif not show_message(found, output):
-        show_round(found, everything=everything, wide=output is Output.WIDE)
+        line(decided.name if decided.outcome != "dry_run" else "dry run")
+    elif not show_message(decided, output):
+        show_round(decided, everything=everything, wide=output is Output.WIDE)
 
 
 def _save(path: Path, snapshot: bytes) -> None:
     if not snapshot:
-        raise CallFailed("the server sent no snapshot with the replay", Exit.REFUSED)
+        raise CallFailed("the server did not send a snapshot with the replay", Exit.REFUSED)
     try:
         path.write_bytes(snapshot)
     except OSError as error:

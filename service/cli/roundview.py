@@ -1,4 +1,4 @@
-"""Views of a round: as a row of a table, in full, and next to its replay."""
+"""Views of a round: a row of a table, all its details, and a comparison with its replay."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ UNKNOWN: Final = "?"
 """The text that is shown for an unproven bound, and for its gap."""
 
 UNCOMMITTED: Final = {
-    "dry_run": "(dry run: nothing is committed)",
-    "replay": "(solved here: nothing is committed)",
+    "dry_run": "(dry run, nothing was committed)",
+    "replay": "(solved here, nothing was committed)",
 }
 """The text that is shown for a round without a name, by its outcome."""
 
@@ -87,7 +87,7 @@ def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> N
     hidden = Counter(d.kind for d in value.decisions if not everything and d.kind in UNCHANGED)
     if hidden:
         left_out = ", ".join(f"{count} {kind}" for kind, count in sorted(hidden.items()))
-        note(f"not shown: {left_out}; --all shows every decision")
+        note(f"not shown: {left_out}; --all shows all decisions")
 
 
 def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
@@ -109,7 +109,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ),
         ("deadlines", _deadlines(value.decisions)),
         ("in use", _pairs({k: str(v) for k, v in value.used_gpus.items()})),
-        ("prices", _pairs({k: number(v) for k, v in value.prices.items()})),
+        ("shadow prices", _pairs({k: number(v) for k, v in value.prices.items()})),
         ("solver", f"{value.solver}, seed {value.options.seed}"),
         ("seconds", _pairs({k: f"{v:.3f}" for k, v in value.seconds.items()})),
     ]
@@ -131,9 +131,9 @@ def _proof(value: scheduler_pb2.Round) -> str:
     if value.bound_is_trivial:
         by = value.options.scheduler or value.solver
         if value.options.scheduler or by == GREEDY:
-            return f"no bound is proven: {by} looks for none"
-        return "no bound is proven: the solver had too little time"
-    return f"no answer is above {number(value.bound)} (gap {gap(value)})"
+            return f"no bound is proven, because {by} does not compute one"
+        return "no bound is proven, because the solver had too little time"
+    return f"proven bound {number(value.bound)} (gap {gap(value)})"
 
 
 GOALS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
@@ -171,23 +171,23 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         else "",
         "run to completion": "yes" if chosen.run_to_completion else "",
         "minimum run": span(chosen.min_run.ToSeconds()) if chosen.min_run.ToSeconds() else "",
-        "changes at most": str(chosen.max_changes) if _capped(chosen) else "",
+        "maximum changes": str(chosen.max_changes) if _capped(chosen) else "",
     }
-    said = [f"{name} {value}" for name, value in rules.items() if value]
-    by = f"{chosen.scheduler} (published)" if chosen.scheduler else chosen.objective
-    return "; ".join([by, *said])
+    texts = [f"{name} {value}" for name, value in rules.items() if value]
+    decider = f"{chosen.scheduler} (published)" if chosen.scheduler else chosen.objective
+    return "; ".join([decider, *texts])
 
 
 def _deadlines(decisions: Sequence[scheduler_pb2.Decision]) -> str:
-    """Return how many deadlines are promised and refused, or "" if there are none."""
+    """Return the numbers of promised and refused deadlines, or "" if no job has a deadline."""
     codes = Counter(d.reason.code for d in decisions if not d.admitted)
-    found = {
+    counts = {
         "promised": sum(d.admitted for d in decisions),
         "refused": codes["DEADLINE_REFUSED"],
         "out of reach": codes["DEADLINE_UNREACHABLE"],
         "past": codes["DEADLINE_PAST"],
     }
-    return ", ".join(f"{count} {what}" for what, count in found.items() if count)
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _decisions() -> Sequence[Column[scheduler_pb2.Decision]]:
@@ -221,9 +221,9 @@ class _Side:
     again: str
 
 
-def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundResponse) -> None:
+def show_replay(before: scheduler_pb2.Round, answer: scheduler_pb2.ReplayRoundResponse) -> None:
     """Print a round next to its replay."""
-    again = found.round
+    again = answer.round
     rows = [
         _Side("solver", before.solver, again.solver),
         _Side("status", before.status, again.status),
@@ -243,7 +243,7 @@ def show_replay(before: scheduler_pb2.Round, found: scheduler_pb2.ReplayRoundRes
     compared = compare_with_recorded_bound(before, again)
     if compared:
         line(compared)
-    note("every decision is the same" if found.same_decisions else "the decisions differ")
+    note("all decisions are the same" if answer.same_decisions else "the decisions differ")
 
 
 def compare_with_recorded_bound(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> str:
@@ -262,7 +262,7 @@ def compare_with_recorded_bound(before: scheduler_pb2.Round, again: scheduler_pb
     short_of = abs(recorded.bound - reached.objective) / max(abs(recorded.bound), 1e-12)
     goal = f"{before.goals[0].name}: " if len(before.goals) > 1 else ""
     return (
-        f"{goal}the replayed answer is {100 * short_of:.3g} % short of the recorded round's bound"
+        f"{goal}the replayed solution is {100 * short_of:.3g} % short of the recorded round's bound"
         f" ({number(recorded.bound)})"
     )
 
@@ -293,5 +293,5 @@ def _less(gain: float) -> str:
     return (
         f"{number(gain)} less"
         if gain >= 0
-        else f"{number(-gain)} more, but worse by an earlier goal"
+        else f"{number(-gain)} more, but worse in an earlier goal"
     )

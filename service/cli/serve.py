@@ -1,4 +1,4 @@
-"""``tessera serve`` and ``tessera agent``: the two long-running programs."""
+"""``tessera serve`` and ``tessera agent``, the two long-running programs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
 SWITCH_S = 0.001
 """Seconds that a thread keeps the interpreter while others wait for it.
 
-With Python's own 5 ms, each statement of a transaction waits for each of the computing threads.
+With Python's default of 5 ms, each statement of a transaction waits for each of the computing threads.
 Under attack from all sides, the longest round of another caller took 1.2 to 2.2 s with 5 ms in four
 runs. It took 0.8 to 1.2 s with this value, and also with 0.25 ms, which costs a tenth of the calls.
 """
 
 COLLECT_AFTER = (10_000, 20, 100)
-"""Thresholds of the cycle collector.
+"""Thresholds of Python's cycle collector.
 
-With Python's own, it repeatedly scans everything that a large document or batch has made. This
-takes up to 0.2 s each time, while everybody waits. ``memory`` collects the rest.
+With Python's defaults, it repeatedly scans all objects that a large document or batch has made. This
+takes up to 0.2 s each time, and blocks all threads. ``memory`` collects the rest.
 """
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``serve`` and ``agent``."""
     app.command("serve", rich_help_panel="Servers")(serve)
     app.command(
@@ -54,35 +54,44 @@ def add(app: typer.Typer) -> None:
 def serve(
     listen: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Address to listen on. Default: 127.0.0.1:7070."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address on which the server listens. Default: 127.0.0.1:7070.",
+        ),
     ] = "",
     insecure_any_interface: options.InsecureAnyInterface = False,
     database_url: Annotated[
-        str, typer.Option(help="postgresql://... Default: the embedded PostgreSQL.")
+        str,
+        typer.Option(
+            help="URL of a PostgreSQL database, postgresql://... Default: the embedded PostgreSQL."
+        ),
     ] = "",
     period: Annotated[
-        str, typer.Option(help="Time between two rounds; 0: rounds only when asked. Default: 300s.")
+        str, typer.Option(help="Time between two rounds. 0: rounds only on request. Default: 300s.")
     ] = "",
     policy: options.Policy = "",
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Settings (TOML).")
+        Path | None, typer.Option("--config", metavar="FILE", help="File with settings (TOML).")
     ] = None,
     migrate: Annotated[
         bool | None,
         typer.Option(
             "--migrate/--no-migrate",
-            help="Bring the schema to this release's"
-            " first; by default only the embedded database's.",
+            help="Whether to upgrade the database schema to this release before serving. Default:"
+            " only for the"
+            " embedded database.",
         ),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings, without secrets, and end.")
+        bool, typer.Option("--print-config", help="Print the settings, without secrets, and exit.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help=", ".join(LEVELS))] = "INFO",
+    log_level: Annotated[
+        str, typer.Option(help=f"Level of log messages: {', '.join(LEVELS)}.")
+    ] = "INFO",
 ) -> None:
-    """Run a server until Ctrl-C or SIGTERM. Any number may share a database.
+    """Run a server until Ctrl-C or SIGTERM. Several servers may share one database.
 
-    Settings come from options, else TESSERA_ variables of the environment, else the file.
+    Options take precedence over TESSERA_* environment variables, and these over the settings file.
     """
     settings = _settings(
         config, listen, database_url, period, policy, insecure_any_interface=insecure_any_interface
@@ -91,7 +100,9 @@ def serve(
         typer.echo(str(settings), nl=False)
         return
     if log_level not in LEVELS:
-        raise InvalidInput("--log-level", f"{log_level!r}: know {', '.join(LEVELS)}")
+        raise InvalidInput(
+            "--log-level", f"unknown level {log_level!r}; must be one of {', '.join(LEVELS)}"
+        )
     _set_up_logging(log_level)
     if migrate if migrate is not None else not settings.database_url:
         database = wiring.open_database(settings)
@@ -101,8 +112,8 @@ def serve(
     sys.setswitchinterval(SWITCH_S)
 
     def serving(port: int) -> None:
-        # Loaded objects stay, so the collector need not scan them again, which takes 0.1 s each
-        # time.
+        # Loaded objects live until the end, so the collector need not scan them again, which takes
+        # 0.1 s each time.
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         note(f"serving on {host}:{port}")
@@ -111,9 +122,11 @@ def serve(
 
 
 def agent(
-    arguments: Annotated[list[str] | None, typer.Argument(help="As `tessera-agent`.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of `tessera-agent`.")
+    ] = None,
 ) -> None:
-    """Run an agent on a GPU node: the same as the command `tessera-agent`, which needs less installed."""
+    """Run an agent on a GPU node, like the command `tessera-agent`, which needs fewer packages."""
     raise typer.Exit(agent_program.main(arguments or []))
 
 
@@ -126,18 +139,18 @@ def _settings(
     *,
     insecure_any_interface: bool,
 ) -> Config:
-    found = load_config(file, os.environ)
-    if insecure_any_interface:  # before the address, which is refused without it
-        found = replace(found, insecure_any_interface=True)
+    settings = load_config(file, os.environ)
+    if insecure_any_interface:  # set before the address, which is refused without it
+        settings = replace(settings, insecure_any_interface=True)
     if listen:
-        found = replace(found, listen=listen)
+        settings = replace(settings, listen=listen)
     if database_url:
-        found = replace(found, database_url=database_url)
+        settings = replace(settings, database_url=database_url)
     if period:
-        found = replace(found, period_s=options.seconds("--period", period))
+        settings = replace(settings, period_s=options.seconds("--period", period))
     if policy:
-        found = replace(found, policy=policy)
-    return found
+        settings = replace(settings, policy=policy)
+    return settings
 
 
 def _set_up_logging(level: str) -> None:

@@ -1,4 +1,4 @@
-"""``tessera solve``: decide a saved snapshot here, with no server and no database."""
+"""``tessera solve``: solve a saved snapshot in this process, without a server or a database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tessera.service.rpc.convert.rounds import of_round, to_options
 from tessera.v1 import scheduler_pb2
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the command."""
     app.command("solve", rich_help_panel="Rounds")(solve)
 
@@ -34,7 +34,8 @@ def add(app: typer.Typer) -> None:
 @with_round_options
 def solve(
     snapshot: Annotated[
-        Path, typer.Argument(metavar="FILE", help="As `replay --save-snapshot` wrote it.")
+        Path,
+        typer.Argument(metavar="FILE", help="Snapshot, as written by `replay --save-snapshot`."),
     ],
     named: scheduler_pb2.RoundOptions,
     time_limit: TimeLimit = TIME_LIMIT,
@@ -42,28 +43,28 @@ def solve(
     everything: Everything = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Decide a saved snapshot here, with no server: to share a round, or to try a policy on it."""
+    """Solve a saved snapshot on this machine, without a server, e.g. to try another policy on it."""
     chosen, clock = to_options("options", named), SystemClock()
     end_s = clock.monotonic_s() + limit_s(time_limit, deadline)
-    found = decide_again(
+    decided = decide_again(
         _read(snapshot),
         chosen,
         clock,
         remaining_s=lambda: end_s - clock.monotonic_s(),
         cancelled=lambda: False,
     )
-    show_decided(of_round(found, summary_only=False), output, everything=everything)
+    show_decided(of_round(decided, summary_only=False), output, everything=everything)
 
 
 def _read(path: Path) -> Snapshot:
     try:
-        found = decode(path.read_bytes())
-        if isinstance(found, Snapshot):
-            found.traffic.require_readable()
+        saved = decode(path.read_bytes())
+        if isinstance(saved, Snapshot):
+            saved.traffic.require_readable()
     except OSError as error:
         raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from error
     except InvalidInput as error:
-        raise InvalidInput(str(path), f"is no saved snapshot: {error}") from error
-    if not isinstance(found, Snapshot):
-        raise InvalidInput(str(path), f"holds a {type(found).__name__}, not a snapshot")
-    return found
+        raise InvalidInput(str(path), f"is not a saved snapshot: {error}") from error
+    if not isinstance(saved, Snapshot):
+        raise InvalidInput(str(path), f"contains a {type(saved).__name__}, not a snapshot")
+    return saved

@@ -1,4 +1,7 @@
-"""Tenants' settings as YAML, in their own or a cluster file; see ``docs/command-line.md``."""
+"""Tenants' settings in YAML, in a file of their own or in a cluster file.
+
+``docs/command-line.md`` describes the format.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +58,15 @@ def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
     Raises:
         InvalidInput: names the file, the place and the key, and says what is allowed.
     """
-    found = documents(text, source)
-    if len(found) != 1:
-        raise InvalidInput(source, f"must hold one document with tenants, not {len(found)}")
-    top = check(TenantsFile, source, found[0])
+    contents = documents(text, source)
+    if len(contents) != 1:
+        raise InvalidInput(source, f"must contain one document with tenants, not {len(contents)}")
+    top = check(TenantsFile, source, contents[0])
     tenants = tuple(tenants_of(f"{source}: tenants", top.tenants))
     if not tenants:
-        raise InvalidInput(source, "holds no tenants; name them, e.g. tenants: {nlp: {weight: 2}}")
+        raise InvalidInput(
+            source, "contains no tenants; name some, e.g. tenants: {nlp: {weight: 2}}"
+        )
     return tenants
 
 
@@ -73,7 +78,7 @@ def tenants_of(where: str, value: object) -> Iterator[Tenant]:
         yield from _shown_tenants(where, value)
         return
     if not isinstance(value, dict):
-        raise InvalidInput(where, "must map tenants to settings, e.g. {nlp: {weight: 2}}")
+        raise InvalidInput(where, "must map tenants to their settings, e.g. {nlp: {weight: 2}}")
     for name, settings in value.items():
         yield _tenant(str(name), check(TenantEntry, f"{where}: {name}", settings or {}))
 
@@ -83,7 +88,7 @@ def _shown_tenants(where: str, items: list[object]) -> Iterator[Tenant]:
     seen: set[str] = set()
     for index, tenant in enumerate(check(_ShownTenants, where, items).root):
         if not tenant.name:
-            raise InvalidInput(f"{where}[{index}]", "needs 'name'")
+            raise InvalidInput(f"{where}[{index}]", "needs a 'name'")
         if tenant.name in seen:
             raise InvalidInput(f"{where}[{index}]: name", f"the tenant {tenant.name} occurs twice")
         seen.add(tenant.name)

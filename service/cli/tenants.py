@@ -1,4 +1,4 @@
-"""Commands on tenants: their weights, quotas, and what they borrow and lend."""
+"""Commands on tenants: their weights, their quotas, and the GPUs that they borrow and lend."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ TENANTS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on tenants."""
-    group = typer.Typer(help="Say what tenants are entitled to.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Set, list or delete the weights and quotas of tenants.", no_args_is_help=True
+    )
     group.command("apply")(apply)
     group.command("list")(list_tenants)
     group.command("delete")(delete)
@@ -43,19 +45,22 @@ def add(app: typer.Typer) -> None:
 
 
 def apply(
-    file: Annotated[str, typer.Option("--file", "-f", help="YAML of tenants; '-' for stdin.")],
+    file: Annotated[
+        str,
+        typer.Option("--file", "-f", help="YAML file that describes the tenants; '-' for stdin."),
+    ],
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create tenants, or replace all settings of those that there are; all or none."""
+    """Create tenants, or replace all settings of existing ones (all or none)."""
     from tessera.service.cli import tenantfile  # noqa: PLC0415 - pydantic starts slowly
 
     described = tenantfile.read_tenants(yamlfile.read_text(file), file)
     with connect(server) as client:
-        found = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
-    _show(found.tenants, output)
+        applied = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
+    _show(applied.tenants, output)
     what = count_noun(len(described), "tenant")
     note(f"{what} valid; nothing changed" if validate_only else f"{what} applied")
 
@@ -65,26 +70,28 @@ def list_tenants(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the tenants that have settings, by name."""
+    """List the tenants that have settings by name."""
     with connect(server) as client:
         request = tenants_pb2.ListTenantsRequest(parent=parent(cluster))
         pages = client.pages(client.tenants.ListTenants, request)
-        found = list(chain.from_iterable(page.tenants for page in pages))
-    _show(found, output)
-    if not found:
+        tenants = list(chain.from_iterable(page.tenants for page in pages))
+    _show(tenants, output)
+    if not tenants:
         note(
-            "no tenant has settings: each has weight 1 and no limits; `tessera tenants apply` sets some"
+            "no tenant has settings, so each has weight 1 and no limits; `tessera tenants apply` sets some"
         )
 
 
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Ids or full names.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="TENANT...", help="Ids or full names of the tenants.")
+    ],
     allow_missing: AllowMissing = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Forget the settings of tenants; their jobs stay, with weight 1 and no limits."""
+    """Delete the settings of tenants. Their jobs remain, with weight 1 and no limits."""
     request = tenants_pb2.DeleteTenantsRequest(
         parent=parent(cluster),
         names=[full_name(cluster, "tenants", name) for name in names],
@@ -122,6 +129,6 @@ def _show(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:
 
 def _quotas(tenant: tenants_pb2.Tenant) -> str:
     return ", ".join(
-        f"{gpus} of {'any type' if kind in ('', ANY) else kind}"
+        f"{gpus} GPUs of any type" if kind in ("", ANY) else f"{gpus} x {kind}"
         for kind, gpus in sorted(tenant.quotas.items())
     )

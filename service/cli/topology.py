@@ -1,4 +1,4 @@
-"""``tessera topology``: describe a cluster's network, or look at it or at a file."""
+"""``tessera topology``: show, set or delete the description of a cluster's network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tessera.service.cli.render import (
 from tessera.v1 import networks_pb2
 
 LIMITS: Final = replace(TOPOLOGY, yaml_bytes=TOPOLOGY.size_bytes)
-"""The server's limits, except that YAML may be as long as JSON, which the server receives."""
+"""The server's limits, except that YAML may be as long as JSON. The server receives JSON."""
 
 WORDS: Final = {
     Tier.GPU: "GPU",
@@ -75,7 +75,7 @@ LINKS: Final = (
 )
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add the commands on topologies."""
     group = typer.Typer(help=_group.__doc__, no_args_is_help=True)
     group.callback()(_group)
@@ -87,7 +87,7 @@ def add(app: typer.Typer) -> None:
 
 
 def _group() -> None:
-    """Describe a cluster's network, or look at one."""
+    """Show, describe or delete the network of a cluster."""
 
 
 def read_topology(source: str) -> tuple[Topology, list[str]]:
@@ -111,16 +111,16 @@ def read_document(source: str) -> tuple[object, str]:
 
     The file holds a description, or the output of `topology get -o yaml`. Raises InvalidInput.
     """
-    found = documents.read_document(source, yamlfile.read_text(source), LIMITS)
-    if found is None:
-        raise InvalidInput(source, "must hold one topology, not 0")
-    document, etag = _unwrap(found, source)
+    content = documents.read_document(source, yamlfile.read_text(source), LIMITS)
+    if content is None:
+        raise InvalidInput(source, "must contain one topology, but is empty")
+    document, etag = _unwrap(content, source)
     if isinstance(document, dict) and document.get("kind") == "lingjun" and "file" in document:
         document = _with_rows(document, source)
     return document, etag
 
 
-def _unwrap(found: object, source: str) -> tuple[object, str]:
+def _unwrap(content: object, source: str) -> tuple[object, str]:
     """Return the description and the etag in the output of `topology get -o yaml`.
 
     Anything else is returned unchanged, with the etag "".
@@ -128,17 +128,17 @@ def _unwrap(found: object, source: str) -> tuple[object, str]:
     Raises:
         InvalidInput: the description inside cannot be read.
     """
-    if not (isinstance(found, dict) and isinstance(found.get("document"), str)):
-        return found, ""
-    inner = documents.read_document(f"{source}: document", found["document"], LIMITS)
-    return inner, str(found.get("etag") or "")
+    if not (isinstance(content, dict) and isinstance(content.get("document"), str)):
+        return content, ""
+    inner = documents.read_document(f"{source}: document", content["document"], LIMITS)
+    return inner, str(content.get("etag") or "")
 
 
 def _with_rows(document: dict[str, Any], source: str) -> dict[str, Any]:
     if "rows" in document:
-        raise InvalidInput(source, "file, rows: one of them must be given, and only one")
-    beside = Path() if source == yamlfile.STDIN else Path(source).parent
-    path = str(beside / str(document["file"]))
+        raise InvalidInput(source, "needs exactly one of 'file' and 'rows'")
+    folder = Path() if source == yamlfile.STDIN else Path(source).parent
+    path = str(folder / str(document["file"]))
     rest = {key: value for key, value in document.items() if key != "file"}
     return rest | {"rows": rows_of(yamlfile.read_text(path), path)}
 
@@ -148,7 +148,7 @@ def show(
         str,
         typer.Argument(
             metavar="[FILE]",
-            help="A topology in YAML or JSON, '-' for stdin; left out: the cluster's.",
+            help="Topology in YAML or JSON; '-' for stdin. Default: the cluster's.",
             show_default=False,
         ),
     ] = "",
@@ -156,20 +156,20 @@ def show(
         tuple[str, str] | None,
         typer.Option(
             metavar="HOST HOST",
-            help="The ways between first GPUs of two hosts.",
+            help="Also list the paths between the first GPUs of two hosts.",
             show_default=False,
         ),
     ] = None,
     most: Annotated[
-        int, typer.Option(help="So many equal-cost paths at most.", min=1, max=65_536)
+        int, typer.Option(help="Maximum number of equal-cost paths to list.", min=1, max=65_536)
     ] = MOST,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Show what a topology is made of: vertices, links by speed, what its halves can send each other.
+    """Show the vertices of a topology, its links by speed and its bisection bandwidth.
 
-    With a FILE no server is needed.
+    With FILE, no server is needed.
     """
     topology, assumed = read_topology(file) if file else _stored(server, cluster)
     ways: list[tuple[str, ...]] = []
@@ -187,7 +187,7 @@ def show(
                 "bisection",
                 ""
                 if bisection is None
-                else f"{number(bisection / 1e9)} GB/s between halves of ToRs",
+                else f"{number(bisection / 1e9)} GB/s between halves of the ToRs",
             ),
             (
                 "paths",
@@ -200,37 +200,42 @@ def show(
     show_table(list(tiers(topology).items()), TIERS)
     show_table(link_kinds(topology), LINKS)
     for way, times in Counter(ways).items():
-        line(" > ".join(way) + (f"  ({times} by parallel cables)" if times > 1 else ""))
+        line(" > ".join(way) + (f"  ({times} parallel cables)" if times > 1 else ""))
     if total > len(ways):
-        note(f"{len(ways):,} of {total:,} equal-cost paths; --most lists more")
+        note(f"{len(ways):,} of {total:,} equal-cost paths are listed; --most lists more")
     for sentence in assumed:
         note(sentence)
 
 
 def get(
     document: Annotated[
-        bool, typer.Option("--document", help="Print the description alone, as `set` takes it.")
+        bool,
+        typer.Option(
+            "--document", help="Print only the description, in the form that `set` reads."
+        ),
     ] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Get the description of a cluster's network, and which nodes it does not fit."""
+    """Get the description of a cluster's network, and the hosts and nodes that do not match."""
     with connect(server) as client:
-        found = _get(client, parent(cluster))
+        stored = _get(client, parent(cluster))
     if document:
-        line(found.document)
+        line(stored.document)
     else:
-        _show(found, output)
+        _show(stored, output)
 
 
 def set_topology(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; '-' for stdin.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Topology in YAML or JSON; '-' for stdin.")
+    ],
     etag: Annotated[
         str,
         typer.Option(
-            help="Only if the description is still the one that `get` gave this etag;"
-            " '\"0\"': only if there is none."
+            help="Replace the description only if `get` still shows this etag. '\"0\"': only if there is no"
+            " description yet."
         ),
     ] = "",
     validate_only: ValidateOnly = False,
@@ -238,7 +243,7 @@ def set_topology(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Describe a cluster's network, or replace its description; running jobs are planned anew."""
+    """Describe a cluster's network, or replace its description. The network is then planned again."""
     described, stored_etag = read_document(file)
     try:
         build_topology(described)
@@ -246,7 +251,7 @@ def set_topology(
     except InvalidInput as wrong:
         raise InvalidInput(file, str(wrong)) from wrong
     except (TypeError, ValueError) as wrong:
-        raise InvalidInput(file, f"has a value that JSON cannot hold: {wrong}") from wrong
+        raise InvalidInput(file, f"has a value that cannot be written as JSON: {wrong}") from wrong
     topology = networks_pb2.Topology(
         name=_name(parent(cluster)), document=text, etag=etag or stored_etag
     )
@@ -254,16 +259,16 @@ def set_topology(
         topology=topology, validate_only=validate_only, request_id=new_request_id()
     )
     with connect(server) as client:
-        found = client.call(client.networks.UpdateTopology, request)
-    _show(found, output)
-    note("valid; nothing changed" if validate_only else "the network is described")
+        stored = client.call(client.networks.UpdateTopology, request)
+    _show(stored, output)
+    note("valid; nothing changed" if validate_only else "network described")
     for sentence in assumptions(described):
         note(sentence)
 
 
 def delete(
     etag: Annotated[
-        str, typer.Option(help="Only if `get` still shows this etag.", show_default=False)
+        str, typer.Option(help="Delete only if `get` still shows this etag.", show_default=False)
     ] = "",
     allow_missing: AllowMissing = False,
     yes: Yes = False,
@@ -271,7 +276,7 @@ def delete(
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Forget a cluster's network and its plans; jobs go on as they are."""
+    """Delete the description of a cluster's network, and its network plans. Jobs keep running."""
     request = networks_pb2.DeleteTopologyRequest(
         name=_name(parent(cluster)),
         request_id=new_request_id(),
@@ -280,10 +285,10 @@ def delete(
         validate_only=validate_only,
     )
     if not validate_only:
-        confirm(f"Forget the network of cluster {short(parent(cluster))}?", yes=yes)
+        confirm(f"Delete the network of cluster {short(parent(cluster))}?", yes=yes)
     with connect(server) as client:
         client.call(client.networks.DeleteTopology, request)
-    note("valid; nothing changed" if validate_only else "the network is forgotten")
+    note("valid; nothing changed" if validate_only else "network deleted")
 
 
 def _get(client: Client, cluster: str) -> networks_pb2.Topology:
@@ -296,7 +301,7 @@ def _get(client: Client, cluster: str) -> networks_pb2.Topology:
         hint = (
             ""
             if "tessera cluster apply" in str(failed)
-            else "; `tessera topology set FILE` describes it"
+            else "; describe it with `tessera topology set FILE`"
         )
         raise CallFailed(f"{failed}{hint}", failed.exit_code, failed.reason) from failed
 
@@ -312,23 +317,25 @@ def _name(cluster: str) -> str:
     return f"{cluster}/topology"
 
 
-def _show(found: networks_pb2.Topology, output: Output) -> None:
+def _show(topology: networks_pb2.Topology, output: Output) -> None:
     if output is Output.NAME:
-        line(found.name)
-    elif not show_message(found, output):
+        line(topology.name)
+    elif not show_message(topology, output):
         show_facts(
             [
-                ("topology", found.name),
-                ("hosts", f"{found.hosts:,}"),
-                ("switches", f"{found.switches:,}"),
-                ("links", f"{found.links:,}"),
-                ("etag", found.etag),
-                ("no nodes", _listed(found.unknown_hosts)),
-                ("not in it", _listed(found.missing_nodes)),
+                ("topology", topology.name),
+                ("hosts", f"{topology.hosts:,}"),
+                ("switches", f"{topology.switches:,}"),
+                ("links", f"{topology.links:,}"),
+                ("etag", topology.etag),
+                ("hosts without a node", _listed(topology.unknown_hosts)),
+                ("missing nodes", _listed(topology.missing_nodes)),
             ]
         )
-    if found.missing_nodes:
-        note("jobs on nodes that it lacks get no paths and levels, and count as meeting nobody")
+    if topology.missing_nodes:
+        note(
+            "jobs on missing nodes get no paths and priority levels, and count as free of contention"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -343,7 +350,7 @@ def _ways(
     numbers = []
     for name in hosts:
         if name not in topology.hosts:
-            raise InvalidInput("--paths", f"there is no host {name!r}{near(name, topology.hosts)}")
+            raise InvalidInput("--paths", f"unknown host {name!r}{near(name, topology.hosts)}")
         numbers.append(topology.hosts.index(name))
         if not len(topology.gpus_of(numbers[-1])):
             raise InvalidInput("--paths", f"{name} has no GPU")
@@ -352,17 +359,17 @@ def _ways(
     source, target = (int(topology.gpus_of(i)[0]) for i in numbers)
     names, links = topology.vertices.name, topology.links
     routes = Routes(topology, most)
-    found = [
+    paths = [
         (names[source], *(names[links.target[link]] for link in path))
         for path in routes.between(source, target)
     ]
-    return found, routes.count(source, target)
+    return paths, routes.count(source, target)
 
 
 def _answer(
     topology: Topology, assumed: list[str], ways: list[tuple[str, ...]], total: int, *, asked: bool
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "hosts": len(topology.hosts),
         "adaptive": topology.adaptive,
         "vertices": {tier.name.lower(): count for tier, count in tiers(topology).items()},
@@ -379,4 +386,4 @@ def _answer(
         "bisection_bytes_per_s": bisection_bytes_per_s(topology),
         "assumed": assumed,
     }
-    return found | ({"paths": ways, "equal_cost_paths": total} if asked else {})
+    return answer | ({"paths": ways, "equal_cost_paths": total} if asked else {})

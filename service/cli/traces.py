@@ -1,4 +1,4 @@
-"""The options of ``tessera import trace`` that shape a trace, and the target of the shaping."""
+"""The options of ``tessera import trace`` that shape a trace, and the cluster that it is shaped for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FACTOR: Final = {"min": 1e-6, "max": MAX_FACTOR}
 
 
 class Bad(StrEnum):
-    """The ways to treat bad jobs."""
+    """The treatments of bad jobs."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -52,7 +52,7 @@ class Bad(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A trace's shaping, the cluster that it is for, and the file that it is written to."""
+    """The shaping of a trace, the cluster that it is for, and the file that it is written to."""
 
     recipe: Recipe
     profiles: Path | None
@@ -69,7 +69,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The profiles and the cluster that a trace is shaped for."""
+    """The profiles and the cluster for which a trace is shaped."""
 
     profiles: Sequence[EstimateRecord]
     gpu_types: Sequence[GpuType]
@@ -96,103 +96,111 @@ def shaping_options(
     profiles: Annotated[
         Path | None,
         _option(
-            "How fast its jobs run, to know how long they take; by default the server's estimates.",
+            "Iteration times, from which the durations of jobs follow. Default: the server's estimates.",
             metavar="FILE.csv",
         ),
     ] = None,
     nodes: Annotated[
         list[str] | None,
         _option(
-            "The cluster that it is shaped for, e.g. a100=80x4: 80 nodes of 4; repeatable; by default the"
-            " server's.",
+            "Nodes of the cluster that the trace is shaped for, e.g. a100=80x4: 80 nodes of 4 x a100."
+            " Repeatable. Default: the server's.",
             metavar="TYPE=NODESxGPUS",
         ),
     ] = None,
     on_bad: Annotated[
         Bad | None,
         _option(
-            "Jobs that cannot run, repeat a name, last no time or are out of order: refuse the trace, or drop"
-            " them and put the rest in order. By default those are refused, and the order is put right."
+            "What to do about jobs that cannot run, repeat a name, last no time or are out of order. refuse:"
+            " refuse the trace. drop: drop them and put the others in order. Default: put jobs in order, and"
+            " refuse the other faults."
         ),
     ] = None,
     redraw: Annotated[
         bool,
         _option(
-            "Draw models, sizes, GPUs and types that run, at equal GPU-hours (Morphling).",
+            "Draw new models, sizes, GPUs and GPU types that can run, at equal GPU-hours (Morphling).",
             "--redraw",
         ),
     ] = False,
     large_share: Annotated[
         float | None,
-        _option("Share of jobs with large models; as few as needed are redrawn.", **_SHARE),
+        _option("Share of jobs with large models. As few jobs as needed are redrawn.", **_SHARE),
     ] = None,
-    large_from: Annotated[str, _option("Size from which a model is large; by default 6B.")] = "6B",
+    large_from: Annotated[
+        str, _option("Size from which a model counts as large. Default: 6B.")
+    ] = "6B",
     busiest_hours: Annotated[
-        float | None, _option("Only the hours in which most jobs arrive.", min=0.01, max=1e6)
+        float | None,
+        _option("Keep only this many hours: those in which most jobs arrive.", min=0.01, max=1e6),
     ] = None,
     sample: Annotated[
         float | None,
         _option(
-            "Only this share of the jobs, drawn evenly: the cluster's GPUs over the traced cluster's.",
+            "Keep only this share of the jobs, drawn evenly, e.g. the ratio of this cluster's GPUs to the"
+            " traced cluster's.",
             min=1e-6,
             max=1.0,
         ),
     ] = None,
     faster: Annotated[
-        float | None, _option("Jobs arrive so many times as fast.", **_FACTOR)
+        float | None, _option("Factor on the arrival rate of jobs.", **_FACTOR)
     ] = None,
-    longer: Annotated[
-        float | None, _option("Jobs have so many times the iterations.", **_FACTOR)
-    ] = None,
+    longer: Annotated[float | None, _option("Factor on the iterations of jobs.", **_FACTOR)] = None,
     load: Annotated[
         float | None,
         _option(
-            "Only as many jobs as bring this load: GPU-hours requested over the cluster's, until the last"
-            " arrival.",
+            "Keep only as many jobs as result in this load: the requested GPU-hours divided by the cluster's"
+            " until the last arrival.",
             **_FACTOR,
         ),
     ] = None,
     guaranteed: Annotated[
         float | None,
         _option(
-            "Share of jobs, drawn evenly, of a tenant with a quota, guaranteed; the rest is best effort.",
+            "Share of jobs, drawn evenly, that are guaranteed and belong to a tenant with a quota. The others"
+            " are best effort.",
             **_SHARE,
         ),
     ] = None,
     quota: Annotated[
         int | None,
         _option(
-            "Its GPUs, of any type; by default all of the cluster.", min=1, max=limits.MAX_QUOTA
+            "GPUs, of any type, of that tenant's quota. Default: all of the cluster.",
+            min=1,
+            max=limits.MAX_QUOTA,
         ),
     ] = None,
     tightness: Annotated[
         str | None,
         _option(
-            "Deadlines: so many times a job's duration as requested; drawn evenly from a range such as"
-            " 0.5:1.5."
+            "Deadlines, as a factor on a job's duration on what it requested: a number such as 1.5,"
+            " or a range"
+            " such as 0.5:1.5 from which it is drawn evenly."
         ),
     ] = None,
     loosen: Annotated[
         float | None,
-        _option("So many times the time to deadlines (Arena's experiments: 5).", **_FACTOR),
+        _option("Factor on the time to deadlines (5 in Arena's experiments).", **_FACTOR),
     ] = None,
-    no_deadlines: Annotated[bool, _option("Without deadlines.", "--no-deadlines")] = False,
+    no_deadlines: Annotated[bool, _option("Remove all deadlines.", "--no-deadlines")] = False,
     seed: Annotated[
-        int, _option("Of everything that is drawn; 0.", min=0, max=limits.MAX_SEED)
+        int, _option("Seed of all random draws. Default: 0.", min=0, max=limits.MAX_SEED)
     ] = 0,
     to: Annotated[
         Path | None,
         _option(
-            "Write the trace as our CSV instead of submitting it; asks no server.",
+            "Write the trace to this file, in Tessera's CSV format, instead of submitting it. Needs"
+            " no server.",
             metavar="FILE.csv",
         ),
     ] = None,
 ) -> Wanted:
     """Return the shaping that the options describe. Raises InvalidInput."""
     if no_deadlines and (tightness is not None or loosen is not None):
-        raise InvalidInput("--no-deadlines", "cannot be with --tightness or --loosen")
+        raise InvalidInput("--no-deadlines", "cannot be combined with --tightness or --loosen")
     if quota is not None and guaranteed is None:
-        raise InvalidInput("--quota", "belongs to --guaranteed SHARE")
+        raise InvalidInput("--quota", "needs --guaranteed SHARE")
     recipe = Recipe(
         redraw=redraw,
         large_share=large_share,
@@ -215,14 +223,14 @@ def shaping_options(
 
 
 def with_shaping(command: Callable[..., None]) -> Callable[..., None]:
-    """Return ``command`` with all options of ``asked`` in place of its parameter ``wanted``."""
+    """Return ``command`` with the options on shaping in place of its parameter ``wanted``."""
     return options.with_options(command, "wanted", shaping_options)
 
 
 def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | None:
-    """Return the target of the shaping: as named, and otherwise from the server, if any.
+    """Return the target of the shaping: from the options, and otherwise from the server, if any.
 
-    If the target is unknown, return None.
+    Return None if the target is unknown.
 
     Raises:
         InvalidInput: the file of profiles is wrong or cannot be read.
@@ -251,16 +259,17 @@ def shape_trace(
     """Return the shaped trace.
 
     Raises:
-        InvalidInput: jobs are bad and are not to be dropped; a step cannot be done.
+        InvalidInput: jobs are bad and must not be dropped, or a step is impossible.
     """
     recipe = wanted.recipe
-    durations = any(isinstance(one, Asked) for one in jobs)
+    durations = any(isinstance(job, Asked) for job in jobs)
     if target is None and (recipe.needs_speeds or durations):
         raise InvalidInput(
-            "--profiles, --nodes", "are needed to know how long jobs take (or a server that knows)"
+            "--profiles, --nodes",
+            "are required, because the durations of jobs follow from them (or use a server that has them)",
         )
     if durations and not recipe.redraw:
-        raise InvalidInput("--redraw", "is needed: the trace has durations and no models")
+        raise InvalidInput("--redraw", "is required, because the trace has durations but no models")
     reordered: list[str] = []
     if wanted.on_bad is None:
         jobs, reordered = _put_in_order(jobs)
@@ -281,10 +290,10 @@ def shape_trace(
 def _screened(
     jobs: Sequence[Arrival] | Sequence[Asked], target: Target | None, on_bad: Bad, *, redraw: bool
 ) -> Screened[Arrival] | Screened[Asked]:
-    asked_for = [one for one in jobs if isinstance(one, Asked)]
+    asked_for = [job for job in jobs if isinstance(job, Asked)]
     if asked_for:
         return screen_durations(asked_for, on_bad.value)
-    arrivals = [one for one in jobs if isinstance(one, Arrival)]
+    arrivals = [job for job in jobs if isinstance(job, Arrival)]
     if target is None:
         return screen_form(arrivals, on_bad.value)
     if redraw:
@@ -295,10 +304,10 @@ def _screened(
 def _put_in_order(
     jobs: Sequence[Arrival] | Sequence[Asked],
 ) -> tuple[list[Arrival] | list[Asked], list[str]]:
-    asked_for = [one for one in jobs if isinstance(one, Asked)]
+    asked_for = [job for job in jobs if isinstance(job, Asked)]
     if asked_for:
         return in_order(asked_for)
-    return in_order([one for one in jobs if isinstance(one, Arrival)])
+    return in_order([job for job in jobs if isinstance(job, Arrival)])
 
 
 def _size(text: str) -> float:
@@ -314,7 +323,7 @@ def _tightness(text: str | None) -> tuple[float, float] | None:
     match = _TIGHTNESS.fullmatch(text)
     if match is None or not 0 < float(match[1]) <= float(match[2] or match[1]):
         raise InvalidInput(
-            "--tightness", f"{text!r}: write a number such as 1.5, or a range, 0.5:1.5"
+            "--tightness", f"must be a number such as 1.5, or a range such as 0.5:1.5, not {text!r}"
         )
     return float(match[1]), float(match[2] or match[1])
 
@@ -324,7 +333,7 @@ def _nodes(texts: Sequence[str]) -> Iterator[NodeSpec]:
     for text in texts:
         match = _NODES.fullmatch(text)
         if match is None or match[1] in kinds or not (int(match[2]) and int(match[3])):
-            raise InvalidInput("--nodes", f"{text!r}: write each type once, as in a100=80x4")
+            raise InvalidInput("--nodes", f"{text!r}: name each GPU type once, as in a100=80x4")
         kinds.add(match[1])
         for i in range(int(match[2])):
             yield NodeSpec(name=f"{match[1]}-{i}", gpu_type=match[1], gpus=int(match[3]))

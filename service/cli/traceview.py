@@ -1,4 +1,4 @@
-"""The output of ``tessera import trace`` on a shaped trace."""
+"""The output of ``tessera import trace`` about a shaped trace."""
 
 from __future__ import annotations
 
@@ -37,54 +37,54 @@ SIZES: Final[Sequence[Column[_Row]]] = (
 )
 
 
-def show(found: Shaped, recipe: Recipe) -> None:
-    """Print a trace's facts, its model sizes, and the dropped jobs with the reasons."""
-    show_facts(_facts(found, recipe))
-    show_table(_rows(found), SIZES)
-    for line in chain(bad_lines(found.dropped), order_lines(found.reordered)):
+def show(shaped: Shaped, recipe: Recipe) -> None:
+    """Print a trace's facts, its model sizes, and the dropped jobs with their reasons."""
+    show_facts(_facts(shaped, recipe))
+    show_table(_rows(shaped), SIZES)
+    for line in chain(bad_lines(shaped.dropped), order_lines(shaped.reordered)):
         note(line)
 
 
-def _facts(found: Shaped, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    arrivals = found.arrivals
+def _facts(shaped: Shaped, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    arrivals = shaped.arrivals
     yield "jobs", f"{len(arrivals):,}"
-    if found.dropped:
-        yield "dropped", f"{len(found.dropped):,}"
+    if shaped.dropped:
+        yield "dropped", f"{len(shaped.dropped):,}"
     yield "arrivals", f"over {span(max(a.arrival_s for a in arrivals))}"
-    if found.speeds is not None and found.speeds.room is not None:
-        gpus = found.speeds.room.total_gpus
-        seconds = found.speeds.requested_s(arrivals)
-        hours = float(gpu_seconds(arrivals, found.speeds).sum()) / 3600
+    if shaped.speeds is not None and shaped.speeds.room is not None:
+        gpus = shaped.speeds.room.total_gpus
+        seconds = shaped.speeds.requested_s(arrivals)
+        hours = float(gpu_seconds(arrivals, shaped.speeds).sum()) / 3600
         yield "GPU-hours", number(hours)
-        yield "load", f"{load(arrivals, found.speeds, gpus):.3g} of {gpus:,} GPUs"
+        yield "load", f"{load(arrivals, shaped.speeds, gpus):.3g} of {gpus:,} GPUs"
         half, most = (span(float(s)) for s in np.percentile(seconds, [50, 90]))
-        yield "duration", f"median {half}, 90 % under {most}, as requested"
+        yield "duration", f"median {half}, 90th percentile {most}, on the requested GPUs"
     large = sum(n for (_, params), n in sizes(arrivals).items() if _is_large(params, recipe))
     yield (
         "large models",
-        f"{percent(large, len(arrivals))} % from {number(recipe.large_from / 1e9)}B",
+        f"{percent(large, len(arrivals))} % have {number(recipe.large_from / 1e9)}B parameters or more",
     )
     due = sum(1 for a in arrivals if math.isfinite(a.spec.deadline_s))
     yield "deadlines", f"{due:,}" if due else "none"
-    for tenant in found.tenants:
+    for tenant in shaped.tenants:
         jobs = sum(1 for a in arrivals if a.spec.tenant == tenant.name)
         quota = f"quota {tenant.quotas['']} GPUs" if tenant.quotas else "best effort"
         yield tenant.name, f"{jobs:,} jobs, {quota}"
 
 
-def _rows(found: Shaped) -> list[_Row]:
+def _rows(shaped: Shaped) -> list[_Row]:
     hours: dict[tuple[str, str], float] = {}
-    if found.speeds is not None:
-        work = gpu_seconds(found.arrivals, found.speeds).tolist()
-        for one, seconds in zip(found.arrivals, work, strict=True):
-            key = (one.spec.workload.model, one.spec.workload.params)
+    if shaped.speeds is not None:
+        work = gpu_seconds(shaped.arrivals, shaped.speeds).tolist()
+        for arrival, seconds in zip(shaped.arrivals, work, strict=True):
+            key = (arrival.spec.workload.model, arrival.spec.workload.params)
             hours[key] = hours.get(key, 0.0) + seconds / 3600
-    total = len(found.arrivals)
+    total = len(shaped.arrivals)
     return [
         _Row(
             model, params, jobs, percent(jobs, total), number(hours.get((model, params), math.nan))
         )
-        for (model, params), jobs in sizes(found.arrivals).most_common()
+        for (model, params), jobs in sizes(shaped.arrivals).most_common()
     ]
 
 

@@ -1,4 +1,4 @@
-"""``tessera up``: a whole Tessera on this machine. Each part is a process; they stop in order."""
+"""``tessera up``: a complete Tessera on this machine, in processes that are stopped in order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ START_S: Final = 600.0
 """Seconds that the server and the agents may each take to become healthy."""
 
 PATIENCE_S: Final = 15.0
-"""Seconds after which the reason for a slow start is printed."""
+"""Seconds after which the probable reason for a slow start is printed."""
 
 POLL_S: Final = 0.1
 WATCH_S: Final = 0.5
@@ -53,7 +53,7 @@ SHOWN_NODES: Final = 5
 """The number of nodes that an error names."""
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``up``."""
     app.command("up", rich_help_panel="Servers")(up)
 
@@ -65,7 +65,7 @@ def up(
             "--file",
             "-f",
             metavar="FILE.yaml",
-            help="A cluster to start. Default: the data directory's, else a small example.",
+            help="Cluster file. Default: the one that the data directory was made with, or a small example.",
         ),
     ] = "",
     cluster: Annotated[
@@ -74,71 +74,79 @@ def up(
             "--cluster",
             "-c",
             envvar="TESSERA_CLUSTER",
-            help="The cluster's id. Default: the one in the file, else 'default'.",
+            help="The cluster's id. Default: the one in the file, or else 'default'.",
         ),
     ] = "",
     agents: Annotated[
-        int, typer.Option(min=1, help="Agent processes; they share the nodes between them.")
+        int,
+        typer.Option(min=1, help="Number of agent processes, among which the nodes are divided."),
     ] = 2,
     clock_factor: Annotated[
         float | None,
         typer.Option(
-            help="Training runs this many times faster than in reality; periods and"
-            " deadlines stay real time. Default: the data directory's, else 1."
+            help="Factor by which training runs faster than in reality. Periods and deadlines stay"
+            " in real time."
+            " Default: the data directory's, or 1."
         ),
     ] = None,
     period: Annotated[
         str,
         typer.Option(
-            metavar="DURATION", help="Time between two rounds; 0: rounds only when asked."
+            metavar="DURATION", help="Time between two rounds. 0: rounds only on request."
         ),
     ] = "300s",
     policy: options.Policy = "",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address of the server; port 0: any free one.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Address on which the server listens. Port 0: any free port."
+        ),
     ] = DEFAULT_SERVER,
     insecure_any_interface: options.InsecureAnyInterface = False,
     data_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Directory for database, logs and checkpoints; the next"
-            " `up` goes on with it. Default: one for each cluster file.",
+            help="Directory for the database, logs and checkpoints, with which the next `up` continues."
+            " Default: one directory for each cluster file.",
         ),
     ] = None,
     database_url: Annotated[
         str,
         typer.Option(
             envvar="TESSERA_DATABASE_URL",
-            help="postgresql://... Default: an embedded PostgreSQL in the data directory.",
+            help="URL of a PostgreSQL database, postgresql://... Default: an embedded PostgreSQL in the data"
+            " directory.",
         ),
     ] = "",
     samples: Annotated[
         bool | None,
         typer.Option(
             "--samples/--no-samples",
-            help="Import sample estimates. Default: only for the example cluster.",
+            help="Whether to import sample estimates. Default: only for the example cluster.",
         ),
     ] = None,
     reset: Annotated[
         bool,
         typer.Option(
             "--reset",
-            help="Start afresh: first delete the data directory's database, jobs,"
-            " logs and checkpoints.",
+            help="Delete the database, jobs, logs and checkpoints in the data directory before starting.",
         ),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before --reset deletes.")
+        bool,
+        typer.Option(
+            "--yes", "-y", help="Do not ask for confirmation before --reset deletes data."
+        ),
     ] = False,
 ) -> None:
-    """Start a database, a server and agents on this machine, and stop them all at Ctrl-C.
+    """Start a database, a server and agents on this machine. Ctrl-C stops them all.
 
-    Prints the server's address on stdout once everything is healthy. Jobs do not train anything: agents
-    replay the estimated iteration times, CLOCK-FACTOR times as fast.
+    The address of the server is printed on stdout once all of them are healthy. Jobs do not train
+    anything: agents replay the estimated iteration times, CLOCK-FACTOR times as fast.
 
-    The next `up` with the same file or data directory goes on where this one stopped. To start afresh, add
-    --reset.
+    The next `up` with the same file or data directory continues where this one stopped. To start from
+    scratch, add --reset.
     """
     period_s, address = options.seconds("--period", period), address_of(listen)
     Config(  # Refuse wrong settings here, not in the server's log.
@@ -148,9 +156,9 @@ def up(
         insecure_any_interface=insecure_any_interface,
     )
     if clock_factor is not None and not clock_factor > 0:
-        raise InvalidInput("--clock-factor", "must be above 0")
+        raise InvalidInput("--clock-factor", "must be greater than 0")
     if yes and not reset:
-        raise InvalidInput("--yes", "belongs to --reset")
+        raise InvalidInput("--yes", "needs --reset")
     asked = Asked(
         file=file,
         text=yamlfile.read_text(file) if file else "",
@@ -167,7 +175,7 @@ def up(
         record = resolve_settings(asked, home)
         described = clusterfile.read_cluster(record.description, record.source or EXAMPLE)
         if not described.nodes:
-            raise InvalidInput(file, "names no nodes, so there is nothing to start agents for")
+            raise InvalidInput(file, "names no nodes, so no agents can be started")
         plan = Plan(
             home=home,
             name=parent(record.cluster),
@@ -208,7 +216,7 @@ def _again(file: str, data_dir: Path | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The parts to start, with their settings."""
+    """The processes to start, with their settings."""
 
     home: Home
     name: str  # clusters/{cluster}
@@ -222,13 +230,13 @@ class Plan:
     insecure_any_interface: bool
     database_url: str  # "" for the embedded database
     samples: bool
-    again: str  # the command that continues from here
+    again: str  # the command that continues with the same data directory
 
 
 def _start(plan: Plan, stack: ExitStack) -> list[Child]:
-    """Start everything, each part once its requirements are healthy.
+    """Start all processes, each once those that it needs are healthy.
 
-    ``stack`` stops the parts in reverse order.
+    ``stack`` stops them in reverse order.
     """
     plan.home.add_running("up", os.getpid())
     note("starting the database ...")
@@ -237,7 +245,7 @@ def _start(plan: Plan, stack: ExitStack) -> list[Child]:
     upgrade(database)
     if not stack.enter_context(database.held(f"tessera up {plan.name}")):
         raise CallFailed(
-            f"another `tessera up` runs {plan.name} on this database; stop it, or name another database or"
+            f"another `tessera up` runs {plan.name} on this database; stop it, or choose another database or"
             " --cluster",
             Exit.REFUSED,
         )
@@ -250,7 +258,7 @@ def _start(plan: Plan, stack: ExitStack) -> list[Child]:
     for k in range(plan.agents):
         children.append(_child(plan, stack.enter_context(_agent(plan, k))))
     for agent in children[1:]:
-        # all at the same time, before waiting for the first
+        # Stop all agents at the same time, before waiting for the first.
         stack.callback(agent.process.terminate)
     wanted = {node.name for node in plan.described.nodes}
     _wait(lambda: wanted <= _reachable_nodes(client, plan.name), children)
@@ -282,7 +290,7 @@ def _describe(plan: Plan, client: Client) -> None:
 
 
 def _require_same(plan: Plan, client: Client) -> None:
-    """Check that the cluster is absent, or has only nodes of the description."""
+    """Check that the cluster does not exist yet, or has only nodes of the description."""
     request = clusters_pb2.ListClustersRequest()
     pages = client.pages(client.clusters.ListClusters, request)
     if plan.name not in {cluster.name for page in pages for cluster in page.clusters}:
@@ -296,9 +304,9 @@ def _require_same(plan: Plan, client: Client) -> None:
     if others:
         more = ", ..." if len(others) > SHOWN_NODES else ""
         raise CallFailed(
-            f"the database has a {plan.name} already, with other nodes ({', '.join(others[:SHOWN_NODES])}"
-            f"{more}), and nothing of it was changed: name another --cluster or --data-dir, or add --reset to"
-            " delete it and start afresh",
+            f"the database already has {plan.name} with other nodes ({', '.join(others[:SHOWN_NODES])}"
+            f"{more}); nothing was changed. Choose another --cluster or --data-dir, or add --reset to delete"
+            " it and start from scratch",
             Exit.REFUSED,
         )
 
@@ -333,7 +341,7 @@ def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
 
 
 def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
-    """Run an agent for its part of the nodes. Its gangs end with it."""
+    """Run an agent for its share of the nodes. Its gangs end with it."""
     cluster, agent = short(plan.name), f"agent-{number}"
     folder = plan.home.path / "agents" / cluster
     folder.mkdir(parents=True, exist_ok=True)
@@ -373,16 +381,16 @@ def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
 
 
 def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:
-    """Wait until ``ready``. Raises Unavailable: a child has ended, or it takes too long."""
-    started_s, told = time.monotonic(), False
+    """Wait until ``ready``. Raises Unavailable if a child has ended, or if it takes too long."""
+    started_s, is_explained = time.monotonic(), False
     while not ready():
         for child in children:
             child.require_running()
         waited_s = time.monotonic() - started_s
-        if waited_s > PATIENCE_S and not told:
-            told = True
+        if waited_s > PATIENCE_S and not is_explained:
+            is_explained = True
             note(
-                "still starting: the first start of an installation compiles its solvers, which takes minutes"
+                "still starting; the first start of an installation compiles the solvers, which takes minutes"
             )
         if waited_s > START_S:
             logs = ", ".join(str(child.log) for child in children)
@@ -415,23 +423,23 @@ def _reachable_nodes(client: Client, name: str) -> set[str]:
 
 def _say_what_next(plan: Plan, client: Client) -> None:
     request = clusters_pb2.GetClusterRequest(name=plan.name)
-    found, cluster = client.call(client.clusters.GetCluster, request), short(plan.name)
-    rounds = f"a round every {plan.period_s:g} s" if plan.period_s else "rounds only when asked"
+    stored, cluster = client.call(client.clusters.GetCluster, request), short(plan.name)
+    rounds = f"a round every {plan.period_s:g} s" if plan.period_s else "rounds only on request"
     err.print(
-        f"Tessera is up: cluster {cluster}, {found.nodes} nodes, {found.gpus} GPUs; {rounds}.",
+        f"Tessera is up: cluster {cluster}, {stored.nodes} nodes, {stored.gpus} GPUs; {rounds}.",
         style="bold",
     )
     exports = [f"TESSERA_SERVER={plan.address}"] if plan.address != DEFAULT_SERVER else []
     exports += [f"TESSERA_CLUSTER={cluster}"] if cluster != DEFAULT_CLUSTER else []
     if exports:
-        note(f"In another terminal first: export {' '.join(exports)}")
+        note(f"In another terminal, first run: export {' '.join(exports)}")
     note(
         "Try:\n"
         "  tessera submit bert-1 --model bert --params 1.3B --batch 256 --iterations 1000 --gpus 8\n"
-        "  tessera round             decide now\n"
-        "  tessera jobs --watch      which jobs run, on which GPUs\n"
-        "  tessera job bert-1        everything about a job, and why it waits\n"
+        "  tessera round             decide a round now\n"
+        "  tessera jobs --watch      follow the jobs and their GPUs\n"
+        "  tessera job bert-1        show a job in full, and why it waits\n"
         f"Data and logs: {plan.home.path}\n"
-        f"Ctrl-C stops everything. `{plan.again}` then goes on from there, and"
-        f" `{plan.again} --reset` starts afresh."
+        f"Ctrl-C stops everything. `{plan.again}` then continues from there, and"
+        f" `{plan.again} --reset` starts from scratch."
     )

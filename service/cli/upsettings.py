@@ -1,4 +1,4 @@
-"""The settings that ``tessera up`` uses on a data directory: its record, and the options."""
+"""The settings with which ``tessera up`` uses a data directory, from its record and the options."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Asked:
     """The options on the cluster and its database. An empty text or None means not given."""
 
     file: str
-    text: str  # text of the file
+    text: str  # the text of the file
     cluster: str
     clock_factor: float | None
     database_url: str
 
 
 def resolve_settings(asked: Asked, home: Home) -> Record:
-    """Return the settings to start with: the data directory's own, with the options added.
+    """Return the settings to start with: those of the data directory, changed by the options.
 
     Raises:
         InvalidInput: the options contradict the directory; the message says what to do.
@@ -54,11 +54,11 @@ def resolve_settings(asked: Asked, home: Home) -> Record:
     if difference := _difference(asked, before):
         raise InvalidInput(
             "--file" if asked.file else "--cluster",
-            f"{difference}, but {home.path} was made with {_cluster_of(before)}; leave out --file and"
-            " --cluster to go on with that one, name another --data-dir, or add --reset to delete it and"
-            " start afresh",
+            f"{difference}, but {home.path} was made with {_cluster_of(before)}; omit --file and --cluster to"
+            " continue with that cluster, choose another --data-dir, or add --reset to delete it and start"
+            " from scratch",
         )
-    note(f"going on with {_cluster_of(before)} in {home.path}; --reset starts afresh")
+    note(f"continuing with {_cluster_of(before)} in {home.path}; --reset starts from scratch")
     record = before
     if asked.file and asked.text != before.description:
         record = replace(record, source=asked.file, description=asked.text)
@@ -75,7 +75,7 @@ def _cluster_of(record: Record) -> str:
 
 
 def _difference(asked: Asked, before: Record) -> str:
-    """Return how the options describe another cluster, or "" if they are the same or add to it."""
+    """Return how the options describe a different cluster, or "" if they only add to it, or nothing."""
     old = clusterfile.read_cluster(before.description, before.source or EXAMPLE)
     if asked.cluster and asked.cluster != before.cluster:
         return f"names cluster {asked.cluster}"
@@ -97,35 +97,38 @@ def _difference(asked: Asked, before: Record) -> str:
 
 def _other_database(asked: Asked, before: Record, path: Path) -> str:
     made = f"the database {before.database}" if before.database else "its embedded database"
-    way = f"give --database-url {before.database}" if before.database else "leave it out"
+    way = f"give --database-url {before.database}" if before.database else "omit this option"
     variable = "" if before.database else " (TESSERA_DATABASE_URL may be set)"
-    return f"{path} was made with {made}: {way}{variable}, or name another --data-dir"
+    return f"{path} was made with {made}; {way}{variable}, or choose another --data-dir"
 
 
 def delete_data(home: Home, asked: Asked, *, confirmed: bool) -> None:
     """Delete the contents of the data directory, if the user agrees.
 
     Raises:
-        InvalidInput: it is not ours, its database lies elsewhere, or nobody can be asked.
+        InvalidInput: the directory is not ours, its database is elsewhere, or nobody can be asked.
     """
     external = asked.database_url or (home.record.database if home.record else "")
     if external:
         raise InvalidInput(
             "--reset",
-            f"deletes data directories, and the database {without_password(external)} is not in one: empty"
-            " it yourself, or name another one",
+            f"only deletes data directories, but the database {without_password(external)} is not in one;"
+            " empty it yourself, or choose another one",
         )
     contents = [entry for entry in home.path.iterdir() if not entry.name.startswith(".")]
     if not home.is_ours():
         if contents:
             raise InvalidInput(
-                "--reset", f"`tessera up` did not make what is in {home.path}; nothing was deleted"
+                "--reset", f"{home.path} was not made by `tessera up`, so nothing was deleted"
             )
         return
     what = f"all jobs, rounds, logs and checkpoints in {home.path}"
     if not confirmed:
         if not sys.stdin.isatty():
-            raise InvalidInput("--reset", f"deletes {what}; add --yes where nobody can be asked")
+            raise InvalidInput(
+                "--reset",
+                f"deletes {what}; add --yes to confirm, because there is no terminal to ask on",
+            )
         if not typer.confirm(f"Delete {what}?", err=True):
             raise typer.Exit(Exit.OK)
     home.delete()

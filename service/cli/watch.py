@@ -27,7 +27,7 @@ POLL_S: Final = 2.0
 """Seconds between two readings of the list of jobs."""
 
 FRAMES_PER_S: Final = 1.0
-"""Redraws of a terminal's view per second, so that ages advance between two changes."""
+"""Redraws of the view on a terminal, per second, so that ages advance between two changes."""
 
 ENDINGS: Final = {
     jobs_pb2.SUCCEEDED: Exit.OK,
@@ -38,7 +38,7 @@ ENDINGS: Final = {
 """Exit codes by the state in which a watched job ended."""
 
 GOES_ON: Final = ("service_gpu_seconds", "iterations_done")
-"""Fields of a running job that change all the time."""
+"""Fields that change constantly while a job runs."""
 
 
 def watch_jobs(
@@ -98,9 +98,9 @@ def require_success(job: jobs_pb2.Job) -> None:
     code = ENDINGS.get(job.state, Exit.REFUSED)
     if code is Exit.OK:
         return
-    how = jobs_pb2.JobState.Name(job.state).lower()
-    why = job.last_error or job.reason.message
-    raise CallFailed(f"{short(job.name)} {how}" + (f": {why}" if why else ""), code)
+    state = jobs_pb2.JobState.Name(job.state).lower()
+    cause = job.last_error or job.reason.message
+    raise CallFailed(f"{short(job.name)} {state}" + (f": {cause}" if cause else ""), code)
 
 
 def changed_jobs(
@@ -205,7 +205,7 @@ def _redraw(
 
 
 def _print_apart(console: Console, view: RenderableType, before: object) -> None:
-    """Print a view, with an empty line between it and the one before it."""
+    """Print a view, separated from the previous one by an empty line."""
     if before is not None:
         console.print()
     console.print(view)

@@ -1,4 +1,4 @@
-"""Hand-written files, as text and as YAML documents. Their readers check keys and types."""
+"""Readers of hand-written files, as text and as YAML documents."""
 
 from __future__ import annotations
 

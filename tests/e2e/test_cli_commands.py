@@ -159,9 +159,9 @@ def test_a_round_is_replayed_as_recorded_and_otherwise(
         there["objective"],
         there["snapshot_digest"],
     )
-    assert "nothing is committed" in tessera("solve", str(kept)).stdout
+    assert "nothing was committed" in tessera("solve", str(kept)).stdout
     kept.write_text("{}")
-    assert "no saved snapshot" in tessera("solve", str(kept), code=2).stderr
+    assert "not a saved snapshot" in tessera("solve", str(kept), code=2).stderr
     tessera("replay", "7", code=4)
     tessera("round", "--solver", "magic", code=1)
 
@@ -180,7 +180,7 @@ def test_estimates_that_are_imported_again_replace_what_came_between(
     assert [c.iter_time_s for c in cells if c.cell.gpus == 4] == [2.0]
 
 
-def test_profiles_of_types_that_the_cluster_lacks_are_refused_or_left_out(
+def test_profiles_of_types_that_the_cluster_lacks_are_refused_or_skipped(
     tessera: Tessera, tmp_path: Path
 ) -> None:
     file = tmp_path / "profiles.csv"
@@ -189,11 +189,11 @@ def test_profiles_of_types_that_the_cluster_lacks_are_refused_or_left_out(
     assert "the cluster lacks h100, v100 (it has a100)" in refused
     assert "--skip-unknown-types" in refused
     done = tessera("import", "profiles", str(file), "--skip-unknown-types").stderr
-    assert "2 estimates left out: the cluster lacks h100, v100" in done
+    assert "2 estimates skipped: the cluster lacks h100, v100" in done
     assert "3 estimates imported" in done
     file.write_text(PROFILES.replace("a100", "h100"))
     only = tessera("import", "profiles", str(file), "--skip-unknown-types", code=2).stderr
-    assert "has estimates of other types only" in only
+    assert "has only estimates of other types" in only
 
 
 def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
@@ -206,7 +206,7 @@ def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
     tessera("cancel", "t1")  # whatever has become of it, it is not submitted twice
     done = tessera("import", "trace", str(file), "--tenant", "t")
     assert done.stderr.splitlines() == [
-        "1 job already there, left alone",
+        "1 job already there, left unchanged",
         "2 jobs imported",
     ]
     jobs = read(tessera, "jobs", "--all")["jobs"]
@@ -221,7 +221,7 @@ def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
     assert [j["deadline"] for j in read(tessera, "jobs")["jobs"] if "deadline" in j] == deadlines
 
 
-def test_a_trace_that_asks_otherwise_than_the_job_of_its_name_is_refused(
+def test_a_trace_that_differs_from_an_existing_job_is_refused(
     tessera: Tessera, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.csv"
@@ -229,7 +229,7 @@ def test_a_trace_that_asks_otherwise_than_the_job_of_its_name_is_refused(
     tessera("import", "trace", str(file), "--limit", "2")
     file.write_text(TRACE.replace("t2,10,bert,1.3B,256,5000", "t2,10,bert,1.3B,256,500"))
     refused = tessera("import", "trace", str(file), code=1).stderr
-    assert "clusters/c/jobs/t2 exists already and asks for something else" in refused
+    assert "clusters/c/jobs/t2 already exists and differs from the job" in refused
     assert len(read(tessera, "jobs")["jobs"]) == 2
 
 
@@ -250,7 +250,7 @@ def test_sample_estimates_cover_the_types_that_the_cluster_has(tessera: Tessera)
     tessera(
         "cluster", "apply", "-f", "-", "-c", "other", stdin="gpu_types: {exotic: 1GiB}\nnodes: []\n"
     )
-    assert "there are none for exotic" in tessera("import", "samples", "-c", "other", code=2).stderr
+    assert "do not exist for exotic" in tessera("import", "samples", "-c", "other", code=2).stderr
 
 
 FAT = "gpu_types: {a100: 40GiB}\nnodes: [{name: n, gpu_type: a100, gpus: 16}]\n"
@@ -271,17 +271,17 @@ def test_a_cell_has_one_estimate_on_the_server_and_on_the_command_line(
     here = tessera(*asked, "-c", "fat", "--json")
     found = {c["pipeline_degree"]: c["iter_time_s"] for c in json.loads(here.stdout)["cells"]}
     assert found == pytest.approx({d: s for d, s in server.items() if s}, rel=1e-12)
-    assert f"nodes of 16 a100, as on cluster fat at {address}" in here.stderr
+    assert f"nodes of 16 x a100, as in cluster fat at {address}" in here.stderr
     apart = json.loads(tessera(*asked, "--offline", "--json").stdout)["cells"]
     assert {c["nodes"] for c in apart} == {2}
     assert min(c["iter_time_s"] for c in apart) > min(found.values())
 
 
-def test_commands_say_that_rounds_are_decided_only_when_asked(tessera: Tessera) -> None:
+def test_commands_say_that_rounds_run_only_on_request(tessera: Tessera) -> None:
     submit(tessera, "j")
     for command in (("jobs",), ("job", "j")):
         done = tessera(*command)
-        assert "only when asked (`tessera round`)" in done.stdout + done.stderr
+        assert "only on request (`tessera round`)" in done.stdout + done.stderr
     assert "round_period" in read(tessera, "cluster", "get")
 
 
@@ -298,9 +298,9 @@ def test_looking_at_a_job_makes_no_request_that_the_server_refuses(
     assert [r.getMessage() for r in refused] == []
 
 
-def test_watching_ends_with_the_way_in_which_the_job_ended(tessera: Tessera) -> None:
+def test_the_exit_code_of_watching_is_the_outcome_of_the_job(tessera: Tessera) -> None:
     submit(tessera, "j")
     tessera("cancel", "j")
     done = tessera("job", "j", "--watch", code=6)
-    assert "asks for" in done.stdout
+    assert "requested" in done.stdout
     assert done.stderr == "error: j cancelled\n"

@@ -49,7 +49,7 @@ def test_a_running_server_removes_the_rows_of_a_deleted_cluster_and_takes_its_na
     assert read(tessera, "cluster", "get")["nodes"] == "2"
 
 
-def test_the_way_from_a_type_in_use_to_a_cluster_without_it(tessera: Tessera) -> None:
+def test_a_gpu_type_in_use_can_be_removed_step_by_step(tessera: Tessera) -> None:
     more = """\
 gpu_types: {a100: 40GiB, v100: 32GiB}
 nodes: [{name: old, gpu_type: v100, gpus: 4}]
@@ -147,7 +147,7 @@ def test_draining_waits_until_the_jobs_have_left_and_says_why(
     assert states(tessera) == ["READY", "READY"]
 
 
-def test_what_is_printed_of_a_cluster_and_its_tenants_is_applied_again_and_changes_nothing(
+def test_applying_a_printed_cluster_and_its_tenants_changes_nothing(
     tessera: Tessera,
 ) -> None:
     tenants = "tenants: {nlp: {weight: 2, quotas: {a100: 4, any: 6}, borrow_gpus: 1}, cv: {}}"

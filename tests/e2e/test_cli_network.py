@@ -59,7 +59,7 @@ def add_traffic(address: str) -> None:
         client.call(client.estimates.UpsertCells, request)
 
 
-def test_a_network_is_described_shown_changed_by_etag_and_forgotten(
+def test_a_network_is_described_shown_changed_by_etag_and_deleted(
     tessera: Tessera, described: Path
 ) -> None:
     shown = tessera("topology", "get").stdout
@@ -81,13 +81,13 @@ def test_a_network_is_described_shown_changed_by_etag_and_forgotten(
     assert ["aggregation", "3"] in tors
     ways = tessera("topology", "show", "--paths", "n0", "n1", "--json").stdout
     assert json.loads(ways)["equal_cost_paths"] == 3
-    assert "forgotten" in tessera("topology", "delete").stderr
+    assert "network deleted" in tessera("topology", "delete").stderr
     gone = tessera("topology", "get", code=4).stderr
-    assert "`tessera topology set FILE` describes it" in gone
+    assert "describe it with `tessera topology set FILE`" in gone
     tessera("topology", "show", code=4)
 
 
-def test_what_is_no_network_is_refused_by_file_and_field(tessera: Tessera) -> None:
+def test_an_invalid_network_is_refused_by_file_and_field(tessera: Tessera) -> None:
     wrong = TOPOLOGY.replace("tors: 2", "tors: none")
     said = tessera("topology", "set", "-", stdin=wrong, code=2).stderr
     assert "-: tors: must be a whole number" in said
@@ -95,12 +95,12 @@ def test_what_is_no_network_is_refused_by_file_and_field(tessera: Tessera) -> No
     assert "tor_bytes_per_s" in tessera("topology", "set", "-", stdin=nan, code=2).stderr
 
 
-def test_nodes_that_a_description_lacks_are_said(tessera: Tessera) -> None:
+def test_nodes_missing_from_a_description_are_reported(tessera: Tessera) -> None:
     found = tessera("topology", "set", "-", stdin=TOPOLOGY.replace("n{}", "x{}"))
     rows = [line.split() for line in found.stdout.splitlines()]
-    assert ["no", "nodes", "x0,", "x1"] in rows
-    assert ["not", "in", "it", "n0,", "n1"] in rows
-    assert "meeting nobody" in found.stderr
+    assert ["hosts", "without", "a", "node", "x0,", "x1"] in rows
+    assert ["missing", "nodes", "n0,", "n1"] in rows
+    assert "free of contention" in found.stderr
 
 
 def test_plans_are_shown_made_and_listed(
@@ -108,7 +108,9 @@ def test_plans_are_shown_made_and_listed(
 ) -> None:
     assert "no network plan yet" in tessera("network", "history").stderr
     nothing = tessera("network", code=4).stderr
-    assert "the next start, end or `tessera network plan` plans it" in nothing
+    assert (
+        "It is planned at the next start or end of a job, or by `tessera network plan`" in nothing
+    )
     add_traffic(address)
     submit(tessera, "one", "--gpus", "8")
     tessera("round")
@@ -122,16 +124,17 @@ def test_plans_are_shown_made_and_listed(
     assert any(f"tor-0 > agg-{k} > tor-1" in paths for k in range(2))
     line = next(x for x in tessera("job", "one").stdout.splitlines() if x.startswith("network"))
     assert line.strip().split(maxsplit=1)[1] == (
-        f"rank 0, level {decision['level']} of 0 to 7, DSCP {decision['dscp']}; meets no other job"
+        f"rank 0, level {decision['level']} of 0 to 7, DSCP {decision['dscp']};"
+        " shares links with no other job"
     )
     tried = tessera("network", "plan", "--dry-run")
-    assert "nothing was put in force" in tried.stderr
+    assert "the plan was not put in force" in tried.stderr
     assert read(tessera, "network", "plan")["decisions"] == found["decisions"]
     assert tessera("network", "-o", "name").stdout == "clusters/c/jobs/one\n"
     head, row = tessera("network", "history").stdout.splitlines()
     assert row.split()[:2] == ["1", "round"]
     early = tessera("network", "--paths", "history", code=2).stderr
-    assert "--paths: goes after `history`" in early
+    assert "--paths: must follow `history`" in early
     levels = read(tessera, "round", "--network-levels", "1")
     assert levels["options"]["network_levels"] == 1
     assert read(tessera, "network")["levels"] == 1
@@ -144,7 +147,7 @@ def test_a_job_without_a_part_in_the_network_says_why(
     submit(tessera, "one", "--gpus", "8")
     tessera("round")
     shown = tessera("job", "one").stdout
-    assert "no part: what its Cell sends is not known" in shown
+    assert "not planned: what its Cell sends is not known" in shown
     assert "what its Cell sends is not known" in tessera("network").stdout
 
 

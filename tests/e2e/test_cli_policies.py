@@ -10,7 +10,7 @@ from tests.support.command_line import CLUSTER, Tessera, read, submit
 TENANTS = "tenants: {nlp: {weight: 2, quotas: {a100: 6, any: 8}, borrow_gpus: 0}, vision: {}}\n"
 
 
-def test_tenants_are_applied_listed_and_forgotten(tessera: Tessera) -> None:
+def test_tenants_are_applied_listed_and_deleted(tessera: Tessera) -> None:
     assert "each has weight 1" in tessera("tenants", "list").stderr
     done = tessera("tenants", "apply", "-f", "-", "--validate-only", stdin=TENANTS)
     assert "2 tenants valid; nothing changed" in done.stderr
@@ -18,7 +18,20 @@ def test_tenants_are_applied_listed_and_forgotten(tessera: Tessera) -> None:
     tessera("tenants", "apply", "-f", "-", stdin=TENANTS)
     head, nlp, vision = tessera("tenants", "list").stdout.splitlines()
     assert head.split() == ["TENANT", "WEIGHT", "QUOTAS", "BORROWS", "LENDS"]
-    assert nlp.split() == ["nlp", "2", "6", "of", "a100,", "8", "of", "any", "type", "0", "yes"]
+    assert nlp.split() == [
+        "nlp",
+        "2",
+        "6",
+        "x",
+        "a100,",
+        "8",
+        "GPUs",
+        "of",
+        "any",
+        "type",
+        "0",
+        "yes",
+    ]
     assert vision.split() == ["vision", "1", "any", "number", "yes"]
     too_much = TENANTS.replace("vision: {}", "vision: {quotas: {a100: 3}}")
     refused = tessera("tenants", "apply", "-f", "-", stdin=too_much, code=1).stderr
@@ -32,7 +45,7 @@ def test_tenants_are_applied_listed_and_forgotten(tessera: Tessera) -> None:
     assert read(tessera, "tenants", "list")["tenants"] == []
 
 
-def test_a_cluster_file_brings_tenants_and_what_gpus_cost(tessera: Tessera) -> None:
+def test_a_cluster_file_sets_tenants_and_gpu_costs(tessera: Tessera) -> None:
     text = CLUSTER.replace("40GiB", "{memory: 40GiB, dollars_per_hour: 2.5, watts: 400}") + TENANTS
     assert "1 GPU types, 2 nodes, 2 tenants applied" in (
         tessera("cluster", "apply", "-f", "-", stdin=text).stderr
@@ -41,10 +54,10 @@ def test_a_cluster_file_brings_tenants_and_what_gpus_cost(tessera: Tessera) -> N
     assert len(read(tessera, "tenants", "list")["tenants"]) == 2
 
 
-def test_a_job_is_pinned_and_keeps_off_nodes(tessera: Tessera, fleet: Fleet) -> None:
+def test_a_job_is_pinned_and_avoids_nodes(tessera: Tessera, fleet: Fleet) -> None:
     submit(tessera, "j", "--gpu-type", "a100", "--pin-type", "--avoid-node", "n0")
     shown = tessera("job", "j").stdout
-    assert "4 GPUs of a100, and no other" in shown
+    assert "4 x a100, pinned to the type" in shown
     tessera("round")
     held = read(tessera, "job", "j")["allocation"]["shares"]
     assert [share["node"] for share in held] == ["clusters/c/nodes/n1"]
@@ -69,7 +82,7 @@ def test_a_round_shows_its_goals_promises_and_policy(tessera: Tessera, fleet: Fl
     assert "promised (schedule below)" in easy
     assert " x a100, pp 2" in easy.splitlines()[-1]  # how many depends on where the slots lie now
     assert "refused; the earliest that could be met is 20" in tessera("job", "never").stdout
-    assert "every decision is the same" in tessera("replay", "1").stderr
+    assert "all decisions are the same" in tessera("replay", "1").stderr
     changed = tessera("replay", "1", "--objective", "jct", "--no-queue-order")
     assert "REPLAYED" in changed.stdout
 

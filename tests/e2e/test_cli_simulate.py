@@ -1,4 +1,4 @@
-"""``tessera simulate``: a trace of one's own under policies, from files to table, log and report."""
+"""Tests of ``tessera simulate``, from a trace in files to the table, the log and the report."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def told(done: Result) -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_figures_are_those_that_one_finds_by_hand(simulate: Simulate) -> None:
+def test_the_figures_are_those_computed_by_hand(simulate: Simulate) -> None:
     found = told(simulate(TWO, *SMALL, *FREE, "--json"))
     (fcfs,) = found["policies"]
     assert fcfs["policy"] == "fcfs"
@@ -77,7 +77,7 @@ def test_the_figures_are_those_that_one_finds_by_hand(simulate: Simulate) -> Non
     assert found["warnings"] == []
 
 
-def test_starts_are_charged_and_iterations_divided_as_asked(simulate: Simulate) -> None:
+def test_starts_are_charged_and_iterations_divided_as_requested(simulate: Simulate) -> None:
     text = TWO.replace("iterations", "num_iterations")
     found = told(simulate(text, *SMALL, "--policy", "fcfs", "--json"))
     assert found["policies"][0]["jct_p50_s"] == pytest.approx(((240 + 129) + (240 + 300 + 129)) / 2)
@@ -111,7 +111,7 @@ def test_bad_jobs_are_refused_by_default_with_all_reasons(simulate: Simulate) ->
         assert text in refused
 
 
-def test_bad_jobs_are_dropped_where_that_is_asked_for_and_counted(simulate: Simulate) -> None:
+def test_bad_jobs_are_dropped_on_request_and_counted(simulate: Simulate) -> None:
     done = simulate(BAD, *SMALL, *FREE, "--on-bad", "drop", "--json")
     found = told(done)
     assert found["jobs"] == 2
@@ -120,7 +120,7 @@ def test_bad_jobs_are_dropped_where_that_is_asked_for_and_counted(simulate: Simu
     assert found["policies"][0]["jct_mean_s"] == pytest.approx(1650)
 
 
-def test_a_cluster_too_small_for_every_job_is_said_so(simulate: Simulate) -> None:
+def test_a_cluster_too_small_for_every_job_is_reported(simulate: Simulate) -> None:
     small = ("--nodes", "a100=1x2")
     assert "2 jobs with more GPUs than the cluster has of the type" in (
         simulate(TWO, *small, code=2).stderr
@@ -152,18 +152,16 @@ def test_jct_is_over_the_jobs_of_all_policies_that_finished_any(simulate: Simula
     assert rows(both_late, said=False) == [["0/2", "-"], ["2/2", "27m"]]
 
 
-def test_what_a_horizon_cuts_off_is_counted(simulate: Simulate) -> None:
+def test_jobs_cut_off_by_a_horizon_are_counted(simulate: Simulate) -> None:
     late = TWO + "c,9000,bert,1.3B,256,2000,4,a100,\n"
     done = simulate(late, *SMALL, *FREE, "--horizon", "30m", "--json")
     (found,) = told(done)["policies"]
     assert (found["completed"], found["ended_s"]) == (1, 1800)
     assert "1 job of 3 arrive after the horizon" in done.stderr
-    assert "fcfs: not over at the horizon of 30m: 1 job: b" in done.stderr
+    assert "fcfs: not finished at the horizon of 30m: 1 job: b" in done.stderr
 
 
-def test_what_was_run_is_logged_replayed_reported_and_kept(
-    simulate: Simulate, tmp_path: Path
-) -> None:
+def test_runs_are_logged_replayed_reported_and_saved(simulate: Simulate, tmp_path: Path) -> None:
     log, results, folder = (tmp_path / name for name in ("log.jsonl", "results.json", "report"))
     done = simulate(
         TWO,
@@ -181,7 +179,7 @@ def test_what_was_run_is_logged_replayed_reported_and_kept(
         str(folder),
     ).stderr
     for policy in ("fcfs", "ilp:jct"):
-        assert f"{policy}: the executor comes to the same 2 completion times" in done
+        assert f"{policy}: the executor confirms all 2 completion times" in done
     for k in (1, 2):
         assert [job.name for job in read_log(tmp_path / f"log-{k}.jsonl").jobs] == ["a", "b"]
     assert not log.exists()
@@ -192,16 +190,16 @@ def test_what_was_run_is_logged_replayed_reported_and_kept(
     assert len(list(folder.glob("*.png"))) >= 7
 
 
-def test_an_executor_that_comes_to_other_times_fails_the_command(
+def test_an_executor_with_different_times_fails_the_command(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "replay", lambda _lines: {"a": 1200.0, "b": 2000.0})
     failed = simulate(TWO, *SMALL, *FREE, "--replay", code=1).stderr
-    assert "fcfs: the executor disagrees: b takes 2000 s by the executor, 2100 s here" in failed
+    assert "fcfs: the executor disagrees: b takes 2000 s in the executor, but 2100 s here" in failed
 
 
 def test_a_trace_of_durations_runs_once_its_models_are_drawn(simulate: Simulate) -> None:
-    assert "--redraw: is needed" in simulate(DURATIONS, *SMALL, code=2).stderr
+    assert "--redraw: is required" in simulate(DURATIONS, *SMALL, code=2).stderr
     found = told(simulate(DURATIONS, *SMALL, *FREE, "--redraw", "--json"))
     assert found["policies"][0]["completed"] == 2
 
@@ -224,9 +222,9 @@ def test_cost_is_minimised_once_gpus_have_prices(simulate: Simulate) -> None:
     assert (cost["completed"], cost["stuck_jobs"]) == (2, [])
 
 
-def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
+def test_gpus_without_profiles_are_named(simulate: Simulate) -> None:
     done = simulate(TWO, *SMALL, "--nodes", "tpu=2x4", *FREE)
-    assert "warning: nothing is known to run on tpu: these GPUs stay idle" in done.stderr
+    assert "warning: no profile is for tpu, so these GPUs stay idle" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -237,22 +235,25 @@ def test_gpus_of_which_nothing_is_known_are_named(simulate: Simulate) -> None:
         (("--policy", "ilp:jct@x=1"), "'x=1' is not an option of a round"),
         (
             ("--policy", "ilp:throughput then cost"),
-            "--price: is needed by ilp:throughput then cost",
+            "--price: is required by ilp:throughput then cost",
         ),
         (("--policy", "ilp:cost@cost_of=watts"), "--policy: ilp:cost@cost_of=watts counts watts"),
-        (("--price", "a100=free"), "--price: 'a100=free': write a type and a positive number"),
+        (("--price", "a100=free"), "--price: must be a GPU type and a positive number"),
         (("--price", "tpu=1"), "--price: names tpu, which the cluster lacks"),
         (("--cluster", "moon"), "cluster: unknown 'moon'; use one of arena-1280"),
-        (("--cluster", "tiny", "--nodes", "a100=1x4"), "--cluster: cannot be with --nodes"),
-        (("--nodes", "a100=4"), "--nodes: 'a100=4': write each type once, as in a100=80x4"),
-        (("--nodes", "tpu=1x4"), "--profiles: is needed: there are samples of a10"),
+        (
+            ("--cluster", "tiny", "--nodes", "a100=1x4"),
+            "--cluster: cannot be combined with --nodes",
+        ),
+        (("--nodes", "a100=4"), "--nodes: 'a100=4': name each GPU type once, as in a100=80x4"),
+        (("--nodes", "tpu=1x4"), "--profiles: is required, because samples exist only for a10"),
         (("--overheads", "cheap"), "overheads: unknown 'cheap'; use one of default"),
         (("--horizon", "soon"), "--horizon: 'soon' is not a duration"),
         (("--round", "0"), "--round: must be longer than 0"),
         (("--failures", "0s"), "--failures: must be longer than 0"),
-        (("--log", "absent/log.jsonl"), "absent/log.jsonl: cannot be written: its folder"),
+        (("--log", "absent/log.jsonl"), "absent/log.jsonl: cannot be written, because its folder"),
         (("absent.csv",), "absent.csv: cannot be read: No such file or directory"),
-        (("absent.csv", "--jobs", "3"), "--jobs: is of synthetic jobs"),
+        (("absent.csv", "--jobs", "3"), "--jobs: is only for synthetic jobs"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(options: tuple[str, ...], said: str) -> None:
@@ -264,10 +265,10 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(options: tuple[str, ...], sa
 def test_a_trace_needs_profiles_and_a_cluster(tmp_path: Path) -> None:
     trace, profiles = tmp_path / "trace.csv", tmp_path / "profiles.csv"
     trace.write_text(TWO)
-    assert "--profiles: is needed" in invoked(str(trace), *SMALL, code=2).stderr
+    assert "--profiles: is required" in invoked(str(trace), *SMALL, code=2).stderr
     profiles.write_text(PROFILES)
     named = (str(trace), "--profiles", str(profiles))
-    assert "--cluster, --nodes: one is needed" in invoked(*named, code=2).stderr
+    assert "--cluster, --nodes: one is required" in invoked(*named, code=2).stderr
     profiles.write_text(PROFILES.replace("2.0", "0"))
     assert (
         "profiles.csv line 2, column iter_time_s: must be" in invoked(*named, *SMALL, code=2).stderr
@@ -293,6 +294,6 @@ def test_throughput_is_measured_while_jobs_arrive_else_until_the_first_policy_is
     assert window_s(1000.0, 300.0, [5000.0], 700.0) == 700.0
 
 
-def test_completion_times_differ_by_shares_and_wholly_where_one_never_came() -> None:
+def test_completion_times_differ_relatively_or_infinitely_if_one_is_missing() -> None:
     ours, theirs = np.array([100.0, math.inf, 5.0]), np.array([110.0, math.inf, math.inf])
     assert differences(ours, theirs).tolist() == [pytest.approx(10 / 110), 0.0, math.inf]

@@ -45,7 +45,7 @@ def test_the_plan_that_a_job_was_submitted_with_is_a_label(
     assert (job["labels"], job["guaranteed"], job["iterations"]) == ({"plan": "248"}, True, "100")
 
 
-def test_a_trace_out_of_order_is_put_in_order_and_said_so(tessera: Tessera, tmp_path: Path) -> None:
+def test_a_trace_out_of_order_is_put_in_order_with_a_note(tessera: Tessera, tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     header, *rows = TRACE.splitlines()
     file.write_text("\n".join([header, *reversed(rows), ""]))

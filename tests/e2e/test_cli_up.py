@@ -177,15 +177,15 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
         assert first.poll() is None
 
 
-def test_a_port_that_another_program_has_is_told_apart(home: Path) -> None:
+def test_a_port_used_by_another_program_is_recognised(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as program:
         address = f"127.0.0.1:{program.getsockname()[1]}"
         said = refused(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
-    assert f"another program listens on {address}, and it is not a Tessera server" in said
+    assert f"another program, which is not a Tessera server, listens on {address}" in said
     assert not (home / "d" / "pg").exists()
 
 
-def test_up_goes_on_with_the_cluster_that_its_data_directory_was_made_with(home: Path) -> None:
+def test_up_continues_with_the_cluster_of_its_data_directory(home: Path) -> None:
     lab, other = a_file(home, "lab.yaml", 3), a_file(home, "other.yaml", 2, gpu_type="a10")
     with up(home, "-f", lab, "--clock-factor", "60", "--samples", "--agents", "8") as (address, _):
         run(
@@ -198,12 +198,12 @@ def test_up_goes_on_with_the_cluster_that_its_data_directory_was_made_with(home:
         (job,) = read(address, "jobs")["jobs"]
         assert (job["name"], job["state"]) == ("clusters/default/jobs/kept", "QUEUED")
     said = (home / "messages").read_text()
-    assert f"going on with cluster default of {lab}" in said
+    assert f"continuing with cluster default of {lab}" in said
     assert "clock factor is" not in said
     assert json.loads((home / "up.json").read_text())["clock_factor"] == 60
     wrong = refused(home, "--data-dir", str(home), "-f", other, code=2)
     assert f"{other} has no GPU type a40 with the same memory, but {home} was made with" in wrong
-    assert "leave out --file" in wrong
+    assert "omit --file" in wrong
     assert "--data-dir" in wrong
     assert "--reset" in wrong
     a_file(home, "lab.yaml", 4)
@@ -224,13 +224,13 @@ def test_each_cluster_file_has_a_data_directory_of_its_own_unless_one_is_named(h
     assert any(str(folder).startswith("clusters/lab-") for folder in folders)
 
 
-def test_reset_deletes_only_what_up_has_made_and_starts_afresh(home: Path) -> None:
+def test_reset_deletes_only_what_up_made_and_starts_from_scratch(home: Path) -> None:
     lab, place = a_file(home, "lab.yaml", 2), home / "d"
     foreign = home / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("all of it")
     where = ("--data-dir", str(place))
-    assert "`tessera up` did not make" in refused(
+    assert "was not made by `tessera up`" in refused(
         home, "--data-dir", str(foreign), "--reset", "--yes", code=2
     )
     with up(home, "-f", lab, directory=where) as (address, _):
@@ -249,7 +249,7 @@ def test_reset_deletes_only_what_up_has_made_and_starts_afresh(home: Path) -> No
     assert (foreign / "thesis.tex").read_text() == "all of it"
 
 
-def test_what_a_killed_up_leaves_behind_is_named_and_not_taken_over(home: Path) -> None:
+def test_processes_left_by_a_killed_up_are_named_and_not_taken_over(home: Path) -> None:
     with up(home, "--agents", "1") as (_, process):
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()

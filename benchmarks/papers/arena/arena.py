@@ -81,12 +81,12 @@ class ArenaWorld:
     def arrive(self) -> Ints:
         """Let the jobs enter whose first round this is, and return them."""
         until_s = self.now_s + (ROUND_S if self.oddities.early_arrival else 0.0)
-        found = np.flatnonzero((self._arrival_s <= until_s) & np.isinf(self.entered_s))
-        for job in found.tolist():
+        result = np.flatnonzero((self._arrival_s <= until_s) & np.isinf(self.entered_s))
+        for job in result.tolist():
             entered_s = self.now_s if self.oddities.early_arrival else float(self._arrival_s[job])
             self.entered_s[job] = entered_s
             self.store.arrive(job, entered_s)
-        return found
+        return result
 
     def train(self) -> tuple[int, float]:
         """Let a round pass, and return the number of jobs that ended and the trained samples/s."""
@@ -285,13 +285,13 @@ def _behind(snapshot: Snapshot, outcome: Outcome, waiting: list[int]) -> set[int
     """Return the waiting jobs that start although one of the same type before them does not."""
     starts, kinds = starts_of(outcome.decisions), snapshot.jobs.requested_type.tolist()
     blocked: set[int] = set()
-    found: set[int] = set()
+    result: set[int] = set()
     for job in waiting:
         if job not in starts:
             blocked.add(kinds[job])
         elif kinds[job] in blocked:
-            found.add(job)
-    return found
+            result.add(job)
+    return result
 
 
 def _without(snapshot: Snapshot, hidden: set[int]) -> Snapshot:

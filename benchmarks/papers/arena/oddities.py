@@ -110,9 +110,7 @@ def without(oddities: Oddities, names: Iterable[str]) -> Oddities:
     known = [f.name for f in fields(Oddities)]
     asked = list(names)
     if unknown := sorted(set(asked) - {*known, "all"}):
-        raise InvalidInput(
-            "oddities", f"no switch is named {unknown}; there are {', '.join(known)}"
-        )
+        raise InvalidInput("oddities", f"unknown oddity {unknown}; choose from {', '.join(known)}")
     return Oddities() if "all" in asked else replace(oddities, **dict.fromkeys(asked, False))
 
 

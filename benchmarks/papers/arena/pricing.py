@@ -59,7 +59,7 @@ def sizes_inferred(
         key = (e.workload, e.cell.gpu_type, e.cell.gpus, spread)
         at[key] = min(e.iter_time_s, at.get(key, math.inf))  # the best over plans
     sizes = _sizes([*(e.workload for e in profiles), *workloads])
-    found = list(profiles)
+    result = list(profiles)
     for workload in sorted(
         {w for mine in sizes.values() for w in mine},
         key=lambda w: (w.model, w.params, w.global_batch),
@@ -70,8 +70,8 @@ def sizes_inferred(
             for gpus in COUNTS:
                 shape = (gpu_type, gpus, math.ceil(gpus / size))
                 if (workload, *shape) not in at:
-                    found.append(_inferred(workload, shape, larger, at))
-    return found
+                    result.append(_inferred(workload, shape, larger, at))
+    return result
 
 
 def _inferred(

@@ -67,7 +67,7 @@ def scatter_starts(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]
     GPUs that they release are free for starts in the next round.
     """
     free, blocked = Free(snapshot), set[int]()
-    found: list[Decision] = []
+    result: list[Decision] = []
     only_starts = not any(d.kind in _SCALED for d in outcome.decisions)
     for decision in outcome.decisions:
         if (
@@ -80,16 +80,18 @@ def scatter_starts(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]
         chosen = _chosen(outcome, decision)
         if chosen is None:
             stays = only_starts and decision.kind is DecisionKind.MOVE
-            found.append(Decision(job=decision.job, kind=DecisionKind.KEEP) if stays else decision)
+            result.append(Decision(job=decision.job, kind=DecisionKind.KEEP) if stays else decision)
             continue
         kind, gpus = chosen.cell.gpu_type, chosen.cell.gpus
         gang = free.take(kind, gpus) if kind not in blocked else None
         if gang is None:
             blocked.add(kind)
-            found.append(Decision(job=decision.job, kind=DecisionKind.WAIT, reason=decision.reason))
+            result.append(
+                Decision(job=decision.job, kind=DecisionKind.WAIT, reason=decision.reason)
+            )
         else:
-            found.append(chosen._replace(gang=gang))
-    return tuple(found)
+            result.append(chosen._replace(gang=gang))
+    return tuple(result)
 
 
 def _chosen(outcome: Outcome, decision: Decision) -> Decision | None:

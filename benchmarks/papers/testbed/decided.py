@@ -70,13 +70,13 @@ def decide_again(
     gpu_types, nodes = preset(CLUSTER)
     scenario = Scenario(gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=came)
     until_s = max(job.runs[-1].end_s for job in jobs)
-    found = simulate(
+    result = simulate(
         scenario,
         Decider(options_of(policy)),
         Conditions(overheads=overheads, round_s=ROUND_S, horizon_s=until_s),
         Watch(),
     )
-    jct_s = dict(zip((one.spec.name for one in came), found.end_s - found.arrival_s, strict=True))
+    jct_s = dict(zip((one.spec.name for one in came), result.end_s - result.arrival_s, strict=True))
     ended = {name: float(t) for name, t in jct_s.items() if math.isfinite(t)}
     recorded = {j.name: j.runs[-1].end_s - requests[j.name][0] + origin_s for j in jobs if j.done}
     both = sorted(ended.keys() & recorded.keys())
@@ -89,7 +89,7 @@ def decide_again(
         jct_recorded_s=_mean([recorded[name] for name in both]),
         jct_s=_mean([ended[name] for name in both]),
         throughput_recorded=float(course(recorded_rates(jobs).held, until_s).mean()),
-        throughput=float(course(held_steps(found.segments, batch), until_s).mean()),
+        throughput=float(course(held_steps(result.segments, batch), until_s).mean()),
     )
 
 

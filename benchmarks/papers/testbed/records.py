@@ -101,8 +101,8 @@ def read_runs(path: Path, submitted_s: Mapping[str, float]) -> list[Recorded]:
                 key = (row["campaign"], row["policy"], row["job"])
                 by_job.setdefault(key, []).append(row)
         return [
-            _job(key, found, origin_s[key[0]], submitted_s.get(key[2], origin_s[key[0]]))
-            for key, found in by_job.items()
+            _job(key, result, origin_s[key[0]], submitted_s.get(key[2], origin_s[key[0]]))
+            for key, result in by_job.items()
         ]
     except (KeyError, ValueError) as error:
         raise InvalidInput(path.name, f"is not a record of testbed runs: {error!r}") from None

@@ -89,7 +89,7 @@ def campaign_of(
     """
     for job in jobs:
         if arrivals[job.name][1].workload != job.workload:
-            raise InvalidInput("trace", f"has another {job.name} than the testbed ran")
+            raise InvalidInput("trace", f"has a different {job.name} than in the testbed")
     jobs = sorted(jobs, key=lambda job: (arrivals[job.name][0], job.name))
     came = [
         Arrival(
@@ -156,7 +156,7 @@ def refine_profiles(
             if run.iterations:
                 times_s.setdefault(_key(job, run), []).append(run.iter_time_s)
     kept = [e for e in profiles if (e.workload, _whatever_plan(e.cell)) not in times_s]
-    return kept + [_measured(key, median(found), "") for key, found in times_s.items()]
+    return kept + [_measured(key, median(result), "") for key, result in times_s.items()]
 
 
 def as_recorded(campaign: Campaign, *, searched: bool = False) -> Campaign:
@@ -220,22 +220,22 @@ def _measured(key: Key, iter_time_s: float, plan: str) -> EstimateRecord:
 
 def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]:
     """Replay a campaign and return its errors against the record."""
-    found = replay(campaign.scenario, campaign.holds, overheads)
+    result = replay(campaign.scenario, campaign.holds, overheads)
     jobs = campaign.jobs
     arrival_s = np.array([one.arrival_s for one in campaign.scenario.arrivals])
     done = np.array([job.done for job in jobs])
     ended_s = np.array([job.runs[-1].end_s for job in jobs])
-    jct_s, replayed_s = (ended_s - arrival_s)[done], (found.end_s - arrival_s)[done]
+    jct_s, replayed_s = (ended_s - arrival_s)[done], (result.end_s - arrival_s)[done]
     first_s = np.array([job.runs[0].start_s for job in jobs])
-    active = (found.end_s - first_s)[done].mean() / (ended_s - first_s)[done].mean() - 1.0
+    active = (result.end_s - first_s)[done].mean() / (ended_s - first_s)[done].mean() - 1.0
     until_s = float(ended_s.max())
-    recorded, replayed = recorded_rates(jobs), replayed_rates(campaign, found)
+    recorded, replayed = recorded_rates(jobs), replayed_rates(campaign, result)
     trained = [course(t, until_s) for t in (recorded.trained, replayed.trained)]
     bias, error = _speed_errors(campaign)
     runs = [run for job in jobs for run in job.runs]
     return Errors(
         jobs=int(done.sum()),
-        done=int((found.end_s[done] <= until_s).sum()),
+        done=int((result.end_s[done] <= until_s).sum()),
         runs=len(runs),
         jct_recorded_s=float(jct_s.mean()),
         jct_replayed_s=float(replayed_s.mean()),
@@ -247,8 +247,8 @@ def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]
         speed_bias=bias,
         speed_error=error,
         start_recorded_s=float(np.mean([r.launch_s + r.search_s for r in runs if r.iterations])),
-        start_charged_s=_charged(found),
-    ), found
+        start_charged_s=_charged(result),
+    ), result
 
 
 Steps = tuple[Floats, Floats, Floats]

@@ -70,17 +70,17 @@ DocumentCall = tuple[str, str, Callable[[], bytes]]
 
 def document_calls(attack: Attack) -> list[DocumentCall]:
     """Return the calls that carry a hostile document or text."""
-    found: list[DocumentCall] = []
+    result: list[DocumentCall] = []
     texts = [*hostile_texts(MAX_ARCHITECTURE), *hostile_architectures()]
     for name, text in texts:
-        found.append((f"architecture: {name}", UPSERT_MODELS, _serve(_models(text))))
+        result.append((f"architecture: {name}", UPSERT_MODELS, _serve(_models(text))))
     size = attack.scaled(MAX_DOCUMENT, MIB)
     links = attack.scaled(100_000, 1_000)
     for name, text in [*hostile_texts(size), *hostile_topologies(links)]:
-        found.append((f"topology: {name}", UPDATE_TOPOLOGY, _serve(_topology(text))))
+        result.append((f"topology: {name}", UPDATE_TOPOLOGY, _serve(_topology(text))))
     large = attack.scaled(TOO_LARGE, MIB)
-    found.append(("architecture: far too long", UPSERT_MODELS, lambda: _models("[" * large)))
-    found.append(("topology: far too long", UPDATE_TOPOLOGY, lambda: _topology("[" * large)))
+    result.append(("architecture: far too long", UPSERT_MODELS, lambda: _models("[" * large)))
+    result.append(("topology: far too long", UPDATE_TOPOLOGY, lambda: _topology("[" * large)))
     for name, text in (
         ("brackets", nest_brackets(300)),
         ("a text", "x" * MIB),
@@ -88,7 +88,7 @@ def document_calls(attack: Attack) -> list[DocumentCall]:
     ):
         token = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
         request = jobs_pb2.ListJobsRequest(parent=parent(ATTACKED), page_token=token)
-        found.append((f"page token: {name}", LIST_JOBS, _serve(request.SerializeToString())))
+        result.append((f"page token: {name}", LIST_JOBS, _serve(request.SerializeToString())))
     for name, objective in (
         ("thens", " then ".join(["throughput"] * 90)),
         ("pluses", "+" * 999),
@@ -97,11 +97,11 @@ def document_calls(attack: Attack) -> list[DocumentCall]:
         ("within", "jct within 9" + "9" * 900 + " %"),
     ):
         options = scheduler_pb2.RoundOptions(objective=objective)
-        found.append((f"objective: {name}", SCHEDULE, _serve(_dry_run(options))))
+        result.append((f"objective: {name}", SCHEDULE, _serve(_dry_run(options))))
     weights = ",".join(f"{k}:1" for k in range(1, 200))
     options = scheduler_pb2.RoundOptions(queue_weights=weights)
-    found.append(("queue weights", SCHEDULE, _serve(_dry_run(options))))
-    return found
+    result.append(("queue weights", SCHEDULE, _serve(_dry_run(options))))
+    return result
 
 
 def _serve(raw: bytes) -> Callable[[], bytes]:
@@ -138,22 +138,22 @@ LEVELS: Final = (1000, 64)
 def hostile_options() -> list[scheduler_pb2.RoundOptions]:
     """Return options for the longest possible rounds, within the limits and beyond them."""
     options, many, eight = scheduler_pb2.RoundOptions, many_goals(1000), many_goals(140)
-    found = []
+    result = []
     for levels in LEVELS:
-        found += [
+        result += [
             options(objective=FAIR, fairness_levels=levels, gap=1e-9),
             options(objective="max-min then jct", fairness_levels=levels, solver="cp-sat"),
             options(objective=FAIR, fairness_levels=levels, solver="lp"),
         ]
     for objective in (many, eight):
-        found += [
+        result += [
             options(objective=objective, gap=1e-9),
             options(objective=objective, solver="cp-sat", gap=1e-9),
         ]
     for solver in ("portfolio", "cp-sat", "cbc", "cvxpy"):
-        found.append(options(objective="throughput", solver=solver, gap=1e-12))
-    found.append(options(objective="jct", deadlines="planned", caution=10, queue_order=True))
-    return found
+        result.append(options(objective="throughput", solver=solver, gap=1e-12))
+    result.append(options(objective="jct", deadlines="planned", caution=10, queue_order=True))
+    return result
 
 
 def many_goals(characters: int) -> str:

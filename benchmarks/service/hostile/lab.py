@@ -172,7 +172,7 @@ class Lab:
                 )
                 >= NODES
             ),
-            f"the agent of {cluster} is heard",
+            f"the agent of {cluster} has reported",
         )
 
     @staticmethod
@@ -180,7 +180,7 @@ class Lab:
         until_s = time.monotonic() + SETTLE_WITHIN_S
         while not condition():
             if time.monotonic() > until_s:
-                raise TimeoutError(f"in vain: {what}")
+                raise TimeoutError(f"not within the time limit: {what}")
             time.sleep(0.05)
 
     def restart_server(self) -> None:
@@ -201,28 +201,28 @@ class Lab:
         """Return the number of lapsed leases and of jobs that lost GPUs since the last call."""
         lapses = sum(agent.count_lapses() for agent in self.agents)
         lost = sum(count_lost_jobs(self.database, c) for c in (ATTACKED, NEIGHBOUR, CROWDED))
-        found = lapses - self._lapses + lost - self._lost
+        result = lapses - self._lapses + lost - self._lost
         self._lapses, self._lost = lapses, lost
-        return found
+        return result
 
     def take_new_errors(self) -> list[str]:
         """Return the unexpected errors that the server has logged since the last call."""
         with self.server.log.open(encoding="utf-8", errors="replace") as log:
             raised = find_raised(log)
-        found, self._errors = raised[self._errors :], len(raised)
-        return found
+        result, self._errors = raised[self._errors :], len(raised)
+        return result
 
 
 def find_raised(log: Iterable[str]) -> list[str]:
     """Return the last line of each traceback in a log, which names the exception."""
-    found, inside = [], False
+    result, inside = [], False
     for line in log:
         if line.startswith("Traceback (most recent call last)"):
             inside = True
         elif inside and not line.startswith((" ", "\n")):
-            found.append(line.strip())
+            result.append(line.strip())
             inside = False
-    return found
+    return result
 
 
 @contextmanager

@@ -58,12 +58,12 @@ def measure_rss_mib(pid: int) -> float:
 
 def read_thread_seconds(pid: int) -> dict[int, float]:
     """Return the processor seconds of each thread of the process and of its descendants."""
-    found = {}
+    result = {}
     for process in processes_of(pid):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             for thread in process.threads():
-                found[thread.id] = thread.user_time + thread.system_time
-    return found
+                result[thread.id] = thread.user_time + thread.system_time
+    return result
 
 
 def busy_threads(

@@ -117,7 +117,7 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
         architecture="{architecture: transformer, layers: 2, hidden: 64, heads: 2, sequence: 64,"
         " vocabulary: 100, positions: rotary, dtype: bf16}",
     )
-    found: dict[tuple[str, str], Message] = {
+    result: dict[tuple[str, str], Message] = {
         ("Clusters", "UpsertCluster"): clusters_pb2.UpsertClusterRequest(
             cluster=clusters_pb2.Cluster(name=place, gpu_types=[gpu_type])
         ),
@@ -212,7 +212,7 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
             parent=place, names=[tenant.name]
         ),
     }
-    return {f"/tessera.v1.{service}/{name}": request for (service, name), request in found.items()}
+    return {f"/tessera.v1.{service}/{name}": request for (service, name), request in result.items()}
 
 
 def submit_request(

@@ -1,8 +1,8 @@
-"""``tessera demo``: schedule a 1,280-GPU cluster for some rounds, with real processes on this machine.
+"""``tessera demo``: schedule a simulated 1,280-GPU cluster for a few rounds, with real processes.
 
-A database, a server and four agents start as separate processes. The 1,280-GPU cluster of Arena's
-Table 1 is scheduled for some rounds over gRPC. Greedy solves the same rounds' snapshots, for
-comparison with the ILP.
+A database, a server and four agents run as separate processes on this machine. The 1,280-GPU
+cluster of Arena's Table 1 is scheduled for a few rounds over gRPC. Greedy solves the snapshots of
+the same rounds, for comparison with the ILP.
 """
 
 from __future__ import annotations
@@ -47,31 +47,38 @@ UNPROFILED = Workload(model="llama", params="7B", global_batch=256)
 CLOCK = 300.0  # seconds of training per second of the demo: a round's training takes 1 s
 
 NEXT_STEPS = (
-    ("tessera up", "starts a cluster of your own on this machine; keep it running"),
-    ("tessera submit --help", "submits jobs to it from a second terminal"),
-    ("tessera simulate --help", "tries policies on traces, with no server"),
-    ("docs/getting-started.md", "goes on from here"),
+    ("tessera up", "start a cluster of your own on this machine, and keep it running"),
+    ("tessera submit --help", "submit jobs to it from a second terminal"),
+    ("tessera simulate --help", "try policies on traces, without a server"),
+    ("docs/getting-started.md", "go on from here"),
 )
-"""Commands to go on with after the demo, each with its purpose."""
+"""Commands to try after the demo, each with its purpose."""
 
 out, err = Console(), Console(stderr=True)
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``demo`` to the command line."""
     app.command("demo")(demo)
 
 
 def demo(
-    rounds: Annotated[int, typer.Option(help="Rounds of 300 s of training.", min=1)] = 8,
-    jobs: Annotated[int, typer.Option(help="Jobs that wait at the start.", min=1)] = 260,
-    arrivals: Annotated[int, typer.Option(help="New jobs before each later round.", min=0)] = 40,
-    seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
-    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path(
+    rounds: Annotated[
+        int, typer.Option(help="Number of rounds, each followed by 300 s of training.", min=1)
+    ] = 8,
+    jobs: Annotated[int, typer.Option(help="Number of jobs that wait at the start.", min=1)] = 260,
+    arrivals: Annotated[
+        int, typer.Option(help="Number of new jobs before each later round.", min=0)
+    ] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    picture: Annotated[Path, typer.Option(help="File to which the picture is written.")] = Path(
         "tessera-demo.png"
     ),
 ) -> None:
-    """Schedule a 1,280-GPU cluster for some rounds, ILP beside greedy, and show what came of it."""
+    """Schedule a simulated 1,280-GPU cluster for a few rounds, and compare the ILP with greedy.
+
+    A database, a server and four agents run as real processes on this machine. They train nothing.
+    """
     types, nodes = arena_table1()
     workload = [spec for _, spec in philly_like(jobs + arrivals * (rounds - 1), seed)]
     workload[0] = replace(workload[0], workload=UNPROFILED)
@@ -98,10 +105,10 @@ def demo(
             _tell(f"round {k + 1} of {rounds}: {ilp.running} running, {ilp.waiting} waiting")
             if k < rounds - 1:
                 time.sleep(ROUND_S / CLOCK)
-        found = list_jobs(system)
+        listed = list_jobs(system)
         last = get_round(system, pairs[-1].ilp.name)
         draw(picture, pairs, last.decisions, [(n.name, n.gpu_type, n.gpus) for n in nodes])
-    _show(pairs, found, picture)
+    _show(pairs, listed, picture)
 
 
 def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -> None:
@@ -122,27 +129,28 @@ def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -
         )
     out.print(table)
     _say(
-        "ILP and greedy: throughput placed on the same snapshot, in effective GPUs: one GPU of the job's best"
-        " type, at its most efficient count, counts 1. Gap: how far from a proven bound. Seconds: the whole"
+        "ILP and greedy: throughput placed on the same snapshot, in effective GPUs. One GPU of the job's best"
+        " type, at its most efficient count, counts as 1. Gap: distance from the proven bound."
+        " Seconds: the whole"
         " Schedule call, from socket to commit."
     )
     states = [jobs_pb2.JobState.Name(job.state) for job in found]
     counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
     _say(f"Jobs now: {counts}.")
-    out.print("\nWhy it waits:", style="bold")
+    out.print("\nWhy jobs wait:", style="bold")
     for job in telling(found):
         _say(
-            f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, asked for"
-            f" {job.requested_gpus}): {job.reason.message}. Next: {job.reason.next_step}."
+            f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, requests"
+            f" {job.requested_gpus} GPUs): {job.reason.message}. Next step: {job.reason.next_step}."
         )
     _say(f"\nPicture: {picture}")
-    out.print("\nNext:", style="bold")
+    out.print("\nNext steps:", style="bold")
     for command, purpose in NEXT_STEPS:
         _say(f"  {command:<25}{purpose}")
 
 
 def _tell(step: str) -> None:
-    """Print a step on standard error, as it begins or has ended."""
+    """Print a step on standard error when it begins or has ended."""
     err.print(step, highlight=False, markup=False)
 
 
@@ -158,10 +166,10 @@ def _gap(value: scheduler_pb2.Round) -> str:
     return f"{value.gap:.0e}" if value.gap else "0"
 
 
-def telling(found: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]:
+def telling(jobs: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]:
     """Return the most instructive waiting jobs: each reason once, then the largest requests."""
     waiting = sorted(
-        (job for job in found if job.reason.code), key=lambda job: (-job.requested_gpus, job.name)
+        (job for job in jobs if job.reason.code), key=lambda job: (-job.requested_gpus, job.name)
     )
     first = {job.reason.code: job for job in reversed(waiting)}
     chosen = list(first.values())
@@ -235,7 +243,7 @@ def _agents(system: Stack, nodes: Sequence[NodeSpec]) -> Iterator[None]:
 
 
 def _wait_for_nodes(system: Stack, count: int, limit_s: float = 30.0) -> None:
-    """Wait until the agents of all nodes have been heard."""
+    """Wait until the agents of all nodes have reported."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         ready = sum(node.state == node.READY for node in list_nodes(system))
@@ -243,7 +251,7 @@ def _wait_for_nodes(system: Stack, count: int, limit_s: float = 30.0) -> None:
             return
         time.sleep(0.1)
     logs = "\n".join(p.read_text()[-500:] for p in sorted(system.folder.glob("agent-*.log")))
-    raise RuntimeError(f"{count - ready} nodes were not heard in {limit_s} s:\n{logs}")
+    raise RuntimeError(f"{count - ready} nodes did not report within {limit_s} s:\n{logs}")
 
 
 def list_nodes(system: Stack) -> list[clusters_pb2.Node]:

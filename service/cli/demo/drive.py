@@ -1,4 +1,4 @@
-"""Actions of a driver on a running Tessera: fill it, schedule it, and let it settle."""
+"""Actions on a running Tessera: fill it with jobs, schedule it, and wait until it settles."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def snapshot_of(stack: Stack, name: str) -> Snapshot:
 
 
 def settle(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> None:
-    """Wait until every gang has started or gone, and the jobs in ``ended`` have ended."""
+    """Wait until every gang has started or stopped, and the jobs in ``ended`` have ended."""
     until, waiting = time.monotonic() + limit_s, list(ended)
     request = jobs_pb2.ListJobsRequest(parent=PARENT, states=UNSETTLED, page_size=1)
     while time.monotonic() < until:
@@ -120,4 +120,4 @@ def settle(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> No
         if not waiting and not stack.jobs.ListJobs(request).jobs:
             return
         time.sleep(0.02)
-    raise TimeoutError(f"jobs are still on their way after {limit_s} s")
+    raise TimeoutError(f"jobs are still starting or stopping after {limit_s} s")

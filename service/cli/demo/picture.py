@@ -56,7 +56,7 @@ def _throughput(axes: Any, pairs: Sequence[Pair]) -> None:
     axes.bar(at - 0.2, [p.ilp.placed_score for p in pairs], 0.4, label="ILP", color="#1f6f8b")
     axes.bar(at + 0.2, [p.greedy.placed_score for p in pairs], 0.4, label="greedy", color="#d9a441")
     top = max([1.0, *(p.ilp.placed_score for p in pairs)])
-    axes.set(title="throughput of the same snapshots, effective GPUs", xlabel="round", xticks=at)
+    axes.set(title="throughput on the same snapshots, in effective GPUs", xlabel="round", xticks=at)
     axes.set_ylim(0, 1.3 * top)  # room for the legend
     axes.legend(loc="upper right")
 
@@ -83,7 +83,7 @@ def _gpus(
         axes.text(middle, -1.2, text, ha="center")
     axes.imshow(image, aspect="auto", interpolation="nearest")
     axes.set_title(
-        "GPUs as the last round gave them: one colour for each job, grey is free", pad=22
+        "GPUs as the last round assigned them (one colour for each job; free GPUs are grey)", pad=22
     )
     axes.set_axis_off()
 

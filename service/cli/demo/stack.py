@@ -1,4 +1,4 @@
-"""A throw-away Tessera for a benchmark: its own database, real server processes and stubs."""
+"""A temporary Tessera for the demo and benchmarks: a database, server processes and stubs."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class Server:
             )
 
     def wait(self) -> None:
-        """Return once the server serves. Raises RuntimeError."""
+        """Wait until the server serves. Raises RuntimeError."""
         with grpc.insecure_channel(self.address, options=OPTIONS) as channel:
             _wait_until_serving(channel, self.process, self.log)
 
     def kill(self) -> None:
-        """Kill the process at whatever instruction it is."""
+        """Kill the process immediately, without any cleanup."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """Let the process end in good order."""
+        """Stop the process gracefully, or kill it after 20 s."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -117,7 +117,7 @@ def running(
         url = embedded.start(folder / "pg")
         stack.callback(embedded.stop, folder / "pg")
         upgrade(connect(url))
-        report("starting a server; the first start on a machine compiles for up to a minute")
+        report("starting a server; the first start on a machine compiles code for up to a minute")
         servers = []
         for k in range(replicas):
             server = Server(
@@ -163,4 +163,4 @@ def _wait_until_serving(
         if process.poll() is not None:
             break
         time.sleep(0.05)
-    raise RuntimeError(f"the server did not come up:\n{log.read_text()[-2000:]}")
+    raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")

@@ -1,1 +1,1 @@
-"""``tessera simulate``: a trace of one's own under policies by name."""
+"""The command ``tessera simulate``, which runs a trace of jobs under policies on a simulated cluster."""

@@ -45,25 +45,28 @@ from tessera.solvers.network import mechanisms
 from tessera.solvers.schedulers import registry
 
 POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
-"""The policies that run if none is named."""
+"""The policies that run if no policy is named."""
 JOBS: Final = 60
-"""The number of synthetic jobs if none is given. A run takes seconds."""
+"""The default number of synthetic jobs, with which a run takes seconds."""
 EPILOG: Final = f"""\
-Policies are our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on the
-same statement, `greedy:OBJECTIVE`, and published ones: {", ".join(registry.names())}. `@OPTION=VALUE` changes
-an option of a round, e.g. ilp:jct@max_changes=3. All run on the same jobs, see the same estimates and pay
-the same overheads; progress accrues at the speed then in force, and jobs run to completion or to --horizon.
+A policy is one of our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on
+the same statement, `greedy:OBJECTIVE`, or a published scheduler: {", ".join(registry.names())}.
+`@OPTION=VALUE` changes an option of a round, e.g. ilp:jct@max_changes=3. All policies run on the same jobs,
+see the same estimates and pay the same overheads. Jobs progress at the true speeds of their Cells, and run
+until they are completed or --horizon is reached.
 
-Examples: tessera simulate
-          tessera simulate trace.csv --profiles profiles.csv --nodes a100=8x4 --policy fcfs --policy ilp:jct
-          tessera simulate trace.csv --profiles profiles.csv --cluster testbed-a --on-bad drop --report out
+Examples:
+
+    tessera simulate
+    tessera simulate trace.csv --profiles profiles.csv --nodes a100=8x4 --policy fcfs --policy ilp:jct
+    tessera simulate trace.csv --profiles profiles.csv --cluster testbed-a --on-bad drop --report out
 """
 
 
-def add(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add ``simulate`` to the command line."""
     shaped = with_options(simulate, "wanted", _shaping(), EPILOG)
-    app.command("simulate")(with_options(shaped, "told", conditions))
+    app.command("simulate")(with_options(shaped, "settings", conditions))
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:
@@ -71,24 +74,30 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
 
 
 def _shaping() -> Any:
-    """Return ``traces.asked`` without ``to``, and with help texts for a simulation."""
+    """Return ``traces.shaping_options`` without ``to``, and with help texts for a simulation."""
     here = {
         "profiles": Annotated[
             Path | None,
             _option(
-                "How fast models run, the truth of the simulation (docs/traces.md).",
+                "Iteration times of the models, which are the simulation's true speeds"
+                " (docs/traces.md).",
                 metavar="FILE.csv",
             ),
         ],
         "nodes": Annotated[
             list[str] | None,
             _option(
-                "The cluster, e.g. a100=80x4: 80 nodes of 4; repeatable.", metavar="TYPE=NODESxGPUS"
+                "Nodes of the cluster, e.g. a100=80x4: 80 nodes of 4 x a100. Repeatable.",
+                metavar="TYPE=NODESxGPUS",
             ),
         ],
         "seed": Annotated[
             int,
-            _option("Of all that is drawn: jobs, errors, failures; 0.", min=0, max=limits.MAX_SEED),
+            _option(
+                "Seed of all random draws (jobs, errors, failures). Default: 0.",
+                min=0,
+                max=limits.MAX_SEED,
+            ),
         ],
     }
     given = inspect.signature(traces.shaping_options, eval_str=True).parameters.values()
@@ -103,23 +112,30 @@ def _shaping() -> Any:
 
 def conditions(
     *,
-    round_length: Annotated[str, _option("Time between rounds; 300s.", "--round")] = "300s",
+    round_length: Annotated[
+        str, _option("Time between two rounds. Default: 300s.", "--round")
+    ] = "300s",
     on_events: Annotated[
         bool,
         _option(
-            "Rounds come when something has happened, at most one each --round.", "--on-events"
+            "Run a round whenever something has happened, but at most one in each --round.",
+            "--on-events",
         ),
     ] = False,
     horizon: Annotated[
-        str | None, _option("End after so long, e.g. 7d; by default when all jobs are over.")
+        str | None,
+        _option("Simulated time after which to stop, e.g. 7d. Default: when all jobs have ended."),
     ] = None,
     overheads: Annotated[
-        str, _option(f"What starts, changes and failures cost: {', '.join(OVERHEADS)}.")
+        str,
+        _option(
+            f"Costs of starts, changes and failures: {', '.join(OVERHEADS)}. Default: default."
+        ),
     ] = "default",
     error: Annotated[
         float,
         _option(
-            "Mean relative error of the estimates that rounds decide on, e.g. 0.1; 0.",
+            "Mean relative error of the estimates on which rounds decide, e.g. 0.1. Default: 0.",
             min=0.0,
             max=0.99,
         ),
@@ -127,33 +143,38 @@ def conditions(
     failures: Annotated[
         str | None,
         _option(
-            "A node fails each so long on average, e.g. 340d (Llama 3's), and is away for 4 h; never."
+            "Mean time between failures of a node, e.g. 340d (Llama 3). A failed node is down for 4 h."
+            " Default: no failures."
         ),
     ] = None,
     stragglers: Annotated[
         str | None,
-        _option("A node lags each so long on average, e.g. 60d, by up to 2 times for 2 h; never."),
+        _option(
+            "Mean time between slow periods of a node, e.g. 60d. It is then up to 2 times slower for 2 h."
+            " Default: no slow periods."
+        ),
     ] = None,
     topology: Annotated[
         str | None,
         _option(
-            "Jobs share this network, YAML or JSON (docs/network.md), and slow each"
-            " other down where they meet. Its hosts are the cluster's nodes, by name.",
+            "Network that the jobs share, in YAML or JSON (docs/network.md). Jobs"
+            " that share"
+            " links slow each other down. Its hosts are the cluster's nodes, by name.",
             metavar="FILE",
         ),
     ] = None,
     network: Annotated[
         list[str] | None,
         _option(
-            f"Who decides paths and levels on it; repeatable: {', '.join(mechanisms.names())}, or {NOBODY}:"
-            f" nobody meets; by default {DEFAULT}.",
+            f"Mechanism that decides the paths and priority levels: {', '.join(mechanisms.names())}, or"
+            f" {NOBODY}, without any contention. Repeatable. Default: {DEFAULT}.",
             metavar="MECHANISM",
         ),
     ] = None,
     network_levels: Annotated[
         int | None,
         _option(
-            f"Levels of urgency that switches keep apart; {NETWORK_LEVELS}.",
+            f"Number of network priority levels. Default: {NETWORK_LEVELS}.",
             min=1,
             max=NETWORK_LEVELS,
         ),
@@ -182,89 +203,104 @@ def _positive_s(option: str, text: str | None) -> float:
     """Return a duration in seconds, or inf if ``text`` is None."""
     if text is None:
         return math.inf
-    found = seconds(option, text)
-    if not found > 0:
+    duration_s = seconds(option, text)
+    if not duration_s > 0:
         raise InvalidInput(option, "must be longer than 0")
-    return found
+    return duration_s
 
 
 def simulate(
     wanted: traces.Wanted,
-    told: Told,
+    settings: Told,
     trace: Annotated[
         str | None,
         typer.Argument(
             metavar="TRACE",
             show_default=False,
-            help=f"A CSV of jobs (docs/traces.md), or one of {', '.join(NAMES)}, which need the"
-            f" data sets; by default synthetic jobs with sample profiles, on the cluster `{SMALL}`.",
+            help=f"CSV of jobs (docs/traces.md), or one of {', '.join(NAMES)}, which"
+            " need the data"
+            f" sets. Default: synthetic jobs with sample profiles, on the cluster `{SMALL}`.",
         ),
     ] = None,
     cluster: Annotated[
         str | None,
-        _option(f"A cluster that has a name, in place of --nodes: {', '.join(CLUSTERS)}."),
+        _option(f"Name of a cluster, instead of --nodes: {', '.join(CLUSTERS)}."),
     ] = None,
     policy: Annotated[
         list[str] | None,
-        _option(f"Who decides; repeatable; by default {', '.join(POLICIES)}.", metavar="NAME"),
+        _option(
+            f"Policy that decides the rounds; see above. Repeatable. Default: {', '.join(POLICIES)}.",
+            metavar="NAME",
+        ),
     ] = None,
     price: Annotated[
         list[str] | None,
         _option(
-            "Dollars an hour of one GPU, for the objective `cost`; repeatable.",
+            "Dollars per GPU and hour, for the objective `cost`. Repeatable.",
             metavar="TYPE=DOLLARS",
         ),
     ] = None,
     jobs: Annotated[
-        int | None, _option(f"How many synthetic jobs; {JOBS}.", min=1, max=limits.MAX_ROWS)
+        int | None,
+        _option(f"Number of synthetic jobs. Default: {JOBS}.", min=1, max=limits.MAX_ROWS),
     ] = None,
     limit: Annotated[
         int | None,
         _option(
-            "Only the first so many jobs of the trace.", "--limit", "-n", min=1, max=limits.MAX_ROWS
+            "Run only the first N jobs of the trace.", "--limit", "-n", min=1, max=limits.MAX_ROWS
         ),
     ] = None,
     divide_iterations: Annotated[
         int,
         _option(
-            "Divide a file's `num_iterations` by this; 5, as Arena's want; 1 for others.", min=1
+            "Divide a file's `num_iterations` by this number. Use 1 for traces that are not"
+            " Arena's. Default: 5.",
+            min=1,
         ),
     ] = 5,
     results: Annotated[
-        Path | None, _option("Write all figures and each job's fate as JSON.", dir_okay=False)
+        Path | None,
+        _option(
+            "Write all figures and the outcome of each job to this file (JSON).", dir_okay=False
+        ),
     ] = None,
     log: Annotated[
         Path | None,
         _option(
-            "Write who held which GPUs when (docs/internals/simulator.md, The log); of several"
-            " policies, each to a file of its own.",
+            "Write a log of the GPUs that each job held over time (docs/internals/simulator.md). Several"
+            " policies get a file each.",
             dir_okay=False,
         ),
     ] = None,
     replay: Annotated[
         bool,
         _option(
-            "Let the independent executor replay each log, and exit 1 where it comes to other completion"
-            " times.",
+            "Replay each log with the independent executor. The exit code is 1 if any completion time"
+            " differs.",
             "--replay",
         ),
     ] = False,
     report: Annotated[
         Path | None,
-        _option("Write an HTML page and Markdown with pictures into this folder.", file_okay=False),
+        _option(
+            "Write a report with pictures (HTML and Markdown) to this folder.", file_okay=False
+        ),
     ] = None,
     as_json: Annotated[bool, _option("Print one JSON object and nothing else.", "--json")] = False,
 ) -> None:
-    """Run a trace on a simulated cluster, under one policy or several, and compare what they come to.
+    """Run a trace on a simulated cluster under one or more policies, and compare the results.
 
-    Decisions are made by the same rounds as the service's, on the simulator's clock; progress goes to stderr.
+    The simulator decides rounds with the same code as the service, on its own clock. Progress is written to
+    stderr.
     """
     names = list(dict.fromkeys(policy or POLICIES))
     prices = dict(_price(text) for text in price or ())
     for name in names:
         _decidable(name, prices)
     if trace is not None and jobs is not None:
-        raise InvalidInput("--jobs", "is of synthetic jobs; --limit takes the first of a trace")
+        raise InvalidInput(
+            "--jobs", "is only for synthetic jobs; use --limit for the first jobs of a trace"
+        )
     _writable(*(path for path in (results, log) if path is not None))
     source = Source(
         trace=trace,
@@ -275,22 +311,24 @@ def simulate(
         prices=prices,
     )
     world, seed = choose_scenario(source), wanted.recipe.seed
-    under = conditions_of(world, told, seed)
-    network = None if told.wiring is None else network_of(told.wiring, world.scenario)
+    under = conditions_of(world, settings, seed)
+    network = None if settings.wiring is None else network_of(settings.wiring, world.scenario)
     runs = run_all(names, world, under, seed, network)
     table, warned = view.rows(runs), view.warnings(runs, world, under)
     warned += network.warnings() if network else []
     checks = {run.policy: replay_log(run) for run in runs} if replay else {}
-    about = _about(trace or "synthetic", told, under, seed) | (network.told() if network else {})
-    found = view.as_json(runs, table, world, about, checks, warned)
+    about = _about(trace or "synthetic", settings, under, seed) | (
+        network.facts() if network else {}
+    )
+    document = view.as_json(runs, table, world, about, checks, warned)
     if as_json:
-        line(json.dumps(found))
+        line(json.dumps(document))
     else:
         view.show(runs, table, world, about)
     for text in warned:
         note(f"warning: {text}")
     if results is not None:
-        results.write_text(json.dumps(view.with_jobs(found, runs)) + "\n", encoding="utf-8")
+        results.write_text(json.dumps(view.with_jobs(document, runs)) + "\n", encoding="utf-8")
         note(f"results written to {results}")
     _write_logs(log, runs)
     if report is not None:
@@ -299,19 +337,19 @@ def simulate(
     _say(checks)
 
 
-def _about(trace: str, told: Told, under: Conditions, seed: int) -> dict[str, Any]:
+def _about(trace: str, settings: Told, under: Conditions, seed: int) -> dict[str, Any]:
     """Return the facts that determined the runs."""
     return {
         "command": shlex.join(["tessera", *sys.argv[1:]]),
         "commit": commit(),
         "seed": seed,
         "trace": trace,
-        "rounds": _rounds(told),
-        "overheads": told.overheads,
-        "error": told.error,
+        "rounds": _rounds(settings),
+        "overheads": settings.overheads,
+        "error": settings.error,
         "failures": len(under.failures),
         "stragglers": len(under.stragglers),
-        "horizon_s": json_number(told.horizon_s),
+        "horizon_s": json_number(settings.horizon_s),
     }
 
 
@@ -319,14 +357,14 @@ def _price(text: str) -> tuple[str, float]:
     """Return a GPU type and its dollars per hour."""
     name, dollars = label("--price", text)
     try:
-        found = float(dollars)
+        price = float(dollars)
     except ValueError:
-        found = 0.0
-    if not 0 < found < math.inf:
+        price = 0.0
+    if not 0 < price < math.inf:
         raise InvalidInput(
-            "--price", f"{text!r}: write a type and a positive number, as in a100=3.5"
+            "--price", f"must be a GPU type and a positive number, as in a100=3.5, not {text!r}"
         )
-    return name, found
+    return name, price
 
 
 def _decidable(policy: str, prices: Mapping[str, float]) -> None:
@@ -336,21 +374,23 @@ def _decidable(policy: str, prices: Mapping[str, float]) -> None:
     if "cost" not in terms or options.scheduler:
         return
     if options.cost_of != "dollars":
-        raise InvalidInput("--policy", f"{policy} counts watts, which no GPU type has here")
+        raise InvalidInput(
+            "--policy", f"{policy} counts watts, but no GPU type has watts in a simulation"
+        )
     if not prices:
-        raise InvalidInput("--price", f"is needed by {policy}, e.g. a100=3.5")
+        raise InvalidInput("--price", f"is required by {policy}, e.g. a100=3.5")
 
 
-def _rounds(told: Told) -> str:
-    each = f"each {told.round_s:g} s"
-    return f"on events, at most one {each}" if told.on_events else each
+def _rounds(settings: Told) -> str:
+    period = f"every {settings.round_s:g} s"
+    return f"on events, at most one {period}" if settings.on_events else period
 
 
 def _writable(*files: Path) -> None:
     """Refuse files in missing folders before anything runs."""
     for file in files:
         if not file.parent.is_dir():
-            raise InvalidInput(str(file), "cannot be written: its folder does not exist")
+            raise InvalidInput(str(file), "cannot be written, because its folder does not exist")
 
 
 def _write_logs(log: Path | None, runs: Sequence[Run]) -> None:
@@ -363,11 +403,11 @@ def _write_logs(log: Path | None, runs: Sequence[Run]) -> None:
 
 
 def _say(checks: Mapping[str, Replayed]) -> None:
-    """Print the executor's results. Raises Exit if they differ."""
+    """Print the results of the executor. Raises Exit if they differ from the simulator's."""
     for policy, check in checks.items():
         if not check.wrong:
-            near = f", within {check.off:.0e}" if check.off else ""
-            note(f"{policy}: the executor comes to the same {check.jobs:,} completion times{near}")
+            precision = f", within {check.off:.0e}" if check.off else ""
+            note(f"{policy}: the executor confirms all {check.jobs:,} completion times{precision}")
     wrong = {policy: check.wrong for policy, check in checks.items() if check.wrong}
     for policy, text in wrong.items():
         complain(f"{policy}: the executor disagrees: {text}")

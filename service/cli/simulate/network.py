@@ -1,4 +1,4 @@
-"""The network that simulated jobs share: a topology of the cluster's nodes, and its mechanisms."""
+"""The network that simulated jobs share: its topology and the mechanisms that plan it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tessera.solvers.network.mechanisms import mechanism, names
 
 DEFAULT: Final = "crux-full"
 NOBODY: Final = "none"
-"""The name that takes the place of a mechanism: jobs are on no network, for comparison."""
+"""The name that stands for no mechanism: jobs share no network. It is for comparison."""
 NAMED: Final = 3
-"""The number of nodes, hosts and reasons that a message names."""
+"""The maximum number of nodes, hosts or reasons that a message names."""
 
 _NAMELESS: Final = ("clos", "double-sided", "torus")
 """Kinds of topologies whose hosts default to the cluster's nodes in order."""
@@ -57,7 +57,7 @@ class Network:
         plan = partial(mechanism(name).plan, levels=self.wiring.levels, seed=seed)
         return Contended(self.sending, plan, clock=clock)
 
-    def told(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return the facts that determined the network."""
         return {
             "topology": self.wiring.file,
@@ -68,24 +68,26 @@ class Network:
         }
 
     def warnings(self) -> list[str]:
-        """Return warnings after a run: the jobs that met nobody, and the reasons."""
-        s, found = self.sending, list(self.notes)
+        """Return warnings after a run: the jobs without contention, and the reasons."""
+        s, texts = self.sending, list(self.notes)
         if s.unknown:
-            found.append(
-                f"what {count_noun(len(s.unknown), 'job')} send is not known, so they meet nobody on the"
-                f" network: {_reasons(s.unknown.values())}"
+            texts.append(
+                f"the traffic of {count_noun(len(s.unknown), 'job')} is not known, so it caused no"
+                " contention:"
+                f" {_reasons(s.unknown.values())}"
             )
         if s.outside:
-            found.append(
-                f"{count_noun(len(s.outside), 'job')} met nobody while they ran where the topology does not"
-                f" reach: {_reasons(s.outside.values())}"
+            texts.append(
+                f"{count_noun(len(s.outside), 'job')} had no contention while running outside the topology:"
+                f" {_reasons(s.outside.values())}"
             )
         if s.misfit:
-            found.append(
-                f"the traffic of {count_noun(len(s.misfit), 'job')} does not fit the iterations that are"
-                f" profiled, and is taken as it is: {_listed(sorted(s.misfit))}"
+            texts.append(
+                f"the traffic of {count_noun(len(s.misfit), 'job')} does not fit the profiled"
+                " iteration times, and"
+                f" is used unchanged: {_listed(sorted(s.misfit))}"
             )
-        return found
+        return texts
 
 
 def wiring_of(topology: str | None, mechanisms: Sequence[str], levels: int | None) -> Wiring | None:
@@ -93,11 +95,13 @@ def wiring_of(topology: str | None, mechanisms: Sequence[str], levels: int | Non
     if topology is None:
         if mechanisms or levels is not None:
             option = "--network" if mechanisms else "--network-levels"
-            raise InvalidInput(option, "belongs to --topology FILE")
+            raise InvalidInput(option, "needs --topology FILE")
         return None
     known = (*names(), NOBODY)
     if strange := [name for name in mechanisms if name not in known]:
-        raise InvalidInput("--network", f"unknown {strange[0]!r}; choose from {', '.join(known)}")
+        raise InvalidInput(
+            "--network", f"unknown mechanism {strange[0]!r}; choose from {', '.join(known)}"
+        )
     return Wiring(
         file=topology,
         mechanisms=tuple(dict.fromkeys(mechanisms)) or (DEFAULT,),
@@ -109,8 +113,8 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
     """Return the network of the scenario's nodes.
 
     Raises:
-        InvalidInput: the file cannot be read or holds no topology, or none of its hosts is a node
-            of the cluster.
+        InvalidInput: the file cannot be read or is not a topology, or no host is a node of the
+            cluster.
     """
     nodes = {node.name: node.gpus for node in scenario.nodes}
     document, _ = read_document(wiring.file)
@@ -124,34 +128,35 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
         topology = build_topology(document)
     except InvalidInput as wrong:
         raise InvalidInput(wiring.file, str(wrong)) from wrong
-    gpus_there = {host: len(topology.gpus_of(i)) for i, host in enumerate(topology.hosts)}
-    if not nodes.keys() & gpus_there.keys():
+    host_gpus = {host: len(topology.gpus_of(i)) for i, host in enumerate(topology.hosts)}
+    if not nodes.keys() & host_gpus.keys():
         raise InvalidInput(
             wiring.file,
-            f"none of its hosts ({_listed(list(gpus_there))}) is a node of the cluster"
-            f" ({_listed(list(nodes))}): name hosts as nodes, or, in a file of the kind"
-            f" {', '.join(_NAMELESS)}, leave them out, and they are the cluster's nodes",
+            f"has no host ({_listed(list(host_gpus))}) that is a node of the cluster"
+            f" ({_listed(list(nodes))}); give hosts the names of nodes, or omit the hosts, which a"
+            " file of the"
+            f" kind {', '.join(_NAMELESS)} then takes from the cluster",
         )
     notes = list(assumptions(document))
-    if lacking := [name for name in nodes if name not in gpus_there]:
+    if lacking := [name for name in nodes if name not in host_gpus]:
         notes.append(
-            f"{len(lacking):,} of {len(nodes):,} nodes are not in the topology, and jobs on them meet nobody:"
-            f" {_listed(lacking)}"
+            f"{len(lacking):,} of {len(nodes):,} nodes are not in the topology, so jobs on them have no"
+            f" contention: {_listed(lacking)}"
         )
-    if smaller := [name for name, gpus in nodes.items() if 0 < gpus_there.get(name, 0) < gpus]:
+    if smaller := [name for name, gpus in nodes.items() if 0 < host_gpus.get(name, 0) < gpus]:
         notes.append(
-            f"{len(smaller):,} of {len(nodes):,} nodes have more GPUs than in the topology, and jobs on these"
-            f" meet nobody: {_listed(smaller)}"
+            f"{len(smaller):,} of {len(nodes):,} nodes have more GPUs than in the topology, and jobs on those"
+            f" GPUs have no contention: {_listed(smaller)}"
         )
     return Network(
         wiring=wiring, topology=topology, sending=Sending(scenario, topology), notes=tuple(notes)
     )
 
 
-def _listed(texts: Sequence[str], by: str = ", ") -> str:
-    return by.join(texts[:NAMED]) + (f"{by}..." if len(texts) > NAMED else "")
+def _listed(texts: Sequence[str], separator: str = ", ") -> str:
+    return separator.join(texts[:NAMED]) + (f"{separator}..." if len(texts) > NAMED else "")
 
 
 def _reasons(texts: Iterable[str]) -> str:
-    """Return the reasons, those of the most jobs first."""
+    """Return the reasons, those of the largest number of jobs first."""
     return _listed([reason for reason, _ in Counter(texts).most_common()], "; ")

@@ -1,4 +1,4 @@
-"""Runs of a scenario under named policies, each checked against the independent executor."""
+"""Runs of a scenario under named policies, and their replay by the independent executor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.truth import perturb_estimates
 
 AGREE: Final = 1e-6
-"""The relative difference that a completion time may have from the executor's."""
+"""The largest relative difference allowed between two completion times of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A policy's run, also in the form that benchmarks read.
+    """The run of a policy, also in the form that benchmarks read.
 
     ``policy`` is the policy's name. If several network mechanisms run, it includes the name of the
     mechanism, ``network``.
@@ -80,17 +80,17 @@ class Replayed:
     wrong: str
 
 
-def conditions_of(chosen: Chosen, told: Told, seed: int) -> Conditions:
-    """Return the conditions, the same for all policies. Hazards are drawn while there is work."""
-    until_s = min(told.horizon_s, chosen.ample_s)
-    nodes, hazards = chosen.scenario.nodes, told.hazards
+def conditions_of(chosen: Chosen, settings: Told, seed: int) -> Conditions:
+    """Return the conditions, the same for all policies. Hazards are drawn until all work is done."""
+    until_s = min(settings.horizon_s, chosen.ample_s)
+    nodes, hazards = chosen.scenario.nodes, settings.hazards
     profiles = chosen.scenario.profiles
     return Conditions(
-        overheads=overheads(told.overheads),
-        round_s=told.round_s,
-        on_events=told.on_events,
-        horizon_s=told.horizon_s,
-        visible=perturb_estimates(profiles, told.error, seed) if told.error else None,
+        overheads=overheads(settings.overheads),
+        round_s=settings.round_s,
+        on_events=settings.on_events,
+        horizon_s=settings.horizon_s,
+        visible=perturb_estimates(profiles, settings.error, seed) if settings.error else None,
         failures=failures(nodes, until_s, seed, hazards) if hazards else (),
         stragglers=stragglers(nodes, until_s, seed, hazards) if hazards else (),
     )
@@ -108,19 +108,21 @@ def run_all(
     With a network, each policy runs under each of the network's mechanisms.
     """
     mechanisms = network.wiring.mechanisms if network else ("",)
-    asked = [(name, decides) for name in names for decides in mechanisms]
-    labels = [name if len(mechanisms) == 1 else f"{name}, {decides}" for name, decides in asked]
+    planned = [(name, mechanism) for name in names for mechanism in mechanisms]
+    labels = [
+        name if len(mechanisms) == 1 else f"{name}, {mechanism}" for name, mechanism in planned
+    ]
     clock, results = SystemClock(), list[tuple[Result, Met | None]]()
-    for done, (label, (name, decides)) in enumerate(zip(labels, asked, strict=True), 1):
+    for done, (label, (name, mechanism)) in enumerate(zip(labels, planned, strict=True), 1):
         decider, under = Decider(options_of(name, seed)), conditions
-        met = network.contended(decides, seed, clock.monotonic_s) if network else None
+        met = network.contended(mechanism, seed, clock.monotonic_s) if network else None
         if met is not None:
             under = replace(conditions, slowdowns=met)
-        with _progress(label, len(chosen.scenario.arrivals)) as heard:
-            result = simulate(chosen.scenario, decider, under, clock, heard)
+        with _progress(label, len(chosen.scenario.arrivals)) as report:
+            result = simulate(chosen.scenario, decider, under, clock, report)
         results.append((result, None if met is None else met.seen))
         if not err.is_terminal:
-            note(f"{done}/{len(asked)} {label}")
+            note(f"{done}/{len(planned)} {label}")
     ends_s = [result.ended_s for result, _ in results]
     made = chosen.over(window_s(chosen.last_s, conditions.round_s, ends_s, conditions.horizon_s))
     return [
@@ -128,10 +130,10 @@ def run_all(
             policy=label,
             result=result,
             ran=Ran.read(told_of(result, made, mapped=True)),
-            network=decides,
+            network=mechanism,
             met=seen,
         )
-        for label, (_, decides), (result, seen) in zip(labels, asked, results, strict=True)
+        for label, (_, mechanism), (result, seen) in zip(labels, planned, results, strict=True)
     ]
 
 
@@ -151,19 +153,19 @@ def _progress(name: str, jobs: int) -> Iterator[Callable[[float, int], None]]:
 
 
 def replay_log(run: Run) -> Replayed:
-    """Return the executor's replay of the run's log, compared with the simulator's times."""
-    names = [one.spec.name for one in run.result.scenario.arrivals]
+    """Replay the run's log with the executor, and compare its times with the simulator's."""
+    names = [arrival.spec.name for arrival in run.result.scenario.arrivals]
     try:
-        found = replay(lines_of(log_of(run.result)))
+        replayed_s = replay(lines_of(log_of(run.result)))
     except ReplayFailed as refused:
         return Replayed(jobs=len(names), off=math.inf, wrong=str(refused))
-    theirs = np.array([found[name] for name in names])
+    theirs = np.array([replayed_s[name] for name in names])
     off = differences(run.ran.jct_s, theirs)
     worst = int(np.argmax(off))
     wrong = ""
     if off[worst] > AGREE:
         ours_s, theirs_s = run.ran.jct_s[worst], theirs[worst]
-        wrong = f"{names[worst]} takes {theirs_s:.6g} s by the executor, {ours_s:.6g} s here"
+        wrong = f"{names[worst]} takes {theirs_s:.6g} s in the executor, but {ours_s:.6g} s here"
     return Replayed(jobs=len(names), off=float(off[worst]), wrong=wrong)
 
 

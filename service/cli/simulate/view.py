@@ -34,9 +34,9 @@ OVER: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.REJECTED}
 )
 NAMED: Final = 10
-"""The number of jobs that a warning names. JSON holds them all."""
+"""The maximum number of jobs that a warning names. The JSON output has all of them."""
 UNTOLD: Final = frozenset({"ours", "stuck", "stuck_runs", "optimum_share", "optimum_worst_share"})
-"""Figures of benchmarks that mean nothing here."""
+"""Figures of benchmarks that have no meaning in a single simulation."""
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
@@ -46,13 +46,13 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     job are left out of this comparison.
     """
     able = {run.policy: [run.ran] for run in runs if run.ran.figures["completed"]}
-    every = (
+    full = (
         {**run.ran.figures, **row(run.policy, {**able, run.policy: [run.ran]}, "")} for run in runs
     )
-    found = [{key: value for key, value in one.items() if key not in UNTOLD} for one in every]
+    shown = [{key: value for key, value in entry.items() if key not in UNTOLD} for entry in full]
     return [
-        {"policy": one.pop("policy"), **_met(run), **one}
-        for run, one in zip(runs, found, strict=True)
+        {"policy": entry.pop("policy"), **_met(run), **entry}
+        for run, entry in zip(runs, shown, strict=True)
     ]
 
 
@@ -65,29 +65,29 @@ def _met(run: Run) -> Row:
 
 def unfinished_jobs(result: Result) -> list[str]:
     """Return the jobs that had arrived but had not ended when the run ended."""
-    there = zip(result.scenario.arrivals, result.state, strict=True)
+    jobs = zip(result.scenario.arrivals, result.state, strict=True)
     return [
-        one.spec.name
-        for one, state in there
-        if state not in OVER and one.arrival_s <= result.ended_s
+        arrival.spec.name
+        for arrival, state in jobs
+        if state not in OVER and arrival.arrival_s <= result.ended_s
     ]
 
 
 def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> list[str]:
-    """Return caveats that a reader of the figures must know."""
-    found, horizon_s = list(chosen.notes), conditions.horizon_s
-    if late := sum(one.arrival_s > horizon_s for one in chosen.scenario.arrivals):
-        found.append(
+    """Return the caveats that a reader of the figures must know."""
+    texts, horizon_s = list(chosen.notes), conditions.horizon_s
+    if late := sum(arrival.arrival_s > horizon_s for arrival in chosen.scenario.arrivals):
+        texts.append(
             f"{count_noun(late, 'job')} of {len(chosen.scenario.arrivals):,} arrive after the horizon"
         )
     for run in runs:
-        found += [f"{run.policy}: {text}" for text in _warned(run.result)]
+        texts += [f"{run.policy}: {text}" for text in _warned(run.result)]
     if conditions.failures or conditions.stragglers:
         drawn_s = min(horizon_s, chosen.ample_s)
         longer = [run.policy for run in runs if run.result.ended_s > drawn_s]
         if longer:
-            found.append(f"{', '.join(longer)}: no failures were drawn from {span(drawn_s)} on")
-    return found
+            texts.append(f"{', '.join(longer)}: no failures were drawn after {span(drawn_s)}")
+    return texts
 
 
 def _warned(result: Result) -> Iterator[str]:
@@ -95,10 +95,10 @@ def _warned(result: Result) -> Iterator[str]:
     if result.stuck:
         yield f"stuck after {span(result.ended_s)}: nothing would ever start {_named(names)}"
     elif names:
-        yield f"not over at the horizon of {span(result.ended_s)}: {_named(names)}"
+        yield f"not finished at the horizon of {span(result.ended_s)}: {_named(names)}"
     rejected = [
-        one.spec.name
-        for one, state in zip(result.scenario.arrivals, result.state, strict=True)
+        arrival.spec.name
+        for arrival, state in zip(result.scenario.arrivals, result.state, strict=True)
         if state == JobState.REJECTED
     ]
     if rejected:
@@ -113,7 +113,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def show(
-    runs: Sequence[Run], table: Sequence[Row], chosen: Chosen, told: Mapping[str, Any]
+    runs: Sequence[Run], table: Sequence[Row], chosen: Chosen, facts: Mapping[str, Any]
 ) -> None:
     """Print the simulated scenario, and a row for each policy."""
     scenario, first = chosen.scenario, runs[0].ran.figures
@@ -121,50 +121,51 @@ def show(
     for node in scenario.nodes:
         gpus[node.gpu_type] += node.gpus
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in gpus.items())
-    brought = f", load {chosen.load:.3g}" if math.isfinite(chosen.load) else ""
+    load = f", load {chosen.load:.3g}" if math.isfinite(chosen.load) else ""
     show_facts(
         [
             ("cluster", f"{scenario.gpus:,} GPUs on {len(scenario.nodes):,} nodes: {kinds}"),
-            ("jobs", f"{len(scenario.arrivals):,} over {span(chosen.last_s)}{brought}"),
+            ("jobs", f"{len(scenario.arrivals):,} over {span(chosen.last_s)}{load}"),
             ("dropped", f"{len(chosen.dropped):,}" if chosen.dropped else ""),
-            ("rounds", str(told["rounds"])),
-            ("hazards", _hazards(told)),
-            ("network", _network(told)),
-            ("throughput", f"over the first {span(first['horizon_s'])}; in effective GPUs"),
+            ("rounds", str(facts["rounds"])),
+            ("hazards", _hazards(facts)),
+            ("network", _network(facts)),
+            ("throughput", f"in effective GPUs, over the first {span(first['horizon_s'])}"),
             ("JCT", _over(runs, table)),
         ]
     )
-    columns = COLUMNS if any("deadlines" in one for one in table) else COLUMNS[:-1]
-    show_table(table, (*columns, *NETWORK) if "topology" in told else columns)
+    columns = COLUMNS if any("deadlines" in entry for entry in table) else COLUMNS[:-1]
+    show_table(table, (*columns, *NETWORK) if "topology" in facts else columns)
 
 
-def _hazards(told: Mapping[str, Any]) -> str:
+def _hazards(facts: Mapping[str, Any]) -> str:
     """Return the counts of drawn hazards, or "" if none were drawn."""
-    drawn = [f"{told[key]:,} {key}" for key in ("failures", "stragglers") if told[key]]
-    return ", ".join(drawn)
+    counts = [f"{facts[key]:,} {key}" for key in ("failures", "stragglers") if facts[key]]
+    return ", ".join(counts)
 
 
-def _network(told: Mapping[str, Any]) -> str:
+def _network(facts: Mapping[str, Any]) -> str:
     """Return the shared network and the mechanisms that decide on it, or "" without a network."""
-    if "topology" not in told:
+    if "topology" not in facts:
         return ""
-    deciding = ", ".join(told["networks"])
-    return f"{told['hosts']:,} hosts, {told['links']:,} links, {told['network_levels']} levels: {deciding}"
+    mechanisms = ", ".join(facts["networks"])
+    size = f"{facts['hosts']:,} hosts, {facts['links']:,} links"
+    return f"{size}, {facts['network_levels']} levels: {mechanisms}"
 
 
 def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
     """Return the jobs that JCT covers, or "" if it covers all that each policy finished."""
-    able = [one for one in table if one["completed"]]
-    count = max((int(float(one["jobs_of_all"])) for one in able), default=0)
-    if all(float(one["completed"]) == count for one in able):
+    able = [entry for entry in table if entry["completed"]]
+    count = max((int(float(entry["jobs_of_all"])) for entry in able), default=0)
+    if all(float(entry["completed"]) == count for entry in able):
         return ""
-    none = "" if len(able) == len(runs) else ", but those that finished none,"
-    return f"over the {count_noun(count, 'job')} that all policies{none} finished"
+    none = "" if len(able) == len(runs) else " (except those that finished no job)"
+    return f"mean over the {count_noun(count, 'job')} that all policies{none} finished"
 
 
 def _time(key: str) -> Column[Row]:
-    def shown(one: Row) -> str:
-        seconds = float(one[key])
+    def shown(figures: Row) -> str:
+        seconds = float(figures[key])
         return span(seconds) if math.isfinite(seconds) else "-"
 
     title = {"jct_mean_s": "JCT", "jct_p50_s": "MEDIAN", "jct_p95_s": "P95"}
@@ -172,20 +173,20 @@ def _time(key: str) -> Column[Row]:
 
 
 def _share(title: str, part: str, whole: str) -> Column[Row]:
-    return Column(title, lambda one: f"{one[part]:g}/{one[whole]:g}", right=True)
+    return Column(title, lambda figures: f"{figures[part]:g}/{figures[whole]:g}", right=True)
 
 
 COLUMNS: Final[Sequence[Column[Row]]] = (
-    Column("POLICY", lambda one: str(one["policy"])),
+    Column("POLICY", lambda row: str(row["policy"])),
     _share("FINISHED", "completed", "jobs"),
     *map(_time, ("jct_mean_s", "jct_p50_s", "jct_p95_s", "queue_mean_s")),
-    Column("THROUGHPUT", lambda one: number(float(one["throughput"])), right=True),
-    Column("USED %", lambda one: percent(float(one["utilisation"]), 1.0), right=True),
-    Column("RESTARTS", lambda one: f"{float(one['restarts']):.2f}", right=True),
-    Column("ROUNDS", lambda one: f"{one['rounds']:,.0f}", right=True),
+    Column("THROUGHPUT", lambda row: number(float(row["throughput"])), right=True),
+    Column("USED %", lambda row: percent(float(row["utilisation"]), 1.0), right=True),
+    Column("RESTARTS", lambda row: f"{float(row['restarts']):.2f}", right=True),
+    Column("ROUNDS", lambda row: f"{row['rounds']:,.0f}", right=True),
     Column(
         "MS/ROUND",
-        lambda one: f"{1e3 * float(one['decide_s']) / max(float(one['rounds']), 1):.1f}",
+        lambda row: f"{1e3 * float(row['decide_s']) / max(float(row['rounds']), 1):.1f}",
         right=True,
     ),
     _share("DEADLINES MET", "deadlines_met", "deadlines"),
@@ -193,21 +194,21 @@ COLUMNS: Final[Sequence[Column[Row]]] = (
 """Times are means unless the title says otherwise."""
 
 NETWORK: Final[Sequence[Column[Row]]] = (
-    Column("LOST %", lambda one: percent(float(one["contention_loss"]), 1.0), right=True),
-    _share("MET", "jobs_met", "jobs_trained"),
-    Column("SLOWDOWN", lambda one: f"{float(one['slowdown_mean']):.3f}", right=True),
+    Column("LOST %", lambda row: percent(float(row["contention_loss"]), 1.0), right=True),
+    _share("CONTENDED", "jobs_met", "jobs_trained"),
+    Column("SLOWDOWN", lambda row: f"{float(row['slowdown_mean']):.3f}", right=True),
     Column(
         "MS/REPLAN",
-        lambda one: (
-            f"{1e3 * float(one['network_plan_s']) / max(float(one['network_plans']), 1):.1f}"
+        lambda row: (
+            f"{1e3 * float(row['network_plan_s']) / max(float(row['network_plans']), 1):.1f}"
         ),
         right=True,
     ),
 )
 """Columns on contention (``tessera.simulator.network.figures``).
 
-They are the share of the held GPU time that was lost, the jobs that met others, and the jobs' mean
-slowdown.
+They are the share of the held GPU time that was lost, the jobs that shared links with others, and
+the mean slowdown of jobs.
 """
 
 
@@ -215,41 +216,41 @@ def as_json(
     runs: Sequence[Run],
     table: Sequence[Row],
     chosen: Chosen,
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
     checks: Mapping[str, Replayed],
     warned: Sequence[str],
 ) -> dict[str, Any]:
     """Return all results in a form that JSON can hold."""
     policies = []
-    for run, one in zip(runs, table, strict=True):
+    for run, figures in zip(runs, table, strict=True):
         stuck = unfinished_jobs(run.result) if run.result.stuck else []
-        found: dict[str, Any] = {k: json_number(v) for k, v in one.items()}
-        found |= {"ended_s": run.result.ended_s, "stuck_jobs": stuck}
+        entry: dict[str, Any] = {k: json_number(v) for k, v in figures.items()}
+        entry |= {"ended_s": run.result.ended_s, "stuck_jobs": stuck}
         if run.policy in checks:
             check = checks[run.policy]
             off = json_number(check.off)
-            found["replay"] = {"jobs": check.jobs, "off": off, "wrong": check.wrong}
-        policies.append(found)
+            entry["replay"] = {"jobs": check.jobs, "off": off, "wrong": check.wrong}
+        policies.append(entry)
     scenario = chosen.scenario
     return {
-        **told,
+        **facts,
         "gpus": scenario.gpus,
         "nodes": len(scenario.nodes),
         "jobs": len(scenario.arrivals),
         "load": json_number(chosen.load),
-        "dropped": [one._asdict() for one in chosen.dropped],
+        "dropped": [figures._asdict() for figures in chosen.dropped],
         "warnings": list(warned),
         "policies": policies,
     }
 
 
-def with_jobs(found: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
+def with_jobs(document: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
     """Return ``as_json``'s object with the outcome of each job, for a file."""
     policies = [
-        {**one, "outcomes": _outcomes(run.result)}
-        for one, run in zip(found["policies"], runs, strict=True)
+        {**entry, "outcomes": _outcomes(run.result)}
+        for entry, run in zip(document["policies"], runs, strict=True)
     ]
-    return {**found, "policies": policies}
+    return {**document, "policies": policies}
 
 
 def _outcomes(result: Result) -> list[dict[str, Any]]:
@@ -263,14 +264,14 @@ def _outcomes(result: Result) -> list[dict[str, Any]]:
     )
     return [
         {
-            "job": one.spec.name,
-            "arrival_s": one.arrival_s,
+            "job": arrival.spec.name,
+            "arrival_s": arrival.arrival_s,
             "state": state,
             "first_start_s": json_number(start_s),
             "end_s": json_number(end_s),
             "restarts": restarts,
         }
-        for one, state, start_s, end_s, restarts in columns
+        for arrival, state, start_s, end_s, restarts in columns
     ]
 
 
@@ -278,12 +279,12 @@ def report(
     runs: Sequence[Run],
     table: Sequence[Row],
     chosen: Chosen,
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
     warned: Sequence[str],
 ) -> RunReport:
-    """Return the report page: table, courses over time, JCT, queue, gaps and GPU assignments."""
+    """Return the report page: table, time series, JCT, queue, gaps and GPU assignments."""
     by_policy = {run.policy: [run.ran] for run in runs}
-    best = str(min(table, key=lambda one: float(one["jct_mean_s"]))["policy"])
+    best = str(min(table, key=lambda entry: float(entry["jct_mean_s"]))["policy"])
     shown = [run.policy for run in runs][:DRAWN]
     first = runs[0].ran.figures
     figures: dict[str, Figure] = {
@@ -294,11 +295,11 @@ def report(
         "window_s": first["horizon_s"],
     }
     return report_of(
-        Report(seed=int(told["seed"]), figures=figures, table=list(table)),
+        Report(seed=int(facts["seed"]), figures=figures, table=list(table)),
         title="Simulation",
-        options=told,
+        options=facts,
         notes=warned,
         plots=pictures(by_policy, best, shown, shown),
-        summary=f"{len(runs)} policies on the same jobs, cluster and costs. Throughput, utilisation and the"
-        f" courses are over the first {span(first['horizon_s'])}.",
+        summary=f"{len(runs)} policies on the same jobs, cluster and costs. Throughput, utilisation and"
+        f" the time series cover the first {span(first['horizon_s'])}.",
     )

@@ -1,4 +1,4 @@
-"""The trace to simulate and the cluster that it runs on, as named on the command line."""
+"""The trace and the cluster of a simulation, as named on the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tessera.simulator.workloads.published import NAMES, load_published
 from tessera.simulator.workloads.synthetic import Synthetic
 
 SMALL: Final = "tiny"
-"""The cluster of the synthetic jobs if none is named."""
+"""The cluster of synthetic jobs if no cluster is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +41,18 @@ class Source:
     wanted: traces.Wanted
     reading: TraceOptions
     prices: Mapping[str, float] = field(default_factory=dict)
-    """GPU type -> dollars per GPU and hour."""
+    """Maps GPU types to dollars per GPU and hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A scenario, the jobs left out of it, and notes on it."""
+    """A scenario, the jobs that were dropped from it, and notes on it."""
 
     scenario: Scenario
     dropped: tuple[Dropped, ...]
     notes: tuple[str, ...]
     load: float
-    """The requested GPU-hours relative to those of the cluster until the last arrival.
+    """The requested GPU-hours, relative to those of the cluster until the last arrival.
 
     It is inf if all jobs arrive at the same time.
     """
@@ -88,31 +88,31 @@ def choose_scenario(source: Source) -> Chosen:
     """Return the scenario to simulate.
 
     Raises:
-        InvalidInput: a file is wrong or missing, the cluster is unknown, or jobs are bad and are
-            not to be dropped.
+        InvalidInput: a file is wrong or missing, the cluster is unknown, or jobs are bad and must
+            not be dropped.
     """
     given = _given(source)
     gpu_types, nodes = _priced(given.cluster[0], source.prices), given.cluster[1]
     target = traces.Target(profiles=given.profiles, gpu_types=gpu_types, nodes=nodes)
-    found = traces.shape_trace(source.wanted, given.jobs, target)
-    if found.speeds is None:
+    shaped = traces.shape_trace(source.wanted, given.jobs, target)
+    if shaped.speeds is None:
         raise AssertionError("the target is known")
     scenario = Scenario(
         gpu_types=gpu_types,
         nodes=nodes,
         profiles=given.profiles,
-        arrivals=found.arrivals,
-        tenants=found.tenants or given.tenants,
+        arrivals=shaped.arrivals,
+        tenants=shaped.tenants or given.tenants,
     )
-    dropped = (*given.dropped, *found.dropped)
-    work_s = float(gpu_seconds(found.arrivals, found.speeds).sum()) / scenario.gpus
-    longest_s = float(found.speeds.requested_s(found.arrivals).max())
+    dropped = (*given.dropped, *shaped.dropped)
+    work_s = float(gpu_seconds(shaped.arrivals, shaped.speeds).sum()) / scenario.gpus
+    longest_s = float(shaped.speeds.requested_s(shaped.arrivals).max())
     return Chosen(
         scenario=scenario,
         dropped=dropped,
-        notes=tuple(_notes(scenario, dropped, found.reordered)),
-        load=load(found.arrivals, found.speeds, scenario.gpus),
-        ample_s=found.arrivals[-1].arrival_s + 4 * (work_s + longest_s),
+        notes=tuple(_notes(scenario, dropped, shaped.reordered)),
+        load=load(shaped.arrivals, shaped.speeds, scenario.gpus),
+        ample_s=shaped.arrivals[-1].arrival_s + 4 * (work_s + longest_s),
     )
 
 
@@ -139,12 +139,16 @@ def _given(source: Source) -> _Given:
         return _Given(jobs=jobs, profiles=profiles, cluster=cluster)
     if source.trace in NAMES:
         return _published(source, profiles, cluster)
-    found = read_rows(lambda path: trace_of(path, source.reading), Path(source.trace))
+    jobs_in_file = read_rows(lambda path: trace_of(path, source.reading), Path(source.trace))
     if not profiles:
-        raise InvalidInput("--profiles", "is needed: a CSV of how fast the trace's models run")
+        raise InvalidInput(
+            "--profiles", "is required: a CSV of the iteration times of the trace's models"
+        )
     if cluster is None:
-        raise InvalidInput("--cluster, --nodes", "one is needed: what the jobs run on")
-    return _Given(jobs=found, profiles=profiles, cluster=cluster)
+        raise InvalidInput(
+            "--cluster, --nodes", "one is required, to say on which GPUs the jobs run"
+        )
+    return _Given(jobs=jobs_in_file, profiles=profiles, cluster=cluster)
 
 
 def _published(
@@ -153,20 +157,25 @@ def _published(
     """Return a published trace, with its own profiles and cluster unless others are named."""
     folder = data_dir()
     if folder is None:
-        raise InvalidInput("TRACE", f"{source.trace} is one of the data sets: set TESSERA_DATA")
+        raise InvalidInput(
+            "TRACE", f"{source.trace} needs the data sets; set TESSERA_DATA to their folder"
+        )
     wanted = source.wanted
     on_bad: traces.Bad = wanted.on_bad or traces.Bad.REFUSE
     try:
-        found = load_published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
+        published = load_published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
     except FileNotFoundError as error:
-        raise InvalidInput("TRACE", f"{error.filename} is absent: set TESSERA_DATA") from error
-    scenario = found.scenario
+        raise InvalidInput(
+            "TRACE",
+            f"{error.filename} does not exist; set TESSERA_DATA to the folder of the data sets",
+        ) from error
+    scenario = published.scenario
     return _Given(
         jobs=scenario.arrivals[: source.reading.limit],
         profiles=profiles or scenario.profiles,
         cluster=cluster or (list(scenario.gpu_types), list(scenario.nodes)),
         tenants=scenario.tenants,
-        dropped=found.screened.dropped,
+        dropped=published.screened.dropped,
     )
 
 
@@ -176,7 +185,7 @@ def _cluster(source: Source) -> Cluster | None:
     if source.cluster is None:
         return (_types(nodes), nodes) if nodes else None
     if nodes:
-        raise InvalidInput("--cluster", "cannot be with --nodes")
+        raise InvalidInput("--cluster", "cannot be combined with --nodes")
     return preset(source.cluster)
 
 
@@ -197,20 +206,22 @@ def _priced(gpu_types: Sequence[GpuType], prices: Mapping[str, float]) -> list[G
 def _samples(cluster: Cluster) -> list[EstimateRecord]:
     """Return sample profiles of the cluster's types."""
     names = {kind.name for kind in cluster[0]}
-    found = sample_profiles(kind for kind in CATALOGUE if kind.name in names)
-    if not found:
+    profiles = sample_profiles(kind for kind in CATALOGUE if kind.name in names)
+    if not profiles:
         have = ", ".join(sorted(kind.name for kind in CATALOGUE))
         raise InvalidInput(
             "--profiles",
-            f"is needed: there are samples of {have} only, not of {', '.join(sorted(names))}",
+            f"is required, because samples exist only for {have}, not for {', '.join(sorted(names))}",
         )
-    return found
+    return profiles
 
 
 def _notes(scenario: Scenario, dropped: Sequence[Dropped], reordered: Sequence[str]) -> list[str]:
     notes = [f"dropped {line}" for line in bad_lines(dropped)]
     notes += [f"{line}; put in order" for line in order_lines(reordered)]
-    profiled = {one.cell.gpu_type for one in scenario.profiles if math.isfinite(one.iter_time_s)}
+    profiled = {
+        profile.cell.gpu_type for profile in scenario.profiles if math.isfinite(profile.iter_time_s)
+    }
     if idle := sorted({node.gpu_type for node in scenario.nodes} - profiled):
-        notes.append(f"nothing is known to run on {', '.join(idle)}: these GPUs stay idle")
+        notes.append(f"no profile is for {', '.join(idle)}, so these GPUs stay idle")
     return notes

@@ -298,5 +298,5 @@ def test_bounds_of_times_are_waived_where_a_server_without_work_is_slow_too() ->
 def test_phases_are_chosen_by_name_and_all_of_them_without_a_choice() -> None:
     assert chosen_phases("") == [*KINDS, TOGETHER]
     assert chosen_phases("rounds, together") == ["rounds", "together"]
-    with pytest.raises(InvalidInput, match="'nothing' is not known"):
+    with pytest.raises(InvalidInput, match="'nothing' is unknown"):
         chosen_phases("rounds,nothing")

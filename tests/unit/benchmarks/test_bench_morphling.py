@@ -84,7 +84,7 @@ def test_what_was_published_is_of_traces_and_policies_that_there_are() -> None:
 
 
 def test_figures_are_of_a_policy_of_ours() -> None:
-    with pytest.raises(InvalidInput, match="not of ours"):
+    with pytest.raises(InvalidInput, match="not ours"):
         morphling(ours="fcfs")
 
 

@@ -140,7 +140,7 @@ def test_with_one_level_there_is_nothing_to_choose_but_paths() -> None:
 
 def test_a_plan_that_is_none_of_what_was_tried_is_refused() -> None:
     space = space_of(two_ways(*EXAMPLE_1))
-    with pytest.raises(InvalidInput, match="none of those"):
+    with pytest.raises(InvalidInput, match="not among those"):
         space.of(plan_of(np.array([0, 2]), np.array([1, 0])))
     with pytest.raises(InvalidInput, match="can be tried"):
         space_of(two_ways(*[EXAMPLE_1[0]] * 7))

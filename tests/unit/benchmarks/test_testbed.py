@@ -271,7 +271,7 @@ def test_a_job_that_is_not_the_traces_is_refused() -> None:
         requested_gpus=1,
     )
 
-    with pytest.raises(InvalidInput, match="another job_001"):
+    with pytest.raises(InvalidInput, match="a different job_001"):
         campaign_of([a_recorded()], {"job_001": (100.0, other)}, [a_time(10.0)])
 
 
@@ -288,10 +288,10 @@ def test_nothing_is_fitted_on_what_is_scored() -> None:
     assert found.errors["profiles"].jct_error == pytest.approx(-190.0 / 640.0)
 
 
-def test_the_case_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_case_names_a_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
 
-    with pytest.raises(MissingData, match=r"testbed_runs\.csv is absent"):
+    with pytest.raises(MissingData, match=r"testbed_runs\.csv does not exist"):
         fidelity()
 
 

@@ -110,7 +110,11 @@ def test_where_no_server_listens_the_error_says_what_to_do() -> None:
             "job.weight: must be above 0 [INVALID_IN",
         ),
         (grpc.StatusCode.INTERNAL, 1, "the text of the error [INTERNAL]"),
-        (grpc.StatusCode.UNIMPLEMENTED, 1, "is older than this command: bring it to this release"),
+        (
+            grpc.StatusCode.UNIMPLEMENTED,
+            1,
+            "is older than this command; upgrade it to the same release",
+        ),
         (
             NotFound("clusters/c"),
             4,
@@ -119,7 +123,7 @@ def test_where_no_server_listens_the_error_says_what_to_do() -> None:
         ),
     ],
 )
-def test_what_the_server_says_is_one_line_and_an_exit_code(
+def test_a_server_error_is_printed_on_one_line_with_an_exit_code(
     server: Scripted, answer: Answer, exit_code: int, says: str
 ) -> None:
     done = run(server, ["job", "j"], answer)
@@ -136,22 +140,25 @@ def test_what_the_server_says_is_one_line_and_an_exit_code(
         (["frob"], "No such command 'frob'"),
         (["jobs", "--frob"], "No such option"),
         (["jobs", "-o", "xml"], "xml"),
-        (["jobs", "--state", "sleeping"], "--state: 'sleeping': know queued, held"),
+        (
+            ["jobs", "--state", "sleeping"],
+            "--state: unknown state 'sleeping'; the states are queued, held",
+        ),
         (
             ["job", "clusters/c/nodes/n"],
-            "neither an id nor a name of the form clusters/CLUSTER/jobs",
+            "must be an id or a name of the form clusters/CLUSTER/jobs",
         ),
         (["submit", "-f", "absent.yaml"], "absent.yaml: cannot be read"),
         (["submit", "j", "-f", "absent.yaml"], "not both"),
         (["submit", "j", "--restart", "soon"], "--restart: 'soon' is not a duration"),
         (["submit", "j", "--label", "novalue"], "write a label as KEY=VALUE"),
-        (["update", "j"], "name at least one of --weight"),
+        (["update", "j"], "needs at least one of --weight"),
         (
             ["nodes", "delete", "clusters/c/jobs/" + "x" * 10_000],
-            "neither an id nor a name of the form",
+            "must be an id or a name of the form",
         ),
         (["drain", "n", "--wait", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
-        (["cells", "delete"], "say which Cells: give some of these, or --all alone"),
+        (["cells", "delete"], "give some of these to choose Cells, or --all alone"),
         (["serve", "--listen", "0.0.0.0:7070", "--print-config"], "--insecure-any-interface"),
         (["up", "--listen", "0.0.0.0:7070"], "--insecure-any-interface"),
         (["round", "--time-limit", "soon"], "--time-limit: 'soon' is not a duration"),
@@ -166,7 +173,7 @@ def test_wrong_usage_is_code_2_and_calls_no_server(
     assert server.requests == []
 
 
-def test_of_many_jobs_each_that_fails_is_named_and_the_others_are_done(server: Scripted) -> None:
+def test_each_failed_job_is_named_and_the_others_are_changed(server: Scripted) -> None:
     answers: list[Answer] = [
         NotFound("clusters/default/jobs/a"),
         a_submitted_job(),
@@ -179,7 +186,7 @@ def test_of_many_jobs_each_that_fails_is_named_and_the_others_are_done(server: S
     assert len(server.requests) == 3
 
 
-def test_where_the_server_is_gone_the_jobs_that_were_not_tried_are_named(server: Scripted) -> None:
+def test_jobs_not_tried_because_the_server_is_gone_are_named(server: Scripted) -> None:
     done = run(
         server, ["hold", "j", "b", "c"], a_submitted_job(), Unavailable("the database is down")
     )
@@ -191,7 +198,7 @@ def test_where_the_server_is_gone_the_jobs_that_were_not_tried_are_named(server:
     assert "QUEUED" in done.stdout
 
 
-def test_what_is_cancelled_already_is_no_failure(server: Scripted) -> None:
+def test_cancelling_a_cancelled_job_is_not_a_failure(server: Scripted) -> None:
     cancelled = jobs_pb2.Job(name="clusters/default/jobs/j", state=jobs_pb2.CANCELLED)
     refused = NotAllowed("job j was cancelled, so it cannot be cancelled")
     done = run(server, ["cancel", "j", "-o", "name"], refused, cancelled.SerializeToString())
@@ -204,14 +211,17 @@ def test_what_is_cancelled_already_is_no_failure(server: Scripted) -> None:
 
 @pytest.mark.parametrize(
     ("more", "known"),
-    [([], "nothing was committed unless that was"), (["--dry-run"], "nothing was committed; give")],
+    [
+        ([], "nothing was committed unless the commit was"),
+        (["--dry-run"], "nothing was committed; allow"),
+    ],
 )
-def test_a_deadline_that_passes_is_told_as_too_short(
+def test_an_exceeded_time_limit_is_reported_as_too_short(
     server: Scripted, more: list[str], known: str
 ) -> None:
     done = run(server, ["round", "--deadline", "1ms", *more], grpc.StatusCode.DEADLINE_EXCEEDED)
     assert done.exit_code == 1
-    assert "deadline too short: no round within 0.001 s" in done.stderr
+    assert "time limit too short: the round was not decided within 0.001 s" in done.stderr
     assert known in done.stderr
 
 
@@ -232,7 +242,7 @@ def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
     monkeypatch.setattr(main, "entry_points", lambda group: [broken])
     helped = CliRunner().invoke(main.app, ["--help"])
     assert helped.exit_code == 0
-    assert "there is no module tests.unit.no_such_module" in helped.stdout
+    assert "no module named tests.unit.no_such_module" in helped.stdout
     done = CliRunner().invoke(main.app, ["broken"])
     assert done.exit_code == 1
     assert "'broken' cannot be loaded from tests.unit.no_such_module:add" in done.stderr
@@ -284,7 +294,7 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_other_machines_are_let_in_by_a_flag() -> None:
+def test_a_flag_allows_connections_from_other_machines() -> None:
     listen = ["--listen", "0.0.0.0:7070", "--insecure-any-interface"]
     done = CliRunner().invoke(main.app, ["serve", *listen, "--print-config"])
     assert done.exit_code == 0, done.stderr

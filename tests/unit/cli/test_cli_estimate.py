@@ -61,7 +61,7 @@ def test_there_is_a_row_for_each_pipeline_degree_and_the_fastest_is_marked() -> 
     assert "of 36.0 GiB" in marked
 
 
-def test_json_says_all_of_a_plan() -> None:
+def test_json_contains_all_of_a_plan() -> None:
     found = answered(*BERT, *ON_8)
     assert (found["model"], found["params"], found["global_batch"]) == ("bert", "1.3B", 256)
     assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4, 8]
@@ -73,11 +73,11 @@ def test_json_says_all_of_a_plan() -> None:
         assert 0 < max(held) <= cell["memory_limit_bytes"]
 
 
-def test_what_does_not_fit_is_told_with_how_much_it_needs() -> None:
+def test_a_degree_that_does_not_fit_is_reported_with_the_memory_that_it_needs() -> None:
     found = estimate("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
     assert found.exit_code == 0
     assert found.stdout == ""
-    assert "4 a10, 1 stage: does not fit: stage 0 needs" in found.stderr
+    assert "4 x a10, 1 stage: does not fit: stage 0 needs" in found.stderr
     assert "has 21.6 GiB" in found.stderr
     dropped = answered("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
     assert [d["pipeline_degree"] for d in dropped["dropped"]] == [1, 2, 4]
@@ -99,7 +99,7 @@ def test_all_of_a_file_are_the_types_of_the_file(tmp_path: Path) -> None:
     assert answered(*BERT, "--count", "2", "--gpu", "lab", "--hardware", str(own))["cells"]
 
 
-def test_what_is_written_is_read_as_profiles(tmp_path: Path) -> None:
+def test_written_estimates_can_be_read_as_profiles(tmp_path: Path) -> None:
     to = tmp_path / "profiles.csv"
     assert estimate(*BERT, "--gpu", "a10", "--count", "2", "--write", str(to)).exit_code == 0
     cells = answered(*BERT, "--gpu", "a10", "--count", "2")["cells"]
@@ -118,7 +118,7 @@ def test_a_cell_that_does_not_fit_is_written_as_infeasible(tmp_path: Path) -> No
     assert [r.iter_time_s for r in profiles_of(to)] == [float("inf")] * 2
 
 
-def test_an_architecture_of_ones_own_is_named_by_its_file_or_by_model(tmp_path: Path) -> None:
+def test_a_users_architecture_is_named_by_its_file_or_by_the_option_model(tmp_path: Path) -> None:
     file = tmp_path / "my net.yaml"
     file.write_text(
         "architecture: transformer\nlayers: 4\nhidden: 256\nheads: 4\nsequence: 128\nvocabulary: 1000\n"
@@ -154,19 +154,19 @@ def test_a_hugging_face_configuration_is_estimated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "counts"), [("stages", [1, 2, 4, 8]), ("4-stages", [4, 8, 16, 32]), ("8", [8] * 4)]
 )
-def test_micro_batches_are_as_asked(rule: str, counts: list[int]) -> None:
+def test_micro_batches_are_as_requested(rule: str, counts: list[int]) -> None:
     found = answered(*BERT, *ON_8, "--micro-batches", rule)
     assert [cell["micro_batches"] for cell in found["cells"]] == counts
 
 
-def test_gpus_lie_on_the_fewest_nodes_that_have_them_evenly() -> None:
+def test_gpus_are_placed_on_the_fewest_nodes_with_equal_shares() -> None:
     found = answered(*BERT, "--gpu", "a100", "--count", "6")
     assert {cell["nodes"] for cell in found["cells"]} == {2}
     spread = answered(*BERT, "--gpu", "a100", "--count", "6", "--nodes", "6")
     assert {cell["nodes"] for cell in spread["cells"]} == {6}
 
 
-def test_only_the_named_degrees_are_looked_at() -> None:
+def test_only_the_named_degrees_are_searched() -> None:
     found = answered(*BERT, *ON_8, "--stages", "2,3")
     assert [cell["pipeline_degree"] for cell in found["cells"]] == [2, 3]
 
@@ -184,7 +184,7 @@ def test_searched_micro_batches_are_never_worse() -> None:
         assert all(a["iter_time_s"] <= b["iter_time_s"] * (1 + 1e-9) for a, b in pairs)
 
 
-def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_told() -> None:
+def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> None:
     found = answered("--model", "bert/1.3B", "--batch", "100", *ON_8, "--micro-batches", "stages")
     assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4]
     reasons = {d["pipeline_degree"]: d["reason"] for d in found["dropped"]}
@@ -194,50 +194,59 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--batch", "8", *ON_8], "--model: is needed"),
+        (["--batch", "8", *ON_8], "--model: is required"),
         (
             ["--model", "brt", "--batch", "8", *ON_8],
-            "there is no model 'brt', only wide_resnet, bert",
+            "unknown model 'brt'; the models are wide_resnet, bert",
         ),
-        (["--model", "bert", "--batch", "8", *ON_8], "name a size: bert/760M, bert/1.3B"),
-        (["--model", "bert/9B", "--batch", "8", *ON_8], "bert/9B: there are bert/760M"),
+        (
+            ["--model", "bert", "--batch", "8", *ON_8],
+            "needs a size; choose from bert/760M, bert/1.3B",
+        ),
+        (
+            ["--model", "bert/9B", "--batch", "8", *ON_8],
+            "unknown size bert/9B; choose from bert/760M",
+        ),
         (
             [*BERT, "--gpu", "a1000", "--count", "8"],
-            "no type 'a1000'; did you mean a100? there are",
+            "unknown GPU type 'a1000'; did you mean a100? the types are",
         ),
-        ([*BERT, "--count", "8"], "--gpu: is needed, or --all"),
+        ([*BERT, "--count", "8"], "--gpu: is required, or --all"),
         (
             [*BERT, *ON_8, "--nodes", "3"],
-            "8 GPUs do not lie evenly on 3 nodes; give one of 2, 4, 8",
+            "8 GPUs cannot be spread evenly over 3 nodes; give one of 2, 4, 8",
         ),
-        ([*BERT, *ON_8, "--nodes", "1"], "a node has 4 a100, so 8 are on 2 nodes at least"),
-        ([*BERT, *ON_8, "--all"], "--all: cannot be with --gpu or --nodes"),
+        ([*BERT, *ON_8, "--nodes", "1"], "a node has 4 x a100, so 8 GPUs need at least 2 nodes"),
+        ([*BERT, *ON_8, "--all"], "--all: cannot be combined with --gpu or --nodes"),
         (
             ["--model", "bert/1.3B", "--batch", "250", *ON_8],
-            "16 do not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125",
+            "16 does not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125",
         ),
-        ([*BERT, *ON_8, "--micro-batches", "some"], "--micro-batches: must be a number from 1, or"),
+        (
+            [*BERT, *ON_8, "--micro-batches", "some"],
+            "--micro-batches: must be a positive whole number, or",
+        ),
         ([*BERT, *ON_8, "--stages", "two"], "--stages: 'two': write whole numbers from 1"),
         ([*BERT, *ON_8, "--dtype", "f8"], "--dtype: must be one of f32, bf16, f16"),
-        ([*BERT, *ON_8, "--sequence", "8"], "belong to --architecture or --hf"),
-        ([*BERT, *ON_8, "--argument", "a=1"], "--argument: belongs to --step"),
-        ([*BERT, *ON_8, "--network", "ib"], "--network: belongs to --collectives"),
+        ([*BERT, *ON_8, "--sequence", "8"], "need --architecture or --hf"),
+        ([*BERT, *ON_8, "--argument", "a=1"], "--argument: needs --step"),
+        ([*BERT, *ON_8, "--network", "ib"], "--network: needs --collectives"),
         ([*BERT, *ON_8, "--hf", "/none/config.json"], "/none/config.json: cannot be read"),
-        ([*BERT, *ON_8, "--hf", "a", "--step", "b"], "--hf, --step: are each a model of its own"),
+        ([*BERT, *ON_8, "--hf", "a", "--step", "b"], "--hf, --step: describe different models"),
         ([*BERT, *ON_8, "--collectives", "/none/comm.csv"], "comm.csv: cannot be read"),
         ([*BERT, *ON_8, "--profile", "/none/p.jsonl"], "/none/p.jsonl: cannot be read"),
         ([*BERT, *ON_8, "--hardware", "/none/h.yaml"], "h.yaml: cannot be read"),
         ([*BERT, *ON_8, "--write", "/none/out.csv"], "/none/out.csv: cannot be written"),
     ],
 )
-def test_bad_input_is_refused_with_what_to_give(arguments: list[str], said: str) -> None:
+def test_bad_input_is_refused_with_a_hint(arguments: list[str], said: str) -> None:
     found = estimate(*arguments)
     assert found.exit_code == 2
     assert said in found.stderr
     assert found.stderr.splitlines()[-1].startswith("error: ")
 
 
-def test_plans_are_written_in_short() -> None:
+def test_plans_are_abbreviated() -> None:
     stages = [
         Stage(start=0, end=3, dp=4, tp=2),
         Stage(start=3, end=5, dp=4, tp=2),
@@ -269,7 +278,7 @@ def test_estimates_need_no_jax() -> None:
     "arguments",
     [["estimate", "--batch", "8", *ON_8, *STEP], ["profile", *STEP], ["profile", "collectives"]],
 )
-def test_without_jax_it_is_said_what_to_install(
+def test_without_jax_the_error_says_what_to_install(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = importlib.util.find_spec
@@ -301,7 +310,7 @@ def test_a_profiled_step_is_estimated_from_its_measured_layers(tmp_path: Path) -
     assert found != plain
     assert found > 16 * seconds  # micro-batches of two samples, kinds that occur more than once
     other = refused(*BERT, *ON_8, "--profile", str(to))
-    assert "the graph has f16" in other or "holds no layer of bert" in other
+    assert "the graph has f16" in other or "contains no layer of bert" in other
 
 
 def test_one_device_has_no_collectives() -> None:
@@ -326,9 +335,9 @@ def test_measured_collectives_are_read_back_by_estimate(tmp_path: Path) -> None:
     assert own["cells"][1]["iter_time_s"] != plain["cells"][1]["iter_time_s"]
 
 
-def test_offline_the_assumed_nodes_are_told_and_can_be_changed() -> None:
+def test_offline_the_assumed_nodes_are_reported_and_can_be_changed() -> None:
     plain = estimate(*BERT, "--gpu", "a100", "--count", "8", "--offline")
-    assert "nodes of 4 a100 assumed, as data sheets have them" in plain.stderr
+    assert "assumed nodes of 4 x a100, as in data sheets" in plain.stderr
     assert "--node-gpus" in plain.stderr
     fat = answered(*BERT, "--gpu", "a100", "--count", "8", "--node-gpus", "16")
     thin = answered(*BERT, "--gpu", "a100", "--count", "8", "--offline")
@@ -336,8 +345,8 @@ def test_offline_the_assumed_nodes_are_told_and_can_be_changed() -> None:
     assert {(c["nodes"], c["node_gpus"]) for c in thin["cells"]} == {(2, 4)}
 
 
-def test_a_server_that_was_named_must_answer() -> None:
+def test_a_named_server_must_answer() -> None:
     found = estimate(*BERT, *ON_8, "--server", "127.0.0.1:1")
     assert found.exit_code == 3
     assert "no server answers at 127.0.0.1:1" in found.stderr
-    assert "--offline estimates on data sheets alone" in found.stderr
+    assert "--offline estimates from data sheets alone" in found.stderr

@@ -88,7 +88,7 @@ def test_documents_lists_and_defaults_all_hold_many_jobs() -> None:
         (f"{MINIMAL}---\n5\n", "j.yaml: document 2: must be a mapping of keys to values, not 5"),
         ("jobs: 5\n", "j.yaml: jobs: must be a list, not 5"),
         ("a: [", "j.yaml: is not valid YAML"),
-        ("", "j.yaml: holds no jobs"),
+        ("", "j.yaml: contains no jobs"),
     ],
 )
 def test_a_mistake_in_a_job_file_is_named_with_its_place(text: str, says: str) -> None:
@@ -127,21 +127,24 @@ def test_the_default_cluster_is_a_valid_cluster_file() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("gpu_types: {}\n", "gpu_types: name at least one"),
-        ("gpu_types: [a100]\n", "gpu_types: must map types to memory"),
-        ("gpu_types: {a100: big}\n", "gpu_types: a100: 'big' is no size"),
-        ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: b, gpus: 1}]\n", "'b' is not among a"),
+        ("gpu_types: {}\n", "gpu_types: must name at least one type"),
+        ("gpu_types: [a100]\n", "gpu_types: must map GPU types to their memory"),
+        ("gpu_types: {a100: big}\n", "gpu_types: a100: 'big' is not a size"),
+        (
+            "gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: b, gpus: 1}]\n",
+            "unknown GPU type 'b'; must be one of a",
+        ),
         ("gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a}]\n", "nodes[0]: needs 'gpus'"),
         (
             "gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 1, count: 2}]\n",
-            "must hold {}",
+            "must contain {}",
         ),
         (
             "gpu_types: {a: 1GiB}\nnodes: [{name: n, gpu_type: a, gpus: 1},"
             " {name: n, gpu_type: a, gpus: 1}]\n",
             "the node n occurs twice",
         ),
-        ("a: 1\n---\nb: 1\n", "must hold one cluster, not 2"),
+        ("a: 1\n---\nb: 1\n", "must contain one cluster, not 2"),
     ],
 )
 def test_a_mistake_in_a_cluster_file_is_named_with_its_place(text: str, says: str) -> None:
@@ -150,21 +153,21 @@ def test_a_mistake_in_a_cluster_file_is_named_with_its_place(text: str, says: st
     assert says in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_an_error_that_names_it_once(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_once_in_the_error(tmp_path: Path) -> None:
     path = tmp_path / "absent.yaml"
     with pytest.raises(InvalidInput) as caught:
         yamlfile.read_text(str(path))
     assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
 
 
-def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match=r"binary\.yaml: is not UTF-8 text"):
         yamlfile.read_text(str(path))
 
 
-def test_a_key_that_is_like_none_is_not_taken_for_another() -> None:
+def test_an_unknown_key_without_a_similar_one_gets_no_suggestion() -> None:
     with pytest.raises(InvalidInput, match=r"unknown key 'nodes' \(allowed: name"):
         read_jobs(MINIMAL + "nodes: 2\n", "j.yaml", NOW)
 
@@ -177,7 +180,7 @@ def test_durations_are_read_with_their_units(text: str, expected_s: float) -> No
 
 
 @pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "1e3", "s", "5M"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a duration"):
         options.seconds("x", text)
 

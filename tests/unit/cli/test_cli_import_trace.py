@@ -63,7 +63,7 @@ def facts(done: Result) -> dict[str, str]:
     }
 
 
-def test_what_a_trace_is_is_printed_and_it_is_written_without_a_server(files: Files) -> None:
+def test_a_traces_facts_are_printed_and_it_is_written_without_a_server(files: Files) -> None:
     done = files.run(TRACE)
     found = facts(done)
     assert found["jobs"] == "4"
@@ -94,7 +94,7 @@ def test_bad_jobs_are_refused_by_default_and_nothing_is_written(files: Files) ->
     assert "late" in files.run(BAD, "--on-bad", "refuse", code=2).stderr
 
 
-def test_bad_jobs_are_dropped_when_asked_and_each_is_named(files: Files) -> None:
+def test_bad_jobs_are_dropped_on_request_and_each_is_named(files: Files) -> None:
     done = files.run(BAD, "--on-bad", "drop")
     assert facts(done)["dropped"] == "4"
     assert "listed after a job that arrives later: late" in done.stderr
@@ -118,7 +118,7 @@ def test_every_option_does_what_it_says(files: Files) -> None:
     assert found["t2"].iterations == 3000
     assert found["t2"].deadline_s == pytest.approx(2 * 3000 * 3.0)
     done = files.run(TRACE, "--no-deadlines", "--faster", "2", "--large-share", "1")
-    assert facts(done)["large"] == "models 100.0 % from 6B"
+    assert facts(done)["large"] == "models 100.0 % have 6B parameters or more"
     assert facts(done)["deadlines"] == "none"
     assert read_trace(files.out)[-1].arrival_s == 3650.0
     files.run(TRACE, "--busiest-hours", "1")
@@ -129,7 +129,7 @@ def test_every_option_does_what_it_says(files: Files) -> None:
     assert [a.spec.tenant for a in read_trace(files.out)] == ["nlp"] * 2
 
 
-def test_a_quota_to_apply_is_said(files: Files) -> None:
+def test_a_quota_to_apply_is_printed(files: Files) -> None:
     done = files.run(TRACE, "--guaranteed", "0.5")
     assert "tenants: {tenant-a: {quotas: {any: 8}}}" in done.stderr
     assert facts(done)["tenant-b"] == "2 jobs, best effort"
@@ -151,7 +151,7 @@ def test_a_quota_to_apply_is_said(files: Files) -> None:
         (["--profiles", "absent.csv", "--nodes", "a100=2x4"], "cannot be read"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(files: Files, options: list[str], said: str) -> None:
+def test_meaningless_options_are_refused(files: Files, options: list[str], said: str) -> None:
     assert said in files.run(TRACE, *options, code=2, target=False).stderr
     assert not files.out.exists()
 

@@ -97,7 +97,7 @@ def test_no_text_names_an_extra_of_another_projects_distribution() -> None:
         ),
     ],
 )
-def test_what_a_client_or_an_agent_starts_imports_nothing_of_a_server(
+def test_clients_and_agents_import_no_library_of_the_server(
     names: list[str], heavy: tuple[str, ...]
 ) -> None:
     code = f"import sys, {', '.join(names)}; print(sorted(set({heavy!r}) & sys.modules.keys()))"
@@ -105,7 +105,7 @@ def test_what_a_client_or_an_agent_starts_imports_nothing_of_a_server(
     assert done.stdout == "[]\n"
 
 
-def test_an_agent_that_shall_measure_traffic_says_what_to_install(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_measure_traffic_says_what_to_install(tmp_path: Path) -> None:
     arguments = [
         "--server",
         "127.0.0.1:1",

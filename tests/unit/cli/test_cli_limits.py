@@ -32,11 +32,11 @@ HUGE = "9" * 20
         (["--weight", "-1"], "--weight", "greater than or equal to 0.000001"),
         (["--priority", "0"], "--priority", "greater than or equal to 1"),
         (["--restart", f"{HUGE}d"], "--restart", "must lie in 0 to 315,576,000,000 seconds"),
-        (["--deadline", "300000000000"], "--deadline", "beyond the year 9999"),
-        (["--command", "'"], "--command", "is not quoted as in a shell"),
+        (["--deadline", "300000000000"], "--deadline", "after the year 9999"),
+        (["--command", "'"], "--command", "must be quoted as in a shell"),
     ],
 )
-def test_an_option_beyond_what_is_allowed_is_named_with_what_is(
+def test_an_option_out_of_range_is_named_with_its_range(
     arguments: list[str], option: str, allowed: str
 ) -> None:
     done = CliRunner().invoke(main.app, ["submit", "j", "--server", "127.0.0.1:1", *arguments])
@@ -59,7 +59,9 @@ def test_an_option_beyond_what_is_allowed_is_named_with_what_is(
         (["prune", "--older-than", "300000000000"], "--older-than"),
     ],
 )
-def test_so_is_an_option_of_any_other_command(arguments: list[str], option: str) -> None:
+def test_an_option_out_of_range_of_any_other_command_is_named(
+    arguments: list[str], option: str
+) -> None:
     done = CliRunner().invoke(main.app, arguments)
     assert done.exit_code == 2
     assert option in done.stderr
@@ -88,7 +90,7 @@ def test_so_is_an_option_of_any_other_command(arguments: list[str], option: str)
         (f"tenant: {'9' * 5000}", "line 5: tenant: the number 99999999999999999999..."),
     ],
 )
-def test_so_is_a_key_of_a_job_file(line: str, says: str) -> None:
+def test_a_key_out_of_range_in_a_job_file_is_named(line: str, says: str) -> None:
     key = line.partition(":")[0]
     kept = "".join(f"{other}\n" for other in JOB.splitlines() if not other.startswith(f"{key}:"))
     with pytest.raises(InvalidInput) as caught:
@@ -110,17 +112,17 @@ def test_so_is_a_key_of_a_job_file(line: str, says: str) -> None:
         ),
     ],
 )
-def test_so_is_a_key_of_a_cluster_file(text: str, says: str) -> None:
+def test_a_key_out_of_range_in_a_cluster_file_is_named(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         clusterfile.read_cluster(text, "c.yaml")
     assert says in str(caught.value)
 
 
-def test_a_job_from_options_needs_what_every_job_has_or_a_file() -> None:
+def test_submit_needs_the_required_options_or_a_file() -> None:
     done = CliRunner().invoke(main.app, ["submit", "--gpus", "8"])
     assert done.exit_code == 2
     assert done.stderr == (
-        "error: submit: needs --model, --batch, --iterations; or -f FILE with one or many jobs in YAML\n"
+        "error: submit: needs --model, --batch, --iterations, or -f FILE with one or more jobs in YAML\n"
     )
 
 

@@ -77,7 +77,7 @@ def tessera(models: Models) -> Iterator[Callable[..., Result]]:
     server.stop(None).wait()
 
 
-def test_a_model_is_sent_as_its_file_and_options_say(
+def test_a_model_is_sent_as_its_file_and_options_describe_it(
     tessera: Callable[..., Result], models: Models, tmp_path: Path
 ) -> None:
     file = tmp_path / "owl.yaml"
@@ -120,7 +120,7 @@ def test_a_model_is_sent_as_its_file_and_options_say(
     assert done.stderr == "owl/3B added\n"
 
 
-def test_what_no_option_says_is_as_the_api_has_it(
+def test_options_not_given_have_the_defaults_of_the_api(
     tessera: Callable[..., Result], models: Models, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.json"
@@ -140,7 +140,7 @@ def test_a_model_that_is_only_validated_is_not_kept(
     assert models.kept == []
 
 
-def test_a_list_has_every_page_and_published_models_only_if_asked_for(
+def test_a_list_has_every_page_and_published_models_only_on_request(
     tessera: Callable[..., Result], models: Models
 ) -> None:
     models.kept += [pb.Model(model="owl", params="3B"), pb.Model(model="owl")]
@@ -167,13 +167,13 @@ def test_a_cluster_without_models_of_its_own_says_how_to_get_some(
     ("arguments", "says"),
     [
         (["owl"], "--architecture, --hf: give one of them"),
-        (["owl", "--architecture", "a", "--hf", "b"], "--architecture, --hf: describe the same"),
+        (["owl", "--architecture", "a", "--hf", "b"], "--architecture, --hf: exclude each other"),
         (["owl", "--hf", "none.json"], "none.json: cannot be read: No such file"),
         (["owl", "--hf", "-", "--dtype", "f8"], "--dtype: must be one of f32, bf16, f16, not 'f8'"),
         (["owl", "--hf", "-"], "-: must be a text of 1 to 65,536 characters, not 0"),
-        (["/3B", "--hf", "-"], "/3B: write NAME or NAME/PARAMS"),
-        (["owl/", "--hf", "-"], "owl/: write NAME or NAME/PARAMS"),
-        (["a/b/c", "--hf", "-"], "a/b/c: write NAME or NAME/PARAMS"),
+        (["/3B", "--hf", "-"], "/3B: must be NAME or NAME/PARAMS"),
+        (["owl/", "--hf", "-"], "owl/: must be NAME or NAME/PARAMS"),
+        (["a/b/c", "--hf", "-"], "a/b/c: must be NAME or NAME/PARAMS"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_sent(
@@ -183,11 +183,11 @@ def test_a_mistake_is_named_before_anything_is_sent(
     assert models.sent == []
 
 
-def test_an_option_before_add_is_refused_as_it_would_not_count(
+def test_an_option_before_add_is_refused_because_it_would_be_ignored(
     tessera: Callable[..., Result], models: Models
 ) -> None:
     done = tessera("--cluster", "d", "add", "owl", "--hf", "-", code=2, stdin=ARCHITECTURE)
-    assert done.stderr == "error: --cluster: goes after `add`, if it takes it\n"
+    assert done.stderr == "error: --cluster: must follow `add`, if that accepts it\n"
     assert models.sent == []
 
 

@@ -74,7 +74,7 @@ def test_a_table_of_jobs_says_what_runs_where_and_why_others_wait(
         "JOB",
         "STATE",
         "MODEL",
-        "ASKED",
+        "REQUESTED",
         "RUNS",
         "ON",
         "DONE",
@@ -138,7 +138,7 @@ def test_names_are_full_resource_names(capsys: pytest.CaptureFixture[str]) -> No
     assert show(Output.NAME, capsys, a_running_job()) == "clusters/c/jobs/runs\n"
 
 
-def test_names_that_look_like_markup_are_printed_as_they_are(
+def test_names_that_look_like_markup_are_printed_unchanged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert "[red]x[/red] :smile:" in show(Output.WIDE, capsys, a_job(tenant="[red]x[/red] :smile:"))
@@ -178,7 +178,7 @@ def test_a_round_says_how_many_changes_were_allowed(
 ) -> None:
     options = scheduler_pb2.RoundOptions(objective="throughput", max_changes=most)
     show_round(scheduler_pb2.Round(name="r", options=options), everything=False, wide=False)
-    assert (f"throughput; changes at most {most}" in capsys.readouterr().out) == said
+    assert (f"throughput; maximum changes {most}" in capsys.readouterr().out) == said
 
 
 def test_a_running_job_is_shown_with_its_gpus_and_no_reason(
@@ -191,7 +191,7 @@ def test_a_running_job_is_shown_with_its_gpus_and_no_reason(
     assert "why it waits" not in printed
 
 
-def test_a_round_hides_decisions_that_change_nothing_unless_asked(
+def test_a_round_hides_decisions_that_change_nothing_by_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = scheduler_pb2.Round(
@@ -249,9 +249,9 @@ def test_a_job_is_a_hundred_percent_done_only_at_its_end() -> None:
 @pytest.mark.parametrize(
     ("retries", "max_retries", "says"),
     [
-        (1, 0, "1; it is not tried again (max_retries is 0)"),
-        (1, 1, "1; it is tried again after the first failure"),
-        (2, 3, "2; it is tried again after the first 3 failures"),
+        (1, 0, "1; the job is not tried again (max_retries is 0)"),
+        (1, 1, "1; the job is tried again after the first failure"),
+        (2, 3, "2; the job is tried again after the first 3 failures"),
     ],
 )
 def test_a_job_that_failed_says_how_often_and_whether_it_is_tried_again(

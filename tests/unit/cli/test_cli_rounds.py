@@ -90,11 +90,11 @@ def test_every_field_of_the_api_has_an_option() -> None:
     assert set_by_options == set(scheduler_pb2.RoundOptions.DESCRIPTOR.fields_by_name)
 
 
-def test_what_is_not_named_is_not_sent() -> None:
+def test_options_not_given_are_not_sent() -> None:
     assert asked() == scheduler_pb2.RoundOptions()
 
 
-def test_an_option_may_say_the_opposite_of_the_standing_policy() -> None:
+def test_an_option_may_contradict_the_standing_policy() -> None:
     standing = RoundOptions(
         queue_order=True, promote_after_s=60.0, deadlines="myopic", max_changes=2
     )
@@ -104,7 +104,7 @@ def test_an_option_may_say_the_opposite_of_the_standing_policy() -> None:
     assert rounds.to_options("options", named, standing) == RoundOptions()
 
 
-def test_what_is_named_takes_the_place_of_what_was_recorded() -> None:
+def test_given_options_replace_recorded_ones() -> None:
     before = asked(min_run="1500ms", objective="jct", queue_order=True)
     over(before, asked(min_run="2s", queue_order=False))
     assert before == asked(min_run="2s", objective="jct", queue_order=False)
@@ -228,7 +228,9 @@ def test_a_refused_deadline_is_shown_with_the_earliest_that_could_be_met(
     )
 
 
-def test_pins_service_and_giving_way_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pins_service_and_opportunistic_starts_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     job = a_dated_job(
         requested_gpu_type="a100",
         pinned_gpu_type=True,
@@ -238,13 +240,13 @@ def test_pins_service_and_giving_way_are_shown(capsys: pytest.CaptureFixture[str
     )
     show_job(job, NOW)
     shown = capsys.readouterr().out
-    assert "8 GPUs of a100, and no other" in shown
+    assert "8 x a100, pinned to the type" in shown
     assert "n7" in shown
-    assert "2 GPU-hours, past a blocked job" in shown
+    assert "2 GPU-hours, started ahead of a blocked job" in shown
     assert "2027-01-15T10:00:00Z, not promised" in shown
 
 
-def test_only_jobs_that_are_new_or_changed_are_shown_again_not_those_that_go_on_running() -> None:
+def test_only_new_or_changed_jobs_are_shown_again() -> None:
     runs, ends = a_dated_job(state=jobs_pb2.RUNNING), a_dated_job(state=jobs_pb2.SUCCEEDED)
     runs_on = a_dated_job(state=jobs_pb2.RUNNING, service_gpu_seconds=7.0)
     lists = iter([[runs], [runs_on], [ends]])
@@ -295,7 +297,7 @@ def test_a_round_shows_its_goals_in_order_and_how_many_deadlines_it_promises(
     )
 
 
-def test_a_round_of_a_published_policy_has_no_bound_and_is_told_by_its_name(
+def test_a_round_of_a_published_scheduler_has_no_bound_and_shows_its_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     endless = a_round(options=asked(scheduler="fcfs"), bound=float("inf"), gap=float("inf"))
@@ -308,7 +310,7 @@ def test_a_round_of_a_published_policy_has_no_bound_and_is_told_by_its_name(
 
 @pytest.mark.parametrize(
     ("greedy", "said"),
-    [(8.0, "8 (2 less)"), (11.0, "11 (1 more, but worse by an earlier goal)")],
+    [(8.0, "8 (2 less)"), (11.0, "11 (1 more, but worse in an earlier goal)")],
 )
 def test_greedy_is_compared_by_the_last_goal(
     greedy: float, said: str, capsys: pytest.CaptureFixture[str]

@@ -44,9 +44,9 @@ def test_the_documented_tenants_are_a_valid_file() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("tenants: [nlp]\n", "t.yaml: tenants: must map tenants to settings"),
-        ("tenants: {}\n", "t.yaml: holds no tenants"),
-        ("", "t.yaml: must hold one document with tenants, not 0"),
+        ("tenants: [nlp]\n", "t.yaml: tenants: must map tenants to their settings"),
+        ("tenants: {}\n", "t.yaml: contains no tenants"),
+        ("", "t.yaml: must contain one document with tenants, not 0"),
         (
             "tenants: {nlp: {wieght: 2}}\n",
             "tenants: nlp: unknown key 'wieght'; did you mean 'weight'",
@@ -64,7 +64,7 @@ def test_a_mistake_in_a_file_of_tenants_is_named_with_its_place(text: str, says:
     assert says in str(caught.value)
 
 
-def test_a_cluster_file_may_say_what_gpus_cost_and_what_tenants_are_entitled_to() -> None:
+def test_a_cluster_file_may_set_gpu_costs_and_tenants() -> None:
     text = (
         "gpu_types:\n  a100: {memory: 40GiB, dollars_per_hour: 2.5, watts: 400}\n  v100: 32GiB\n"
         "tenants: {nlp: {quotas: {a100: 8}}}\n"
@@ -85,11 +85,13 @@ def test_a_cluster_file_may_say_what_gpus_cost_and_what_tenants_are_entitled_to(
         ("gpu_types: {a: {memory: 1GiB, price: 1}}\n", "a: unknown key 'price' (allowed: memory, "),
         (
             "gpu_types: {a: 1GiB}\ntenants: {nlp: {quotas: {b: 1}}}\n",
-            "tenants: nlp: quotas: 'b' is not among a, any",
+            "tenants: nlp: quotas: unknown GPU type 'b'; must be one of a, any",
         ),
     ],
 )
-def test_a_mistake_in_them_is_named_with_its_place(text: str, says: str) -> None:
+def test_a_mistake_in_the_tenants_of_a_cluster_file_is_named_with_its_place(
+    text: str, says: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_cluster(text, "c.yaml")
     assert says in str(caught.value)
@@ -105,11 +107,11 @@ def test_a_job_file_pins_a_type_and_avoids_nodes() -> None:
 def test_a_pin_without_a_type_is_refused_in_a_file_and_from_options() -> None:
     with pytest.raises(InvalidInput, match=r"j.yaml: pin_type: .*give both"):
         read_jobs(JOB + "pin_type: true\n", "j.yaml", NOW)
-    with pytest.raises(InvalidInput, match="avoid_nodes: must be at most 256 nodes"):
+    with pytest.raises(InvalidInput, match="avoid_nodes: may name at most 256 nodes"):
         read_jobs(JOB + f"avoid_nodes: [{', '.join(f'n{i}' for i in range(257))}]\n", "j.yaml", NOW)
     said = ["submit", "--model", "m", "--batch", "1", "--iterations", "1", "--gpus", "1"]
     done = CliRunner().invoke(main.app, [*said, "--pin-type", "--server", "127.0.0.1:1"])
     assert (done.exit_code, done.stderr) == (
         2,
-        "error: --pin-type: pins the type that --gpu-type names: give both\n",
+        "error: --pin-type: pins the type that --gpu-type names, so give both\n",
     )

@@ -59,7 +59,7 @@ def test_a_topology_is_shown_by_tiers_and_links(clos: Path) -> None:
     assert ["ToR", "2"] in rows
     assert ["GPU", "32"] in rows
     assert ["ToR", "aggregation", "6", "12.5", "1"] in rows
-    assert "37.5 GB/s between halves of ToRs" in found.stdout
+    assert "37.5 GB/s between halves of the ToRs" in found.stdout
 
 
 def test_paths_between_two_hosts_are_listed(clos: Path) -> None:
@@ -71,10 +71,10 @@ def test_paths_between_two_hosts_are_listed(clos: Path) -> None:
         " > a100-3/gpu-0"
     )
     some = show(clos, "--paths", "a100-0", "a100-3", "--most", "2")
-    assert "2 of 3 equal-cost paths; --most lists more" in some.stderr
+    assert "2 of 3 equal-cost paths are listed; --most lists more" in some.stderr
 
 
-def test_json_says_all_of_it(clos: Path) -> None:
+def test_json_contains_the_whole_topology(clos: Path) -> None:
     found = answered(clos, "--paths", "a100-0", "a100-1")
     assert found["vertices"]["aggregation"] == 3
     assert found["bisection_bytes_per_s"] == pytest.approx(37.5e9)
@@ -90,7 +90,9 @@ def test_json_says_all_of_it(clos: Path) -> None:
     assert "paths" not in answered(clos)
 
 
-def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path: Path) -> None:
+def test_a_lingjun_file_is_read_from_the_same_folder_and_assumptions_are_printed(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "net.yaml"
     path.write_text(LINGJUN, encoding="utf-8")
     (tmp_path / "hosts.csv").write_text(ROWS, encoding="utf-8")
@@ -99,7 +101,7 @@ def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path
     assert found["vertices"]["tor"] == 2
     assert "assumed" in found["assumed"][0]
     shown = show(path, "--paths", "h1", "h2")
-    assert "(4 by parallel cables)" in shown.stdout
+    assert "(4 parallel cables)" in shown.stdout
     assert "speeds of cables" in shown.stderr
 
 
@@ -109,13 +111,13 @@ def test_a_lingjun_file_is_read_from_beside_and_what_is_assumed_is_said(tmp_path
         (CLOS.replace("clos", "closs"), [], "kind: unknown kind 'closs'; did you mean 'clos'?"),
         (CLOS + "tors: 3\n", [], "the key 'tors' occurs twice"),
         (CLOS + "---\n" + CLOS, [], "holds 2 documents; give one"),
-        ("", [], "must hold one topology, not 0"),
+        ("", [], "must contain one topology, but is empty"),
         (
             CLOS.replace("100 Gb/s", "1"),
             [],
             "tor_bytes_per_s: must be a number of bytes/s from 1e6 to 1e14",
         ),
-        (CLOS, ["--paths", "a100-0", "a100-9"], "--paths: there is no host 'a100-9'; did you mean"),
+        (CLOS, ["--paths", "a100-0", "a100-9"], "--paths: unknown host 'a100-9'; did you mean"),
         (CLOS, ["--paths", "a100-0", "a100-0"], "--paths: needs two different hosts"),
         (LINGJUN, [], "hosts.csv: cannot be read"),
         (LINGJUN + "rows: []\n", [], "file, rows: one of them must be given, and only one"),

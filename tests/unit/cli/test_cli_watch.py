@@ -75,7 +75,7 @@ def watch_frames(
         watch.watch_jobs(lambda: next(frames_left), lambda: "next round: within seconds", output)
 
 
-def test_where_no_terminal_is_each_change_prints_one_whole_table(
+def test_without_a_terminal_each_change_prints_one_whole_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waits, runs = a_job("a"), a_job("b", state=jobs_pb2.RUNNING)
@@ -94,7 +94,7 @@ def test_where_no_terminal_is_each_change_prints_one_whole_table(
         )
 
 
-def test_on_a_terminal_the_table_fits_and_its_ages_go_on(
+def test_on_a_terminal_the_table_fits_and_its_ages_advance(
     monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
 ) -> None:
     job = a_job("a-job-with-a-very-long-name-" * 4)
@@ -164,7 +164,7 @@ def test_a_watched_job_is_shown_in_full_whenever_it_changes(
     assert len(views) == 2
     assert seen == ["RUNNING", "SUCCEEDED"]
     for view in views:
-        assert "asks for" in view
+        assert "requested" in view
         assert "rank 1" in view
 
 

@@ -24,7 +24,7 @@ def a_decision(job: str, node: str = "", *gpus: int, kind: str = "keep") -> sche
     return decision
 
 
-def test_each_gpu_that_the_round_gave_has_its_jobs_colour() -> None:
+def test_each_gpu_has_the_colour_of_its_job_in_the_last_round() -> None:
     decisions = [
         a_decision("one", "a", 0, 1),
         a_decision("two", "b", 1, kind="start"),
@@ -68,7 +68,7 @@ def test_long_lines_are_wrapped_between_words_on_a_terminal(
     assert " ".join(lines).split() == ["[llama]", *words]
 
 
-def test_a_line_stays_whole_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_not_wrapped_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(demo, "out", Console(file=shown, width=80))
 
@@ -77,7 +77,7 @@ def test_a_line_stays_whole_where_there_is_no_terminal(monkeypatch: pytest.Monke
     assert len(shown.getvalue().splitlines()) == 1
 
 
-def test_the_demo_ends_with_commands_to_go_on_with(
+def test_the_demo_ends_with_commands_to_try_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shown = io.StringIO()
@@ -88,5 +88,5 @@ def test_the_demo_ends_with_commands_to_go_on_with(
     demo._show([Pair(ilp=exact, greedy=greedy, call_s=0.1)], [], tmp_path / "p.png")
 
     lines = shown.getvalue().splitlines()
-    after = lines[lines.index("Next:") + 1 :]
+    after = lines[lines.index("Next steps:") + 1 :]
     assert after[0].split()[:2] == ["tessera", "up"]

@@ -127,7 +127,7 @@ def across(first: int, second: int, gpus: int = 4) -> Gang:
 # what meeting costs
 
 
-def test_of_two_jobs_on_one_cable_the_less_urgent_takes_twice_as_long_until_the_other_ends(
+def test_the_less_urgent_of_two_jobs_on_one_cable_is_half_as_fast_until_the_other_ends(
     tmp_path: Path,
 ) -> None:
     """Alone 3 s. The urgent one leaves the cable free for 1 s in 3, so the other needs 6 s."""
@@ -252,18 +252,18 @@ def test_jobs_of_unknown_traffic_run_bit_for_bit_as_on_no_network(tmp_path: Path
     assert with_it.segments == without.segments
     assert with_it.end_s.tolist() == without.end_s.tolist()
     (said,) = network.warnings()
-    assert said.startswith("what 2 jobs send is not known, so they meet nobody on the network")
+    assert said.startswith("the traffic of 2 jobs is not known, so it caused no contention")
     assert "the model bert 1B is unknown" in said
 
 
-def test_what_a_published_model_sends_is_derived_and_lasts_as_long_as_profiled() -> None:
+def test_a_published_models_traffic_is_derived_and_its_iterations_last_as_profiled() -> None:
     sends = derived(a_profile(8, 5.0, workload=KNOWN), pipeline_degree=1)
     assert sends.fixed_bytes.sum() > 0
     alone_s = max(float(sends.compute_s[0]), float(sends.start_s[0] + least_comm_s(sends)[0]))
     assert alone_s == pytest.approx(5.0)
 
 
-def test_where_the_degree_is_not_recorded_the_best_plan_is_taken() -> None:
+def test_without_a_recorded_degree_the_best_plan_is_assumed() -> None:
     def sent_at(d: int) -> float:
         profile = a_profile(8, 5.0, workload=KNOWN, pipeline_degree=d)
         return float(derived(profile, d).fixed_bytes.sum())
@@ -283,14 +283,16 @@ def derived(profile: EstimateRecord, pipeline_degree: int) -> Contention:
     return found
 
 
-def test_traffic_that_does_not_fit_the_profiles_iterations_is_said(tmp_path: Path) -> None:
+def test_traffic_that_does_not_fit_the_profiles_iterations_is_reported(tmp_path: Path) -> None:
     scenario = two_jobs(iter_time_s=0.5)  # of which 2 s on the cable
     network = a_network(tmp_path, scenario)
     simulated(scenario, FCFS, slowdowns=contended(network))
     assert any("the traffic of 2 jobs does not fit" in said for said in network.warnings())
 
 
-def test_nodes_that_the_topology_lacks_are_said_and_their_jobs_meet_nobody(tmp_path: Path) -> None:
+def test_nodes_missing_from_the_topology_are_reported_and_have_no_contention(
+    tmp_path: Path,
+) -> None:
     scenario, half = (
         two_jobs(),
         "\n".join(
@@ -305,15 +307,15 @@ def test_nodes_that_the_topology_lacks_are_said_and_their_jobs_meet_nobody(tmp_p
     nodes, jobs = network.warnings()
     assert nodes.startswith("2 of 4 nodes are not in the topology")
     assert "a100-2, a100-3" in nodes
-    assert jobs.startswith("1 job met nobody")
+    assert jobs.startswith("1 job had no contention")
 
 
-def test_hosts_with_fewer_gpus_than_the_nodes_are_said(tmp_path: Path) -> None:
+def test_hosts_with_fewer_gpus_than_the_nodes_are_reported(tmp_path: Path) -> None:
     network = a_network(tmp_path, two_jobs(), BETWEEN.replace("gpus: 4", "gpus: 2"))
     assert network.warnings()[0].startswith("4 of 4 nodes have more GPUs than in the topology")
 
 
-def test_gpus_without_a_path_between_them_meet_nobody(tmp_path: Path) -> None:
+def test_gpus_without_a_path_between_them_have_no_contention(tmp_path: Path) -> None:
     cut = "\n".join(line for line in BETWEEN.splitlines() if "from: left" not in line)
     scenario = two_jobs()
     network = a_network(tmp_path, scenario, cut)
@@ -330,7 +332,7 @@ def test_options_without_a_topology_or_a_meaning_are_refused() -> None:
     for mechanisms, levels in ((["ecmp"], None), ([], 4)):
         with pytest.raises(InvalidInput, match="--topology FILE"):
             wiring_of(None, mechanisms, levels)
-    with pytest.raises(InvalidInput, match="unknown 'best'; choose from ecmp"):
+    with pytest.raises(InvalidInput, match="unknown mechanism 'best'; choose from ecmp"):
         wiring_of("net.yaml", ["best"], None)
     found = wiring_of("net.yaml", ["ecmp", "ecmp", NOBODY], None)
     assert found is not None
@@ -338,11 +340,13 @@ def test_options_without_a_topology_or_a_meaning_are_refused() -> None:
 
 
 def test_a_topology_of_other_hosts_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"host-0, host-1.*name hosts as nodes.*leave them out"):
+    with pytest.raises(
+        InvalidInput, match=r"host-0, host-1.*give hosts the names of nodes.*omit the hosts"
+    ):
         a_network(tmp_path, two_jobs(), CLOS.replace("host:", "hosts: 4, host:"))
 
 
-def test_hosts_that_are_not_named_are_the_clusters_nodes(tmp_path: Path) -> None:
+def test_unnamed_hosts_are_the_clusters_nodes(tmp_path: Path) -> None:
     network = a_network(tmp_path, two_jobs(), CLOS)
     assert network.topology.hosts == tuple(node.name for node in FOUR)
     assert network.notes == ()
@@ -403,7 +407,7 @@ def simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
     return json.loads(done.stdout) if "--json" in options else done.output
 
 
-def test_without_a_topology_nothing_of_a_network_is_told(tmp_path: Path) -> None:
+def test_without_a_topology_no_network_is_reported(tmp_path: Path) -> None:
     found = simulate(tmp_path, "--json")
     assert "topology" not in found
     assert not {"network", "contention_loss", "jobs_met"} & set(found["policies"][0])
@@ -432,7 +436,7 @@ def test_one_mechanism_leaves_policies_their_names(tmp_path: Path) -> None:
     assert (one["policy"], one["network"]) == ("fcfs", "crux-full")
 
 
-def test_the_command_refuses_what_it_cannot_use(tmp_path: Path) -> None:
-    assert "belongs to --topology" in simulate(tmp_path, "--network", "ecmp", code=2)
+def test_the_command_refuses_unusable_network_options(tmp_path: Path) -> None:
+    assert "needs --topology" in simulate(tmp_path, "--network", "ecmp", code=2)
     assert "choose from" in simulate(tmp_path, "--topology", "x", "--network", "best", code=2)
     assert "nowhere.yaml" in simulate(tmp_path, "--topology", "nowhere.yaml", code=2)

@@ -413,7 +413,7 @@ def test_inputs_that_do_not_begin_with_the_samples_are_refused(leading: set[int 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--torch", "a:b", "--step", "c:d"], "--step, --torch: are each a model of its own"),
+        (["--torch", "a:b", "--step", "c:d"], "--step, --torch: describe different models"),
         (
             ["--torch", "a:b"],
             "this needs torch; install it with: pip install 'tessera-scheduler[torch]'",

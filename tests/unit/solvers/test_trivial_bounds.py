@@ -165,7 +165,7 @@ def test_no_view_shows_the_gap_to_a_trivial_bound(
 
     assert done.exit_code == 0, done.stderr
     assert "%" not in done.stdout.replace("5%", "")
-    assert f"no bound is proven: {by[1]} looks for none" in done.stdout
+    assert f"no bound is proven, because {by[1]} does not compute one" in done.stdout
 
 
 def test_the_list_of_rounds_shows_no_gap_and_no_bound_where_none_was_proven() -> None:
@@ -204,7 +204,7 @@ def test_a_replay_by_greedy_is_compared_with_the_recorded_bound(
     show_replay(before, scheduler_pb2.ReplayRoundResponse(round=again))
 
     shown = capsys.readouterr().out
-    assert f"the replayed answer is {short_of:.3g} % short of the recorded round's bound" in shown
+    assert f"the replayed solution is {short_of:.3g} % short of the recorded round's bound" in shown
     assert 0 < short_of < 10
     assert f"{100 * again.gap:.3g} %" not in shown
 
@@ -214,7 +214,7 @@ def test_goals_in_order_are_compared_by_the_first() -> None:
 
     said = compare_with_recorded_bound(before, again)
 
-    assert said.startswith("max-min: the replayed answer is ")
+    assert said.startswith("max-min: the replayed solution is ")
 
 
 def test_a_replay_of_another_problem_is_not_compared() -> None:
